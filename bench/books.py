@@ -34,7 +34,7 @@ from nodes import Server, cpu_ticks, postgres_pids
 from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
 from tollway.identifiers import keccak256
 from tollway.ledger.book import Claimed, Closed
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
 from tollway.storage.migrate import upgrade
 
@@ -42,7 +42,7 @@ TICK_US = 10_000
 _FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")
 
 
-class NoBooks:
+class NoLedger:
     """Grants everything and writes nothing: what the callers themselves cost."""
 
     async def claim(self, claim: Any) -> None:
@@ -57,8 +57,8 @@ class NoBooks:
 class Crowd:
     """So many callers, each with a call at a time."""
 
-    def __init__(self, book: Any, payments: list[Any], options: argparse.Namespace) -> None:
-        self._book = book
+    def __init__(self, ledger: Any, payments: list[Any], options: argparse.Namespace) -> None:
+        self._ledger = ledger
         self._payments = payments
         self._options = options
         self._numbers = itertools.count()
@@ -73,18 +73,18 @@ class Crowd:
                 group.create_task(self._call_until(ends))
 
     async def _call_until(self, ends: float) -> None:
-        book, pause_s = self._book, self._options.pause_ms / 1000
+        ledger, pause_s = self._ledger, self._options.pause_ms / 1000
         while time.monotonic() < ends:
             claim = self._make_claim()
             started = time.perf_counter()
-            outcome = await book.claim(claim)
+            outcome = await ledger.claim(claim)
             self.claim_s.append(time.perf_counter() - started)
             assert outcome is None or isinstance(outcome, Claimed), outcome
             if pause_s:
                 await asyncio.sleep(pause_s)
-            closed = await book.close(close_of(claim))
+            closed = await ledger.close(close_of(claim))
             assert closed is None or isinstance(closed, Closed), closed
-            book.finish(finish_of(claim))
+            ledger.finish(finish_of(claim))
             self.pairs += 1
 
     def _make_claim(self) -> Any:
@@ -152,24 +152,24 @@ async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def opened(database: Database) -> AsyncIterator[BookStore]:
+async def opened(database: Database) -> AsyncIterator[LedgerStore]:
     await database.open()
-    book = BookStore(database, owner_id="bench", now_ms=lambda: int(time.time() * 1000))
-    writing = asyncio.get_running_loop().create_task(book.run())
+    ledger = LedgerStore(database, owner_id="bench", now_ms=lambda: int(time.time() * 1000))
+    writing = asyncio.get_running_loop().create_task(ledger.run())
     try:
-        await book.open()
-        yield book
+        await ledger.open()
+        yield ledger
     finally:
-        book.stop()
+        ledger.stop()
         await writing
         await database.close()
 
 
 async def measure(make: Any, server: Server | None, options: argparse.Namespace) -> dict[str, Any]:
     database = make()
-    async with opened(database) as book:
-        payments = await pay(book, options.payments, "timed")
-        crowd = Crowd(book, payments, options)
+    async with opened(database) as ledger:
+        payments = await pay(ledger, options.payments, "timed")
+        crowd = Crowd(ledger, payments, options)
         await crowd.run(seconds=1.0)
         pids = postgres_pids(server.postmaster) if server else []
         profile = cProfile.Profile() if options.profile else None
@@ -182,7 +182,7 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
             profile.dump_stats(options.profile)
         wall_s, cpu_s = time.monotonic() - started, own_cpu_s() - before
         server_us = (cpu_ticks(pids) - ticks) * TICK_US
-    idle = Crowd(NoBooks(), payments, options)
+    idle = Crowd(NoLedger(), payments, options)
     before = own_cpu_s()
     await idle.run(seconds=1.0)
     load_us = (own_cpu_s() - before) * 1e6 / idle.pairs
@@ -209,8 +209,8 @@ async def count(make: Any, server: Server | None, options: argparse.Namespace) -
     """A round that is not timed. A row of a statement for many rows is a statement of its own."""
     tally = Tally()
     with traced(tally):
-        async with opened(make()) as book:
-            crowd = Crowd(book, await pay(book, options.payments, "counted"), options)
+        async with opened(make()) as ledger:
+            crowd = Crowd(ledger, await pay(ledger, options.payments, "counted"), options)
             await crowd.run(seconds=0.5)
             tally.is_on = True
             async with logged(server, tally):
@@ -224,10 +224,10 @@ async def count(make: Any, server: Server | None, options: argparse.Namespace) -
     }
 
 
-async def pay(book: BookStore, payments: int, name: str) -> list[Any]:
+async def pay(ledger: LedgerStore, payments: int, name: str) -> list[Any]:
     now_ms = int(time.time() * 1000)
     new = [new_payment(10**12, f"{name} {number} {now_ms}") for number in range(payments)]
-    return list(await book.record_payments(new, now_ms=now_ms))
+    return list(await ledger.record_payments(new, now_ms=now_ms))
 
 
 def own_cpu_s() -> float:

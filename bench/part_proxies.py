@@ -27,7 +27,7 @@ with suppress(ImportError):  # only in the bench's own virtualenv
     from pyreqwest.client import ClientBuilder
 with suppress(ImportError):  # only in the gateway's
     from tollway.limits import DEFAULT_LIMITS
-    from tollway.outbound.dialer import Dialer
+    from tollway.outbound.dialer import HttpClient
     from tollway.outbound.policy import Endpoint, parse_endpoint
     from tollway.outbound.upstream import UpstreamRequest
 
@@ -153,7 +153,7 @@ def open_pyreqwest(base: str) -> Ask:
 
 def open_ours(base: str) -> Ask:
     """The gateway's way out, with all that it judges and promises; the claim is granted at once."""
-    dialer = Dialer(limits=DEFAULT_LIMITS, allow_private=True)
+    http_client = HttpClient(limits=DEFAULT_LIMITS, allow_private=True)
     endpoint = parse_endpoint(base, allow_private=True)
     if not isinstance(endpoint, Endpoint):
         raise TypeError(endpoint)
@@ -163,7 +163,7 @@ def open_ours(base: str) -> Ask:
 
     async def ask(method: str, target: str, headers: Headers) -> Answer:
         request = UpstreamRequest(method=method, endpoint=endpoint, target=target, headers=headers)
-        raw = await dialer.send(request, before_send=claim, head_deadline_s=DEADLINE_S)
+        raw = await http_client.send(request, before_send=claim, head_deadline_s=DEADLINE_S)
         return BytesAnswer(raw.status, raw.headers, raw.read_chunk, raw.close)
 
     return ask

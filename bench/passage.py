@@ -36,9 +36,9 @@ from tests.kit.gateway import (
     gateway_listing,
 )
 from tests.kit.upstream import LoopbackUpstream
-from tollway.entropy import Entropy
+from tollway.entropy import RandomPool
 from tollway.identifiers import TxHash, keccak256
-from tollway.identity.notary import Notary
+from tollway.identity.notary import ReceiptSigner
 from tollway.identity.signatures import transaction_digests
 from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.call import NewPayment, Rail
@@ -58,20 +58,20 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-class QuickBook:
+class QuickLedger:
     """Payments are the ledger model's; claims are granted and closes taken without writing anything."""
 
-    def __init__(self, book: Any) -> None:
-        self._book = book
+    def __init__(self, ledger: Any) -> None:
+        self._ledger = ledger
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._book, name)
+        return getattr(self._ledger, name)
 
     async def claim(self, claim: Claim) -> Claimed:
-        return Claimed(epoch=1, rest_units=1_000_000, rail=Rail.CREDIT)
+        return Claimed(epoch=1, remaining_units=1_000_000, rail=Rail.CREDIT)
 
     async def close(self, close: Close) -> Closed:
-        return Closed(rest_units=1_000_000)
+        return Closed(remaining_units=1_000_000)
 
     def finish(self, finish: Finish) -> None: ...
 
@@ -111,28 +111,28 @@ class QuickGateway(InProcessGateway):
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._random = Entropy()
+        self._random = RandomPool()
         super().__init__(
             LoopbackUpstream(),
             limits=LIMITS,
             has_mpp=not options.no_mpp,
-            notary=Notary.derive(SECRET),
+            receipt_signer=ReceiptSigner.derive(SECRET),
         )
 
     def _clock(self) -> int:
         return now_ms()
 
     def _entropy(self, size: int) -> bytes:
-        return self._random.take(size)
+        return self._random.take_bytes(size)
 
     def _make_dialer(self) -> Any:
         return QuickDialer()
 
-    def _wrap_book(self, book: Any) -> Any:
-        return QuickBook(book)
+    def _wrap_book(self, ledger: Any) -> Any:
+        return QuickLedger(ledger)
 
     def _read_request_id(self, scope: Any) -> str:
-        return read_request_id(scope["headers"], entropy=self._random.take)
+        return read_request_id(scope["headers"], entropy=self._random.take_bytes)
 
     def _read_client_address(self, scope: Any) -> str:
         return read_client_address(scope, ())
@@ -173,8 +173,8 @@ class QuickGateway(InProcessGateway):
             block_time=now_ms() // 1000,
             is_final=True,
         )
-        await self.book.record_payments([new], now_ms=now_ms())
-        self.book.rows.payments[1] = replace(self.book.rows.payments[1], taken_units=1)
+        await self.ledger.record_payments([new], now_ms=now_ms())
+        self.ledger.rows.payments[1] = replace(self.ledger.rows.payments[1], taken_units=1)
         signature = self.wallet.sign_hex(transaction_digests(new.tx_hash)[0])
         return [
             *plain,

@@ -39,9 +39,9 @@ from scale_rows import (
     WHALE,
     WHALE_PROVIDER,
     Scale,
+    account,
     listing,
     provider_of,
-    purse,
     tx_hash_of,
 )
 from sqlalchemy import make_url
@@ -50,15 +50,15 @@ from tollway.identifiers import Address, TxHash
 from tollway.identity.authenticator import Identity
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.audit import audit
-from tollway.storage.book_reader import BookReader
+from tollway.storage.book_reader import LedgerReader
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database, sqlite_module
 from tollway.storage.sealer import Sealer
-from tollway.web.bazaar_routes import BazaarDesk
-from tollway.web.discovery_routes import DocumentDesk, discovery_router
+from tollway.web.bazaar_routes import BazaarServices
+from tollway.web.discovery_routes import DocumentServices, discovery_router
 from tollway.web.history_routes import history_router
-from tollway.web.listing_routes import ListingDesk, listing_router
-from tollway.web.listing_wire import ListingShape
+from tollway.web.listing_routes import ListingServices, listing_router
+from tollway.web.listing_wire import ListingEncoder
 from tollway.web.problems import install_handlers
 from tollway.web.wire import format_time
 
@@ -115,12 +115,12 @@ def routes_over(database: Database) -> FastAPI:
         return Identity(address=address, method="session", chain_id=None)
 
     catalog = CatalogStore(database, sealer=Sealer(b"1" * 32, entropy=os.urandom), now_ms=now_ms)
-    shape = ListingShape(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
+    encoder = ListingEncoder(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
     unused: Any = None
-    desk = ListingDesk(
+    desk = ListingServices(
         catalog=catalog,
         rules=unused,
-        shape=shape,
+        encoder=encoder,
         limits=DEFAULT_LIMITS,
         authenticate=who,
         probe=unused,
@@ -129,11 +129,11 @@ def routes_over(database: Database) -> FastAPI:
         allowlist=None,
         now_ms=now_ms,
         entropy=os.urandom,
-        rates=unused,
+        rate_limiter=unused,
     )
     history = history_router(
-        statement=BookReader(database, now_ms=now_ms),
-        book=unused,
+        call_history=LedgerReader(database, now_ms=now_ms),
+        ledger=unused,
         wallet=who,
         lookup=unused,
         find_asset=lambda chain_id, key: None,
@@ -141,10 +141,10 @@ def routes_over(database: Database) -> FastAPI:
     )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     documents = discovery_router(
-        DocumentDesk(
+        DocumentServices(
             catalog=catalog,
-            shape=shape,
-            bazaar=BazaarDesk(catalog=catalog, rules={}, is_offered=lambda *_: False, public_url=URL),
+            encoder=encoder,
+            bazaar=BazaarServices(catalog=catalog, rules={}, is_offered=lambda *_: False, public_url=URL),
             limits=DEFAULT_LIMITS,
             is_mpp_offered=lambda *_: False,
             is_bound_required=False,
@@ -189,19 +189,19 @@ def document_of(side: Side, kind: str) -> str:
 def whale_listing(side: Side) -> str:
     """One of many listings that the whale calls."""
     pairs = side.scale.payments // 2
-    return purse(side.scale, side.chance.randrange(pairs) // 100 * 100).listing.id
+    return account(side.scale, side.chance.randrange(pairs) // 100 * 100).listing.id
 
 
 def provider_listing(side: Side) -> str:
     """A listing of the provider who has most of them, called by somebody."""
     for pair in range(1, side.scale.payments // 2):
-        if (sold := purse(side.scale, pair).listing).provider == WHALE_PROVIDER:
+        if (sold := account(side.scale, pair).listing).provider == WHALE_PROVIDER:
             return sold.id
     return "api_none"
 
 
 def any_payer(side: Side) -> Address:
-    return purse(side.scale, side.any_pair()).payer
+    return account(side.scale, side.any_pair()).payer
 
 
 def the_provider(side: Side) -> Address:

@@ -115,7 +115,7 @@ class ListingRows:
         rows["search"].append((seq, *(split_words(text) for text in searched_texts(one))))
 
 
-class BookRows:
+class LedgerRows:
     """Calls, then what other payments added to them, then the payments, once it is known what was taken of them."""
 
     def __init__(self, scale: Scale) -> None:
@@ -166,10 +166,10 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
         words = [(seq, *(" ".join(field) for field in fields)) for seq, *fields in rows["search"]]
         insert("listing_search", ("rowid", "name", "description", "tags"), words)
     tell("listings")
-    books = BookRows(scale)
-    insert("call", CALL_COLUMNS, books.calls())
-    insert("call_topup", TOPUP_COLUMNS, books.topups)
-    insert("payment", PAYMENT_COLUMNS, books.payments())
+    ledger_rows = LedgerRows(scale)
+    insert("call", CALL_COLUMNS, ledger_rows.calls())
+    insert("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
+    insert("payment", PAYMENT_COLUMNS, ledger_rows.payments())
     tell("calls and payments")
     for _, _, sql in later:
         run(sql)
@@ -217,11 +217,11 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
         await run("INSERT INTO listing_search (listing_seq, words) SELECT seq, words::tsvector FROM words")
         await run("TRUNCATE words")
     tell("listings")
-    books = BookRows(scale)
-    for chunk in chunked(books.calls()):
+    ledger_rows = LedgerRows(scale)
+    for chunk in chunked(ledger_rows.calls()):
         await copy("call", CALL_COLUMNS, chunk)
-    await copy("call_topup", TOPUP_COLUMNS, books.topups)
-    await copy("payment", PAYMENT_COLUMNS, books.payments())
+    await copy("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
+    await copy("payment", PAYMENT_COLUMNS, ledger_rows.payments())
     tell("calls and payments")
     for row in later:
         await run(row["indexdef"])

@@ -183,7 +183,7 @@ def listing(scale: Scale, number: int) -> Listing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purse:
+class PairCredit:
     """What the two payments of a pair share."""
 
     payer: Address
@@ -205,7 +205,7 @@ def _sold(scale: Scale, number: int) -> tuple[Listing, Asset, int]:
     return sold, asset, sold.price.units_in(asset)
 
 
-def purse(scale: Scale, pair: int) -> Purse:
+def account(scale: Scale, pair: int) -> PairCredit:
     draw = mix(scale.seed + 3, pair)
     is_whale = pair % PAIR_WHALE == 0
     payer = WHALE if is_whale else wallet(200, draw % max(1, scale.payments // 5))
@@ -213,7 +213,7 @@ def purse(scale: Scale, pair: int) -> Purse:
     is_popular = is_whale or draw >> 20 & 1
     sold, asset, units = _sold(scale, 1 + (draw >> 24) % (popular if is_popular else scale.listings))
     is_gone = pair % PAIR_GONE == 7
-    return Purse(payer=payer, listing=sold, asset=asset, price_units=units, is_gone=is_gone)
+    return PairCredit(payer=payer, listing=sold, asset=asset, price_units=units, is_gone=is_gone)
 
 
 def call_rows(scale: Scale, spent: Spent) -> Iterator[tuple[dict[str, Any], tuple[Any, ...] | None]]:
@@ -250,7 +250,7 @@ def _paid_call(
     draw: int,
     is_running: bool,
 ) -> tuple[dict[str, Any], tuple[Any, ...] | None]:
-    paid = _purse_of(scale, (payment_id - 1) // 2)
+    paid = _account_of(scale, (payment_id - 1) // 2)
     state, status, error = _end(draw, is_gone=paid.is_gone, is_running=is_running)
     is_taking = state not in (CallState.RELEASED, CallState.REORGED)
     row = _call(scale, chance, paid.listing, created_ms, state=state, status=status, error=error)
@@ -278,8 +278,8 @@ def _paid_call(
 
 
 @lru_cache(maxsize=50_000)
-def _purse_of(scale: Scale, pair: int) -> Purse:
-    return purse(scale, pair)
+def _account_of(scale: Scale, pair: int) -> PairCredit:
+    return account(scale, pair)
 
 
 @lru_cache(maxsize=50_000)
@@ -369,12 +369,12 @@ def _call(
 def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
     """Every payment as its row, once all calls are made. Half of them have something left."""
     for payment_id in range(1, scale.payments + 1):
-        paid = _purse_of(scale, (payment_id - 1) // 2)
+        paid = _account_of(scale, (payment_id - 1) // 2)
         draw = mix(scale.seed + 4, payment_id)
         moment = max(0.0, payment_id / scale.payments - 0.05)
         block_time = (START_MS + int(moment * SPAN_MS)) // 1000
-        rest_units = draw % 100_000 if draw >> 20 & 1 else 0
-        value_units = max(1, spent.taken[payment_id] + rest_units)
+        remaining_units = draw % 100_000 if draw >> 20 & 1 else 0
+        value_units = max(1, spent.taken[payment_id] + remaining_units)
         yield {
             "id": payment_id,
             "chain_id": paid.asset.chain_id,

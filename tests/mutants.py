@@ -24,8 +24,8 @@ MUTANTS = (
         name="signature not checked",
         edits=(
             Edit(
-                place="payments.till:Till._match",
-                before="mine = [payment for payment in counting if payment.payer in showing.keys(payment.chain_id)]",
+                place="payments.till:TransactionVerifier._match",
+                before="mine = [payment for payment in counting if payment.payer in presented.keys(payment.chain_id)]",
                 after="mine = list(counting)",
             ),
         ),
@@ -35,12 +35,12 @@ MUTANTS = (
         name="claim after forward",
         edits=(
             Edit(
-                place="outbound.dialer:Dialer.send",
+                place="outbound.dialer:HttpClient.send",
                 before="            await before_send()\n",
                 after="            pass\n",
             ),
             Edit(
-                place="outbound.dialer:Dialer.send",
+                place="outbound.dialer:HttpClient.send",
                 before="            head = await self._deliver(request, connection, progress, head_deadline_s)\n",
                 after=(
                     "            head = await self._deliver(request, connection, progress, head_deadline_s)\n"
@@ -54,9 +54,9 @@ MUTANTS = (
         name="timeout answered with 402",
         edits=(
             Edit(
-                place="web.problems:KINDS",
-                before="Code.UPSTREAM_TIMEOUT: _passing(504,",
-                after="Code.UPSTREAM_TIMEOUT: _passing(402,",
+                place="web.problems:PROBLEM_KINDS",
+                before="Code.UPSTREAM_TIMEOUT: _transient(504,",
+                after="Code.UPSTREAM_TIMEOUT: _transient(402,",
             ),
         ),
         test="tests/gateway/test_forward.py::test_a_head_that_does_not_come_in_time_is_held",
@@ -65,9 +65,9 @@ MUTANTS = (
         name="release without fence",
         edits=(
             Edit(
-                place="storage.posting:_Post._close",
+                place="storage.posting:LedgerBatch._close",
                 before=(
-                    "        if call is None or call.owner_id != self._posting.owner_id"
+                    "        if call is None or call.owner_id != self._batch_context.owner_id"
                     " or call.epoch != close.epoch:\n"
                 ),
                 after="        if call is None:\n",

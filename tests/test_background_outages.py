@@ -26,13 +26,13 @@ from tests.kit.ledger_records import (
 )
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
-from tollway.house import House
+from tollway.house import App
 from tollway.identifiers import Address, ChainId, ListingId, TxHash
 from tollway.ledger.book import Claim
 from tollway.ledger.call import CallState
 from tollway.registry.quality_tally import bucket_of
 from tollway.settings import Settings, load_settings
-from tollway.shared_windows import SharedWindows
+from tollway.shared_windows import RedisWindows
 from tollway.storage.database import Database, SqliteDatabase, Work
 
 CHAIN = ChainId(84532)
@@ -67,31 +67,31 @@ class FaultyChain(MemoryChain):
     async def close(self) -> None: ...
 
 
-class FaultyWindows(SharedWindows):
+class FaultyWindows(RedisWindows):
     """A server for shared rates without a server."""
 
     is_away = False
 
-    async def mend(self) -> None:
+    async def check_server(self) -> None:
         if self.is_away:
             raise OSError
         self._is_up = True
 
-    async def pass_on(self) -> None:
-        await self._notes.get()
-        await self.mend()
+    async def send_pending(self) -> None:
+        await self._pending.get()
+        await self.check_server()
 
-    def note_always(self, item: RateLimitItem, *key: str) -> None:
+    def count_hit_always(self, item: RateLimitItem, *key: str) -> None:
         """Also while the server is away, as one that was noted just before."""
         self._is_up = True
-        self.note(item, *key)
+        self.count_hit(item, *key)
 
 
-class FaultyHouse(House):
+class FaultyApp(App):
     """A gateway of which everything that background tasks need can be taken away."""
 
     database: FaultyDatabase
-    shared_windows: FaultyWindows
+    redis_windows: FaultyWindows
 
     def _connect_database(self) -> Database:
         return FaultyDatabase(Path(self.settings.database_url.reveal().removeprefix("sqlite:///")))
@@ -101,13 +101,13 @@ class FaultyHouse(House):
         chain.mine(CHAIN)
         return chain
 
-    def _make_shared_windows(self) -> SharedWindows:
+    def _make_redis_windows(self) -> RedisWindows:
         assert self.settings.rate_limit_url is not None
         url = self.settings.rate_limit_url.reveal()
         return FaultyWindows(url, namespace="test", secret=b"k", deadline_s=1.0, retry_s=1.0)
 
     def disconnect(self, *, is_away: bool) -> None:
-        self.database.is_away = self.shared_windows.is_away = is_away
+        self.database.is_away = self.redis_windows.is_away = is_away
         chain: Any = self.chains
         (chain.disconnect if is_away else chain.reconnect)(CHAIN)
 
@@ -128,8 +128,8 @@ def settings(folder: Path) -> Settings:
 class Observer:
     """Lets an outage come and go over one gateway, and looks at each of its background tasks meanwhile."""
 
-    def __init__(self, house: FaultyHouse) -> None:
-        self.house = house
+    def __init__(self, app: FaultyApp) -> None:
+        self.app = app
         self.running_before: set[TaskName] = set()
         self.failed: set[TaskName] = set()
         self.ran_without: set[TaskName] = set()
@@ -139,28 +139,28 @@ class Observer:
         self.ended: tuple[TaskName, ...] = ()
 
     async def watch(self) -> None:
-        (payment,) = await self.house.book.record_payments([new_payment(1)], now_ms=NOW_MS)
+        (payment,) = await self.app.ledger.record_payments([new_payment(1)], now_ms=NOW_MS)
         claims = (claim_on(payment, 2) for _ in itertools.count())  # too dear, so that none stays open
         async with asyncio.TaskGroup() as group:
             feeding = [group.create_task(self._claim_on(claims)), group.create_task(self._follow())]
             await self._pass_outage()
             for task in feeding:
                 task.cancel()
-        self.ended = self.house.background.ended
-        self.is_ready_again = all((await self.house.check_ready()).values())
-        self.metrics = generate_latest(self.house.metrics.registry).decode()
+        self.ended = self.app.background.ended
+        self.is_ready_again = all((await self.app.check_ready()).values())
+        self.metrics = generate_latest(self.app.metrics.registry).decode()
 
     async def _pass_outage(self) -> None:
         """To its end, unless a task does not do as the table says: then what comes after it is not waited for."""
         fails, others = find_failing(), find_others()
         self.running_before = await self._wait(lambda task: task.is_running, set(TABLE))
-        self.house.disconnect(is_away=True)
+        self.app.disconnect(is_away=True)
         marks = self._mark()
         self.failed = await self._wait(lambda task: task.failures >= 2, fails)
         self.ran_without = await self._wait(
             lambda task: task.succeeded_s > marks[task.name] and not task.failures, others
         )
-        self.house.disconnect(is_away=False)
+        self.app.disconnect(is_away=False)
         if not (self.failed >= fails and self.ran_without >= others):
             return
         marks = self._mark()
@@ -169,7 +169,7 @@ class Observer:
         )
 
     def _mark(self) -> dict[TaskName, float]:
-        return {task.name: task.succeeded_s for task in self.house.background}
+        return {task.name: task.succeeded_s for task in self.app.background}
 
     async def _wait(self, condition: Callable[[BackgroundTask], bool], names: set[TaskName]) -> set[TaskName]:
         """Those of which the condition held, once it has held of all, or not for a long time."""
@@ -178,27 +178,29 @@ class Observer:
             async with asyncio.timeout(DEADLINE_S):
                 while not met >= names:
                     self._give_work()
-                    met |= {task.name for task in self.house.background if condition(task)}
+                    met |= {task.name for task in self.app.background if condition(task)}
                     await asyncio.sleep(0.005)
         return met
 
     def _give_work(self) -> None:
-        house = self.house
-        for task in house.background:
+        app = self.app
+        for task in app.background:
             task.wake()
-        house.shared_windows.note_always(WINDOW, "a")
-        house.reputation.tally.note(ListingId("api_1"), FAST)
-        house.treasury.settlement._strays.note(STRAY, is_waited_for=False)
+        app.redis_windows.count_hit_always(WINDOW, "a")
+        app.reputation_services.tally.note(ListingId("api_1"), FAST)
+        app.settlement_services.settlement._orphans.note(STRAY, is_waited_for=False)
 
     async def _claim_on(self, claims: Iterator[Claim]) -> None:
         for claim in claims:
             with contextlib.suppress(StorageUnavailable):
-                await self.house.book.claim(claim)
+                await self.app.ledger.claim(claim)
             await asyncio.sleep(0.01)
 
     async def _follow(self) -> None:
         """A transaction that is never mined."""
-        await self.house.treasury._follower.wait_mined(CHAIN, TxHash(32), lane=Address(20), depth=1)
+        await self.app.settlement_services._receipt_poller.wait_mined(
+            CHAIN, TxHash(32), sender=Address(20), depth=1
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +251,8 @@ def find_others() -> set[TaskName]:
 @pytest.fixture(scope="module")
 def outage(tmp_path_factory: pytest.TempPathFactory) -> Observer:
     async def observe() -> Observer:
-        async with FaultyHouse(settings(tmp_path_factory.mktemp("outage"))) as house:
-            observer = Observer(house)
+        async with FaultyApp(settings(tmp_path_factory.mktemp("outage"))) as app:
+            observer = Observer(app)
             await observer.watch()
             return observer
 
@@ -282,12 +284,12 @@ async def test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics(tmp_
     async def end() -> None:
         raise RuntimeError("a mistake in a loop")
 
-    async with FaultyHouse(settings(tmp_path)) as house:
-        await house.background[TaskName.GAS_CHECK].supervise(end)
-        transport = httpx.ASGITransport(house.app)
+    async with FaultyApp(settings(tmp_path)) as app:
+        await app.background[TaskName.GAS_CHECK].supervise(end)
+        transport = httpx.ASGITransport(app.asgi_app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8402") as client:
             answer = await client.get("/readyz")
-        told = generate_latest(house.metrics.registry).decode()
+        told = generate_latest(app.metrics.registry).decode()
     assert (answer.status_code, answer.json()["checks"]["background"]) == (503, False)
     assert answer.json()["detail"] == "Not ready: background"
     assert "tollway_background_tasks_ended 1.0" in told

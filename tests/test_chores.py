@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tollway.background import TaskName
-from tollway.chores import Chores
+from tollway.chores import BackgroundTaskGroup
 
 NAME = TaskName.GAS_CHECK
 
@@ -25,8 +25,8 @@ async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[st
             raise OSError("the broom broke")
         done.set()
 
-    async with Chores() as chores:
-        chores.every(NAME, 0.001, sweep)
+    async with BackgroundTaskGroup() as tasks:
+        tasks.start_periodic(NAME, 0.001, sweep)
         async with asyncio.timeout(5):
             await done.wait()
     assert runs >= 2
@@ -36,13 +36,13 @@ async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[st
 
 
 async def test_leaving_the_group_ends_what_still_runs() -> None:
-    async with Chores() as chores:
-        task = chores.start(NAME, wait_forever)
+    async with BackgroundTaskGroup() as tasks:
+        task = tasks.start(NAME, wait_forever)
         await asyncio.sleep(0)
-        assert chores.background[NAME].is_running
+        assert tasks.background[NAME].is_running
     assert task.cancelled()
-    assert not chores.background[NAME].is_running
-    assert chores.background.ended == ()
+    assert not tasks.background[NAME].is_running
+    assert tasks.background.ended == ()
 
 
 async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
@@ -56,9 +56,9 @@ async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
 
     running: list[asyncio.Task[None]] = []
     async with asyncio.timeout(5):
-        async with Chores() as chores:
-            chores.every(NAME, 0.001, sweep)
-            running += chores._tasks
+        async with BackgroundTaskGroup() as tasks:
+            tasks.start_periodic(NAME, 0.001, sweep)
+            running += tasks._tasks
             while not running[0].done():
                 await asyncio.sleep(0)
     assert running[0].cancelled()
@@ -68,17 +68,17 @@ async def test_a_task_that_ends_by_itself_is_told_of_and_ends_no_other() -> None
     async def breaks() -> None:
         raise RuntimeError("books closed")
 
-    async with Chores() as chores:
-        other = chores.start(TaskName.CHAIN_CHECK, wait_forever)
-        await chores.start(NAME, breaks)
-        assert chores.background.ended == (NAME,)
+    async with BackgroundTaskGroup() as tasks:
+        other = tasks.start(TaskName.CHAIN_CHECK, wait_forever)
+        await tasks.start(NAME, breaks)
+        assert tasks.background.ended == (NAME,)
         assert not other.done()
 
 
 async def test_what_the_house_itself_raises_passes_through_as_it_is() -> None:
     async def keep_house() -> None:
-        async with Chores() as chores:
-            chores.start(NAME, wait_forever)
+        async with BackgroundTaskGroup() as tasks:
+            tasks.start(NAME, wait_forever)
             raise OSError("port taken")
 
     with pytest.raises(OSError, match="port taken"):

@@ -11,7 +11,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.network_settings import ASSET_KEYS, NETWORK_KEYS
 from tollway.settings import KEYS
 from tollway.telemetry import REQUEST_SECONDS, Metrics
-from tollway.web.problems import KINDS
+from tollway.web.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.exists())
@@ -55,8 +55,8 @@ def test_every_error_has_its_row_with_its_status() -> None:
     assert set(rows) == {code.value for code in Code}
     for code in Code:
         status, is_retryable, *_ = rows[code.value]
-        assert status == str(KINDS[code].status)
-        assert is_retryable == ("yes" if KINDS[code].is_retryable else "no")
+        assert status == str(PROBLEM_KINDS[code].status)
+        assert is_retryable == ("yes" if PROBLEM_KINDS[code].is_retryable else "no")
 
 
 def test_every_metric_is_named() -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-from tollway.entropy import DRAWN_BYTES, Entropy
+from tollway.entropy import POOL_BYTES, RandomPool
 
 
 class Source:
@@ -18,35 +18,35 @@ class Source:
 
 def test_bytes_are_drawn_some_hundred_names_at_a_time() -> None:
     source = Source()
-    entropy = Entropy(source.draw)
-    for _ in range(DRAWN_BYTES // 10):
-        assert len(entropy.take(10)) == 10
-    assert source.draws == [DRAWN_BYTES]
-    entropy.take(10)
-    assert source.draws == [DRAWN_BYTES, DRAWN_BYTES]
+    entropy = RandomPool(source.draw)
+    for _ in range(POOL_BYTES // 10):
+        assert len(entropy.take_bytes(10)) == 10
+    assert source.draws == [POOL_BYTES]
+    entropy.take_bytes(10)
+    assert source.draws == [POOL_BYTES, POOL_BYTES]
 
 
 def test_what_does_not_fit_any_more_is_drawn_whole() -> None:
     source = Source()
-    entropy = Entropy(source.draw)
-    entropy.take(DRAWN_BYTES - 1)
-    assert entropy.take(2) == b"\x02\x02"
-    assert len(entropy.take(2 * DRAWN_BYTES)) == 2 * DRAWN_BYTES
+    entropy = RandomPool(source.draw)
+    entropy.take_bytes(POOL_BYTES - 1)
+    assert entropy.take_bytes(2) == b"\x02\x02"
+    assert len(entropy.take_bytes(2 * POOL_BYTES)) == 2 * POOL_BYTES
 
 
 def test_no_bytes_are_given_out_twice() -> None:
-    entropy = Entropy()
-    taken = [entropy.take(16) for _ in range(1_000)]
+    entropy = RandomPool()
+    taken = [entropy.take_bytes(16) for _ in range(1_000)]
     assert len(set(taken)) == len(taken)
 
 
 def test_a_forked_child_does_not_repeat_its_parent() -> None:
-    entropy = Entropy()
-    entropy.take(16)
+    entropy = RandomPool()
+    entropy.take_bytes(16)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writer, entropy.take(16))
+        os.write(writer, entropy.take_bytes(16))
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reader, 16) != entropy.take(16)
+    assert os.read(reader, 16) != entropy.take_bytes(16)

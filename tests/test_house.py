@@ -21,13 +21,13 @@ from tests.kit.upstream import plain, run_upstream, say_nothing, until
 from tollway.background import TaskName
 from tollway.clocks import now_ms
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
-from tollway.house import House
+from tollway.house import App
 from tollway.identifiers import ListingId
 from tollway.ledger.book import Claimed, UnfinalLimit
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Stake
+from tollway.registry.ownership import OwnershipClaim
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
@@ -42,27 +42,27 @@ def settings(folder: Path, **more: str) -> Settings:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with House(
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    async with App(
         settings(
             tmp_path,
             UNFINAL_SPEND_MAX="USDC:0.000005",
             LIMIT_IN_FLIGHT_MAX="2",
             ALLOW_PRIVATE_ENDPOINTS="yes",
         )
-    ) as house:
-        yield house
+    ) as app:
+        yield app
 
 
-async def ask(house: House, method: str, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(house.app)
+async def ask(app: App, method: str, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app.asgi_app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8402") as client:
         return await client.request(method, path)
 
 
-async def test_lives_without_its_chain_and_says_that_it_is_not_ready(house: House) -> None:
-    assert (await ask(house, "GET", "/healthz")).status_code == 200
-    answer = await ask(house, "GET", "/readyz")
+async def test_lives_without_its_chain_and_says_that_it_is_not_ready(app: App) -> None:
+    assert (await ask(app, "GET", "/healthz")).status_code == 200
+    answer = await ask(app, "GET", "/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "chain_unavailable")
     (chain,) = [name for name in answer.json()["checks"] if name.startswith("chain_")]
     assert answer.json()["checks"] == {chain: False, "load": True, "background": True, "storage": True}
@@ -76,15 +76,15 @@ FOR_PEOPLE = {
 """Pages, and what belongs to them: no part of the contract."""
 
 
-async def test_the_contract_names_every_route_and_no_other(house: House) -> None:
-    plane = house.app._lifespan_app  # type: ignore[attr-defined]
+async def test_the_contract_names_every_route_and_no_other(app: App) -> None:
+    plane = app.asgi_app._lifespan_app  # type: ignore[attr-defined]
     served = {
         (method.lower(), re.sub(r"\{[^}]*\}", "{}", route.path))
         for router in plane.routes
         for route in router.original_router.routes
         for method in route.methods - {"HEAD"}
     }
-    document = (await ask(house, "GET", "/openapi.json")).json()
+    document = (await ask(app, "GET", "/openapi.json")).json()
     told = {
         (method, re.sub(r"\{[^}]*\}", "{}", path))
         for path, item in document["paths"].items()
@@ -95,15 +95,15 @@ async def test_the_contract_names_every_route_and_no_other(house: House) -> None
     assert "/api/v2/gateway/{apiId}/{path}" in document["paths"]
 
 
-async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House) -> None:
-    assert house.gauge.enter("somebody") is None
-    assert (await ask(house, "GET", "/readyz")).json()["checks"]["load"] is False
+async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(app: App) -> None:
+    assert app.shedder.enter("somebody") is None
+    assert (await ask(app, "GET", "/readyz")).json()["checks"]["load"] is False
     for path in ("/api/v2/apis", "/api/v2/gateway/api_1"):
-        answer = await ask(house, "GET", path)
+        answer = await ask(app, "GET", path)
         assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
         assert answer.headers["retry-after"] == "2"
-    house.gauge.leave("somebody")
-    assert (await ask(house, "GET", "/api/v2/apis")).json() == {
+    app.shedder.leave("somebody")
+    assert (await ask(app, "GET", "/api/v2/apis")).json() == {
         "apis": [],
         "total": 0,
         "page": 1,
@@ -138,10 +138,8 @@ async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House)
         ("GET", "/metrics", 404, "route_not_found"),
     ],
 )
-async def test_every_refusal_is_a_problem(
-    house: House, method: str, path: str, status: int, code: str
-) -> None:
-    answer = await ask(house, method, path)
+async def test_every_refusal_is_a_problem(app: App, method: str, path: str, status: int, code: str) -> None:
+    answer = await ask(app, method, path)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["type"] == f"http://127.0.0.1:8402/problems/{code.replace('_', '-')}"
@@ -149,61 +147,61 @@ async def test_every_refusal_is_a_problem(
     if status == 401:
         assert "erc8128" in answer.headers["www-authenticate"]
         assert "accept-signature" in answer.headers
-    assert (await ask(house, "GET", f"/problems/{code.replace('_', '-')}")).status_code == 200
+    assert (await ask(app, "GET", f"/problems/{code.replace('_', '-')}")).status_code == 200
 
 
-async def test_the_maximum_of_unfinal_value_reaches_the_books(house: House) -> None:
-    (payment,) = await house.book.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
-    assert isinstance(await house.book.claim(claim_on(payment, 5)), Claimed)
-    assert await house.book.claim(claim_on(payment, 1)) == UnfinalLimit()
+async def test_the_maximum_of_unfinal_value_reaches_the_books(app: App) -> None:
+    (payment,) = await app.ledger.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
+    assert isinstance(await app.ledger.claim(claim_on(payment, 5)), Claimed)
+    assert await app.ledger.claim(claim_on(payment, 1)) == UnfinalLimit()
 
 
 async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_is_proved(
     tmp_path: Path,
 ) -> None:
     told = settings(tmp_path, REQUIRE_OWNERSHIP="yes", ALLOW_PRIVATE_ENDPOINTS="yes")
-    async with run_upstream() as upstream, House(told) as house:
+    async with run_upstream() as upstream, App(told) as app:
         listing = free_listing(upstream.url)
-        await house.catalog.publish(listing)
-        assert (await ask(house, "GET", "/api/v2/apis")).json()["total"] == 0
-        assert (await ask(house, "GET", "/api/v2/apis?verified=false")).json()["total"] == 0
-        assert (await ask(house, "GET", "/api/v2/apis/api_free")).json()["verified"] is False
-        answer = await ask(house, "GET", "/api/v2/gateway/api_free")
+        await app.catalog.publish(listing)
+        assert (await ask(app, "GET", "/api/v2/apis")).json()["total"] == 0
+        assert (await ask(app, "GET", "/api/v2/apis?verified=false")).json()["total"] == 0
+        assert (await ask(app, "GET", "/api/v2/apis/api_free")).json()["verified"] is False
+        answer = await ask(app, "GET", "/api/v2/gateway/api_free")
         assert (answer.status_code, answer.json()["code"]) == (403, "ownership_unverified")
 
-        shown = (await ask(house, "GET", "/api/v2/apis/api_free/ownership")).json()
+        shown = (await ask(app, "GET", "/api/v2/apis/api_free/ownership")).json()
         assert (shown["origin"], shown["state"]) == (upstream.url, "unverified")
         upstream.answer = plain(shown["challenge"]["wellKnown"]["content"].encode())
-        checker, keeper = house.reputation.checker, house.reputation.ownerships
-        challenge = checker.challenge(Stake.of(listing))
+        checker, keeper = app.reputation_services.checker, app.reputation_services.ownerships
+        challenge = checker.challenge(OwnershipClaim.of(listing))
         sights = await checker.look(challenge)
         await keeper.note(challenge, sights.proved, now_ms=now_ms(), failures_max=7)
 
-        assert (await ask(house, "GET", "/api/v2/apis")).json()["total"] == 1
-        assert (await ask(house, "GET", "/api/v2/apis/api_free")).json()["verified"] is True
-        assert (await ask(house, "GET", "/api/v2/gateway/api_free")).status_code == 200
-        assert await keeper.find_holder(upstream.url) == PAYER
+        assert (await ask(app, "GET", "/api/v2/apis")).json()["total"] == 1
+        assert (await ask(app, "GET", "/api/v2/apis/api_free")).json()["verified"] is True
+        assert (await ask(app, "GET", "/api/v2/gateway/api_free")).status_code == 200
+        assert await keeper.find_owner(upstream.url) == PAYER
 
 
-async def test_the_metrics_show_which_upstreams_are_down(house: House) -> None:
-    for _ in range(house.settings.limits.dial_failures_max):
-        house.reputation.breaker.note_failed("http://127.0.0.1:1")
-    assert "tollway_upstreams_down 1.0" in generate_latest(house.metrics.registry).decode()
+async def test_the_metrics_show_which_upstreams_are_down(app: App) -> None:
+    for _ in range(app.settings.limits.dial_failures_max):
+        app.reputation_services.breaker.record_failed("http://127.0.0.1:1")
+    assert "tollway_upstreams_down 1.0" in generate_latest(app.metrics.registry).decode()
 
 
-async def test_the_metrics_show_what_runs(house: House) -> None:
-    await ask(house, "GET", "/api/v2/apis")
-    house.gauge.enter("somebody")
-    told = generate_latest(house.metrics.registry).decode()
-    house.gauge.leave("somebody")
+async def test_the_metrics_show_what_runs(app: App) -> None:
+    await ask(app, "GET", "/api/v2/apis")
+    app.shedder.enter("somebody")
+    told = generate_latest(app.metrics.registry).decode()
+    app.shedder.leave("somebody")
     assert "tollway_calls_in_flight 1.0" in told
     assert 'http_route="/api/v2/apis"' in told
 
 
-async def test_a_gateway_that_is_alone_leads_in_everything(house: House) -> None:
+async def test_a_gateway_that_is_alone_leads_in_everything(app: App) -> None:
     async with asyncio.timeout(10):
         while True:
-            told = generate_latest(house.metrics.registry).decode()
+            told = generate_latest(app.metrics.registry).decode()
             if all(f'tollway_leading{{duty="{duty}"}} 1.0' in told for duty in ("sweeper", "watcher")):
                 break
             await asyncio.sleep(0.001)
@@ -212,19 +210,19 @@ async def test_a_gateway_that_is_alone_leads_in_everything(house: House) -> None
 async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
     """Its chain is away: so are the signed payments, and the series say why."""
     gas_key = "0x" + "11" * 32
-    async with House(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, LIMIT_SWEEP_INTERVAL_S="0.001")) as house:
+    async with App(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
         labels = 'network="eip155:84532",reason="gas_unknown"'
-        told = generate_latest(house.metrics.registry).decode()
+        told = generate_latest(app.metrics.registry).decode()
     assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in told
     assert "tollway_calls_adrift 0.0" in told
     assert gas_key[2:] not in told
 
 
 async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(tmp_path: Path) -> None:
-    async with House(settings(tmp_path)):
+    async with App(settings(tmp_path)):
         with pytest.raises(SettingsInvalid, match="another gateway is serving"):
-            await House(settings(tmp_path)).__aenter__()
-    async with House(settings(tmp_path)):
+            await App(settings(tmp_path)).__aenter__()
+    async with App(settings(tmp_path)):
         pass
 
 
@@ -234,14 +232,14 @@ async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Pa
     told = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
     async with run_upstream() as upstream, asyncio.timeout(30):
         upstream.answer = say_nothing
-        async with House(told) as house:
-            await house.catalog.publish(free_listing(upstream.url))
-            serving = asyncio.get_running_loop().create_task(house.serve())
-            await house.server.wait_up()
+        async with App(told) as app:
+            await app.catalog.publish(free_listing(upstream.url))
+            serving = asyncio.get_running_loop().create_task(app.serve())
+            await app.server.wait_up()
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /api/v2/gateway/api_free/ HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: len(upstream.arrived) == 1)
-            house.stop()
+            app.stop()
             await serving
         writer.close()
     database = connect_database(f"sqlite:///{tmp_path}/books.sqlite3")
@@ -276,25 +274,25 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
     await migrate_beyond_us(database)
     await database.close()
     with pytest.raises(SettingsInvalid, match="newer version"):
-        await House(settings(tmp_path)).__aenter__()
+        await App(settings(tmp_path)).__aenter__()
 
 
-async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(house: House) -> None:
-    assert isinstance(house.database, SqliteDatabase)
-    driver = house.database._write_engine.raw_connection().driver_connection
+async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(app: App) -> None:
+    assert isinstance(app.database, SqliteDatabase)
+    driver = app.database._write_engine.raw_connection().driver_connection
     assert driver is not None
     for is_read_only in (True, False):
         driver.execute(f"PRAGMA query_only={int(is_read_only)}").close()
-        await house.background[TaskName.LEASE_RENEWAL].attempt(house._renew)
-        answer = await ask(house, "GET", "/readyz")
+        await app.background[TaskName.LEASE_RENEWAL].attempt(app._renew)
+        answer = await ask(app, "GET", "/readyz")
         assert answer.json()["checks"]["storage"] is not is_read_only
         assert answer.json()["code"] == ("storage_unavailable" if is_read_only else "chain_unavailable")
 
 
-async def test_tables_that_outgrow_a_running_gateway_make_it_not_ready(house: House) -> None:
-    await migrate_beyond_us(house.database)
-    await house.schema.watch()
-    assert (await ask(house, "GET", "/readyz")).json()["checks"]["storage"] is False
+async def test_tables_that_outgrow_a_running_gateway_make_it_not_ready(app: App) -> None:
+    await migrate_beyond_us(app.database)
+    await app.schema.watch()
+    assert (await ask(app, "GET", "/readyz")).json()["checks"]["storage"] is False
 
 
 async def migrate_beyond_us(database: Database) -> None:
@@ -322,7 +320,7 @@ async def test_refuses_to_start_on_a_node_of_another_chain(tmp_path: Path) -> No
         thread.start()
         try:
             with pytest.raises(SettingsInvalid, match="networks: node 1 of eip155:84532") as refused:
-                await House(
+                await App(
                     settings(tmp_path, RPC_LOCAL=f"http://127.0.0.1:{server.server_port}/secret")
                 ).__aenter__()
         finally:
@@ -332,29 +330,29 @@ async def test_refuses_to_start_on_a_node_of_another_chain(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8402", "127.0.0.1:9402"], ids=("public", "admin"))
-async def test_no_call_leads_back_into_the_gateway(house: House, address: str) -> None:
+async def test_no_call_leads_back_into_the_gateway(app: App, address: str) -> None:
     endpoint = parse_endpoint(f"http://{address}", allow_private=True)
     assert isinstance(endpoint, Endpoint)
     with pytest.raises(EndpointNotAllowed):
-        await house.dialer.probe(endpoint)
+        await app.http_client.probe(endpoint)
 
 
 async def test_no_call_leads_to_the_public_name_of_the_gateway(tmp_path: Path) -> None:
-    house = House(settings(tmp_path, PUBLIC_URL="http://8.8.8.8:8402"))
+    app = App(settings(tmp_path, PUBLIC_URL="http://8.8.8.8:8402"))
     own, another = (
         parse_endpoint(f"http://{address}:8402", allow_private=False) for address in ("8.8.8.8", "8.8.4.4")
     )
     assert isinstance(own, Endpoint)
     assert isinstance(another, Endpoint)
-    await house.dialer.probe(another)
+    await app.http_client.probe(another)
     with pytest.raises(EndpointNotAllowed):
-        await house.dialer.probe(own)
+        await app.http_client.probe(own)
 
 
 async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> None:
     (network,) = settings(tmp_path).networks
     with pytest.raises(ValueError, match="agreement"):
-        House(replace(settings(tmp_path), networks=(replace(network, agreement_min=2),)))
+        App(replace(settings(tmp_path), networks=(replace(network, agreement_min=2),)))
 
 
 OLD_KEY, NEW_KEY = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b"))
@@ -367,11 +365,11 @@ async def test_while_the_secret_key_changes_every_key_opens_and_is_published_and
 
     async def serve(*keys: str) -> tuple[list[str], list[str]]:
         """Which keys are published, the first of them first: of offers and receipts, of forwarded calls."""
-        async with House(settings(tmp_path, SECRET_KEY=" ".join(keys))) as house:
-            assert all(house.sealer.open(seal, label=b"a") == b"secret" for seal in seals)
-            seals.append(house.sealer.seal(b"secret", label=b"a"))
-            signers = (await ask(house, "GET", "/.well-known/did.json")).json()["verificationMethod"]
-            forwarding = await ask(house, "GET", "/.well-known/http-message-signatures-directory")
+        async with App(settings(tmp_path, SECRET_KEY=" ".join(keys))) as app:
+            assert all(app.sealer.open(seal, label=b"a") == b"secret" for seal in seals)
+            seals.append(app.sealer.seal(b"secret", label=b"a"))
+            signers = (await ask(app, "GET", "/.well-known/did.json")).json()["verificationMethod"]
+            forwarding = await ask(app, "GET", "/.well-known/http-message-signatures-directory")
             return (
                 [signer["blockchainAccountId"] for signer in signers],
                 [key["kid"] for key in forwarding.json()["keys"]],
@@ -387,7 +385,7 @@ async def test_while_the_secret_key_changes_every_key_opens_and_is_published_and
 
 
 async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> None:
-    House(settings(tmp_path))
+    App(settings(tmp_path))
     (key,) = tmp_path.glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
     assert "Secret(****)" in repr(settings(tmp_path))

@@ -9,45 +9,45 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 
 from tests.kit.gateway import open_gateway
 from tests.kit.upstream import plain
-from tollway.gateway.meters import Meters
+from tollway.gateway.meters import CallRateLimits
 from tollway.identifiers import ListingId
 from tollway.limits import Limits
-from tollway.rates import Rates, Room, name_crowd
+from tollway.rates import RateAllowance, RateLimiter, client_bucket
 from tollway.registry.listing import RateLimit
-from tollway.shared_windows import SharedWindows, Standing
-from tollway.web.load_gauge import LoadGauge
+from tollway.shared_windows import RedisWindows, RedisWindowState
+from tollway.web.load_gauge import LoadShedder
 
 TWICE = RateLimitItemPerMinute(2)
 
 
 async def test_one_too_many_waits_and_does_not_count() -> None:
-    rates = Rates()
-    assert [await rates.hit(TWICE, "a") for _ in range(2)] == [None, None]
-    waits = [await rates.hit(TWICE, "a") for _ in range(3)]
+    rate_limiter = RateLimiter()
+    assert [await rate_limiter.hit(TWICE, "a") for _ in range(2)] == [None, None]
+    waits = [await rate_limiter.hit(TWICE, "a") for _ in range(3)]
     assert all(wait is not None and 1 <= wait <= 60 for wait in waits)
-    assert await rates.hit(TWICE, "b") is None
+    assert await rate_limiter.hit(TWICE, "b") is None
 
 
 async def test_looking_counts_nothing() -> None:
-    rates = Rates()
-    assert [await rates.look(TWICE, "a") for _ in range(5)] == [Room(left=2, wait_s=None)] * 5
-    await rates.hit(TWICE, "a")
-    assert await rates.look(TWICE, "a") == Room(left=1, wait_s=None)
-    await rates.hit(TWICE, "a")
-    room = await rates.look(TWICE, "a")
-    assert (room.left, room.wait_s is not None) == (0, True)
-    assert (await rates.look(TWICE, "b")).left == 2
+    rate_limiter = RateLimiter()
+    assert [await rate_limiter.peek(TWICE, "a") for _ in range(5)] == [RateAllowance(left=2, wait_s=None)] * 5
+    await rate_limiter.hit(TWICE, "a")
+    assert await rate_limiter.peek(TWICE, "a") == RateAllowance(left=1, wait_s=None)
+    await rate_limiter.hit(TWICE, "a")
+    allowance = await rate_limiter.peek(TWICE, "a")
+    assert (allowance.left, allowance.wait_s is not None) == (0, True)
+    assert (await rate_limiter.peek(TWICE, "b")).left == 2
 
 
 async def test_what_is_noted_counts() -> None:
-    rates = Rates()
+    rate_limiter = RateLimiter()
     for _ in range(3):
-        rates.note(TWICE, "a")
-    assert await rates.hit(TWICE, "a") is not None
+        rate_limiter.count_hit(TWICE, "a")
+    assert await rate_limiter.hit(TWICE, "a") is not None
 
 
 @pytest.mark.parametrize(
-    ("address", "crowd"),
+    ("address", "bucket"),
     [
         ("192.0.2.7", "192.0.2.7"),
         ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
@@ -57,21 +57,23 @@ async def test_what_is_noted_counts() -> None:
         ("::ffff:192.0.2.7", "192.0.2.7"),
     ],
 )
-def test_a_whole_ipv6_network_is_one_client(address: str, crowd: str) -> None:
-    assert name_crowd(address) == crowd
+def test_a_whole_ipv6_network_is_one_client(address: str, bucket: str) -> None:
+    assert client_bucket(address) == bucket
 
 
 async def test_neighbours_in_one_ipv6_network_share_their_look_ups_and_free_calls() -> None:
-    meters = Meters(limits=Limits(lookups_per_minute=2, free_calls_per_minute=2), rates=Rates())
-    looked = [await meters.charge(client_address=f"2001:db8::{n}", signer=f"s{n}") for n in range(1, 4)]
-    called = [await meters.charge_free_call(f"2001:db8::{n}", ListingId("api_1")) for n in range(1, 4)]
+    call_limits = CallRateLimits(
+        limits=Limits(lookups_per_minute=2, free_calls_per_minute=2), rate_limiter=RateLimiter()
+    )
+    looked = [await call_limits.charge(client_address=f"2001:db8::{n}", signer=f"s{n}") for n in range(1, 4)]
+    called = [await call_limits.charge_free_call(f"2001:db8::{n}", ListingId("api_1")) for n in range(1, 4)]
     for waits in (looked, called):
         assert waits[:2] == [None, None]
         assert waits[2] is not None
 
 
 def test_neighbours_in_one_ipv6_network_share_their_requests_at_once() -> None:
-    gauge = LoadGauge(
+    gauge = LoadShedder(
         limits=Limits(in_flight_per_address_max=2), clock=lambda: 0.0, read_memory_bytes=lambda: 0
     )
     assert [gauge.enter(f"2001:db8::{n}") is None for n in range(1, 4)] == [True, True, False]
@@ -95,73 +97,73 @@ class OtherGateways:
         self.asked.append("hit")
         return self.allowed
 
-    async def look(self, item: RateLimitItem, *key: str) -> Standing | None:
+    async def peek(self, item: RateLimitItem, *key: str) -> RedisWindowState | None:
         self.asked.append("look")
         reset_s = time.time() + 30 if self.reset_s is None else self.reset_s
-        return None if self.allowed is None else Standing(left=self.left, reset_s=reset_s)
+        return None if self.allowed is None else RedisWindowState(left=self.left, reset_s=reset_s)
 
-    def note(self, item: RateLimitItem, *key: str) -> None:
+    def count_hit(self, item: RateLimitItem, *key: str) -> None:
         self.asked.append("note")
 
-    def give_back(self, item: RateLimitItem, *key: str) -> None:
+    def undo_hit(self, item: RateLimitItem, *key: str) -> None:
         self.asked.append("give back")
 
 
-def beside(others: OtherGateways) -> Rates:
-    return Rates(cast(SharedWindows, others))
+def beside(others: OtherGateways) -> RateLimiter:
+    return RateLimiter(cast(RedisWindows, others))
 
 
 async def test_what_the_others_refuse_is_refused_and_counts_nowhere() -> None:
     others = OtherGateways(allowed=False)
-    rates = beside(others)
+    rate_limiter = beside(others)
     for _ in range(5):
-        wait_s = await rates.hit(TWICE, "a")
+        wait_s = await rate_limiter.hit(TWICE, "a")
         assert wait_s is not None
         assert 1 <= wait_s <= 31
     others.allowed = None
-    assert [await rates.hit(TWICE, "a") for _ in range(2)] == [None, None]
+    assert [await rate_limiter.hit(TWICE, "a") for _ in range(2)] == [None, None]
 
 
 async def test_while_nobody_answers_this_process_counts_alone() -> None:
-    rates = beside(OtherGateways(allowed=None))
-    assert [await rates.hit(TWICE, "a") is None for _ in range(3)] == [True, True, False]
+    rate_limiter = beside(OtherGateways(allowed=None))
+    assert [await rate_limiter.hit(TWICE, "a") is None for _ in range(3)] == [True, True, False]
 
 
 async def test_what_passed_in_an_outage_still_counts_after_it() -> None:
     others = OtherGateways(allowed=None)
-    rates = beside(others)
+    rate_limiter = beside(others)
     for _ in range(2):
-        await rates.hit(TWICE, "a")
+        await rate_limiter.hit(TWICE, "a")
     others.allowed, others.left = True, 2
     others.asked.clear()
-    assert await rates.hit(TWICE, "a") is not None
+    assert await rate_limiter.hit(TWICE, "a") is not None
     assert others.asked == []  # whoever is refused here is no work for the server
-    assert (await rates.look(TWICE, "a")).left == 0
+    assert (await rate_limiter.peek(TWICE, "a")).left == 0
 
 
 async def test_what_passed_together_counts_here_too_for_when_the_server_is_gone() -> None:
     others = OtherGateways(allowed=True)
-    rates = beside(others)
+    rate_limiter = beside(others)
     for _ in range(2):
-        assert await rates.hit(TWICE, "a") is None
+        assert await rate_limiter.hit(TWICE, "a") is None
     others.allowed = None
-    assert await rates.hit(TWICE, "a") is not None
+    assert await rate_limiter.hit(TWICE, "a") is not None
 
 
 @pytest.mark.parametrize(
     ("elsewhere", "here", "left"), [(0, 0, 0), (1, 0, 1), (2, 1, 1), (1, 2, 0), (2, 0, 2)]
 )
 async def test_less_is_left_where_less_is_left(elsewhere: int, here: int, left: int) -> None:
-    rates = beside(OtherGateways(allowed=True, left=elsewhere))
+    rate_limiter = beside(OtherGateways(allowed=True, left=elsewhere))
     for _ in range(here):
-        rates.note(TWICE, "a")
-    room = await rates.look(TWICE, "a")
-    assert (room.left, room.wait_s is None) == (left, left > 0)
+        rate_limiter.count_hit(TWICE, "a")
+    allowance = await rate_limiter.peek(TWICE, "a")
+    assert (allowance.left, allowance.wait_s is None) == (left, left > 0)
 
 
 async def test_a_clock_set_back_elsewhere_makes_nobody_wait_for_longer_than_the_window() -> None:
-    rates = beside(OtherGateways(allowed=False, reset_s=time.time() + 3_600))
-    assert await rates.hit(TWICE, "a") == 60
+    rate_limiter = beside(OtherGateways(allowed=False, reset_s=time.time() + 3_600))
+    assert await rate_limiter.hit(TWICE, "a") == 60
 
 
 async def test_a_crowd_that_waited_in_vain_gets_no_more_than_one_process_allows() -> None:
@@ -170,23 +172,23 @@ async def test_a_crowd_that_waited_in_vain_gets_no_more_than_one_process_allows(
             await asyncio.sleep(0)
             return None
 
-    rates = beside(Slow(allowed=None))
-    waits = await asyncio.gather(*(rates.hit(TWICE, "a") for _ in range(10)))
+    rate_limiter = beside(Slow(allowed=None))
+    waits = await asyncio.gather(*(rate_limiter.hit(TWICE, "a") for _ in range(10)))
     assert [wait_s is None for wait_s in waits].count(True) == 2
 
 
 async def test_a_note_is_told_to_the_others() -> None:
     others = OtherGateways(allowed=True)
-    beside(others).note(TWICE, "a")
+    beside(others).count_hit(TWICE, "a")
     assert others.asked == ["note"]
 
 
 async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() -> None:
     others = OtherGateways(allowed=True, left=2)
-    rates = beside(others)
+    rate_limiter = beside(others)
     for _ in range(5):
-        assert await rates.hit(TWICE, "a") is None
-        rates.give_back(TWICE, "a")
+        assert await rate_limiter.hit(TWICE, "a") is None
+        rate_limiter.undo_hit(TWICE, "a")
     assert others.asked == ["hit", "give back"] * 5
 
 
@@ -195,7 +197,7 @@ async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() ->
 
 async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate_asks_once() -> None:
     others = OtherGateways(allowed=True, left=9)
-    async with open_gateway(rates=beside(others)) as gateway:
+    async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()
         proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
         assert [(await gateway.ask("GET", "/quote?x=1", proof)).status for _ in range(3)] == [200] * 3
@@ -208,7 +210,7 @@ async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate
 
 async def test_only_who_failed_lately_is_asked_about() -> None:
     others = OtherGateways(allowed=True, left=9)
-    async with open_gateway(rates=beside(others)) as gateway:
+    async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()
         proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
         gateway.upstream.answer = plain(status=500)
@@ -228,7 +230,7 @@ async def test_only_who_failed_lately_is_asked_about() -> None:
 
 async def test_who_failed_elsewhere_is_refused_here_after_his_first_failure_here() -> None:
     others = OtherGateways(allowed=True, left=0)
-    async with open_gateway(rates=beside(others)) as gateway:
+    async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()
         proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
         gateway.upstream.answer = plain(status=500)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tollway.limits import DEFAULT_LIMITS
-from tollway.setting_conflicts import check_doors, check_limits, check_registration
+from tollway.setting_conflicts import check_limits, check_listeners, check_registration
 from tollway.setting_values import Listen, parse_listen
 
 DEADLINE_S = 60.0
@@ -37,8 +37,8 @@ def listen(text: str) -> Listen:
 )
 def test_two_doors_apart_are_fine(callers: str, operator: str) -> None:
     url = "https://gw.example.com"
-    assert not [*check_doors(listen=listen(callers), admin_listen=listen(operator), public_url=url)]
-    assert not [*check_doors(listen=listen(callers), admin_listen=None, public_url=url)]
+    assert not [*check_listeners(listen=listen(callers), admin_listen=listen(operator), public_url=url)]
+    assert not [*check_listeners(listen=listen(callers), admin_listen=None, public_url=url)]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import TokenDomain
 from tollway.settings import (
+    CLIENT_KEYS,
     KEYS,
-    TRADER_KEYS,
     Listen,
     Secret,
     Settings,
@@ -238,8 +238,8 @@ def test_names_of_other_commands_are_no_error() -> None:
     package = Path(tollway.__file__).parent
     texts = [path.read_text() for room in ("cli", "client") for path in (package / room).glob("*.py")]
     read_elsewhere = set(re.findall(r"\"TOLLWAY_([A-Z_]+)\"", "".join(texts)))
-    assert read_elsewhere <= TRADER_KEYS | {key.upper() for key in KEYS}
-    assert load({f"TOLLWAY_{name}": "x" for name in TRADER_KEYS - {"CONFIG"}}).public_url
+    assert read_elsewhere <= CLIENT_KEYS | {key.upper() for key in KEYS}
+    assert load({f"TOLLWAY_{name}": "x" for name in CLIENT_KEYS - {"CONFIG"}}).public_url
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from tests.kit.upstream import until
 from tests.kit.valkey import run_valkey
-from tollway.house import House
+from tollway.house import App
 from tollway.settings import load_settings
-from tollway.shared_windows import NOTES_MAX, SharedWindows
+from tollway.shared_windows import PENDING_MAX, RedisWindows
 
 TWICE = RateLimitItemPerMinute(2, namespace="twice")
 MANY = RateLimitItemPerMinute(1_000, namespace="many")
@@ -45,10 +45,10 @@ def namespace() -> str:
 
 
 @asynccontextmanager
-async def windows(url: str, namespace: str, **more: Any) -> AsyncIterator[SharedWindows]:
+async def windows(url: str, namespace: str, **more: Any) -> AsyncIterator[RedisWindows]:
     """The deadline is long: only a test of the deadline wants it to pass."""
     told = {"secret": b"s" * 32, "deadline_s": 10.0, "retry_s": 1.0, **more}
-    shared = SharedWindows(url, namespace=namespace, **told)
+    shared = RedisWindows(url, namespace=namespace, **told)
     await shared.open()
     try:
         yield shared
@@ -70,9 +70,9 @@ async def test_gateways_of_one_name_count_together(standing: Any, namespace: str
 async def test_looking_counts_nothing(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         for _ in range(3):
-            assert (await shared.look(TWICE, "a")).left == 2  # type: ignore[union-attr]
+            assert (await shared.peek(TWICE, "a")).left == 2  # type: ignore[union-attr]
         await shared.hit(TWICE, "a")
-        assert (await shared.look(TWICE, "a")).left == 1  # type: ignore[union-attr]
+        assert (await shared.peek(TWICE, "a")).left == 1  # type: ignore[union-attr]
 
 
 async def test_a_crowd_gets_no_more_than_the_limit(standing: Any, namespace: str) -> None:
@@ -99,7 +99,7 @@ async def test_without_the_secret_nobody_can_tell_whose_a_key_is(standing: Any, 
         windows(standing.url, namespace, secret=b"t" * 32) as two,
     ):
         await one.hit(TWICE, "a")
-        assert (await two.look(TWICE, "a")).left == 2  # type: ignore[union-attr]
+        assert (await two.peek(TWICE, "a")).left == 2  # type: ignore[union-attr]
 
 
 async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> None:
@@ -109,10 +109,10 @@ async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> N
         asyncio.timeout(20),
         asyncio.TaskGroup() as group,
     ):
-        chore = group.create_task(one.pass_on())
+        chore = group.create_task(one.send_pending())
         for _ in range(2):
-            one.note(TWICE, "a")
-        while (await two.look(TWICE, "a")).left:  # type: ignore[union-attr]
+            one.count_hit(TWICE, "a")
+        while (await two.peek(TWICE, "a")).left:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
         chore.cancel()
 
@@ -121,17 +121,17 @@ async def test_what_is_given_back_counts_no_more_at_any_gateway(standing: Any, n
     async with windows(standing.url, namespace) as one, windows(standing.url, namespace) as two:
         for _ in range(2):
             await one.hit(TWICE, "a")
-        one.give_back(TWICE, "a")
-        one.note(TWICE, "b")
-        await one.pass_on()
+        one.undo_hit(TWICE, "a")
+        one.count_hit(TWICE, "b")
+        await one.send_pending()
         assert [await two.hit(TWICE, "a"), await two.hit(TWICE, "a")] == [True, False]
-        assert (await two.look(TWICE, "b")).left == 1  # type: ignore[union-attr]
+        assert (await two.peek(TWICE, "b")).left == 1  # type: ignore[union-attr]
 
 
 async def test_no_more_is_given_back_than_was_counted(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
-        shared.give_back(TWICE, "a")
-        await shared.pass_on()
+        shared.undo_hit(TWICE, "a")
+        await shared.send_pending()
         assert [await shared.hit(TWICE, "a") for _ in range(3)] == [True, True, False]
 
 
@@ -147,11 +147,11 @@ async def test_a_server_that_is_gone_is_told_of_once_and_so_is_its_return(
             assert await shared.hit(MANY, "a") is True
             server.kill()
             assert [await shared.hit(MANY, "a") for _ in range(20)] == [None] * 20
-            await shared.mend()
-            assert await shared.look(MANY, "a") is None
+            await shared.check_server()
+            assert await shared.peek(MANY, "a") is None
             assert shared.is_up is False
             server.start()
-            await shared.mend()
+            await shared.check_server()
             assert await shared.hit(MANY, "a") is True
     assert told == [True, False, True]
     assert [(line["log_level"], line["event"]) for line in lines] == [
@@ -167,7 +167,7 @@ async def test_a_gateway_may_start_before_its_server(server: Any, namespace: str
     async with windows(server.url, namespace, on_change=told.append) as shared:
         assert await shared.hit(MANY, "a") is None
         server.start()
-        await shared.mend()
+        await shared.check_server()
         assert await shared.hit(MANY, "a") is True
     assert told == [False, True]
 
@@ -180,26 +180,26 @@ async def test_a_server_that_hangs_is_waited_for_once(server: Any, namespace: st
         with pytest.raises(StopIteration) as answered:
             shared.hit(MANY, "a").send(None)  # it does not wait for anything
         assert answered.value.value is None
-        await shared.mend()
+        await shared.check_server()
         assert shared.is_up is False
         server.go_on()
         await until_up(shared)
         assert await shared.hit(TWICE, "a") is True
 
 
-async def until_up(shared: SharedWindows) -> None:
+async def until_up(shared: RedisWindows) -> None:
     async with asyncio.timeout(20):
         while not shared.is_up:
-            await shared.mend()
+            await shared.check_server()
 
 
 async def test_a_server_that_takes_no_writes_is_away(server: Any, namespace: str) -> None:
     async with windows(server.url, namespace) as shared:
         server.client.replicaof("127.0.0.1", server.port + 1)
-        await shared.mend()
+        await shared.check_server()
         assert shared.is_up is False
         server.client.replicaof("NO", "ONE")
-        await shared.mend()
+        await shared.check_server()
         assert shared.is_up is True
 
 
@@ -207,10 +207,10 @@ async def test_a_server_that_is_full_is_away(server: Any, namespace: str) -> Non
     async with windows(server.url, namespace) as shared:
         server.client.config_set("maxmemory", "1")
         assert await shared.hit(TWICE, "a") is None
-        await shared.mend()
+        await shared.check_server()
         assert shared.is_up is False
         server.client.config_set("maxmemory", "0")
-        await shared.mend()
+        await shared.check_server()
         assert await shared.hit(TWICE, "a") is True
 
 
@@ -233,7 +233,7 @@ async def test_a_user_with_few_rights_is_enough(server: Any, namespace: str) -> 
     server.client.acl_setuser("gate", enabled=True, passwords="+pw", keys=["tollway:*"], commands=commands)
     async with windows(server.url.replace("//", "//gate:pw@"), namespace) as shared:
         assert [await shared.hit(TWICE, "a") for _ in range(3)] == [True, True, False]
-        assert (await shared.look(TWICE, "a")).left == 0  # type: ignore[union-attr]
+        assert (await shared.peek(TWICE, "a")).left == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30])
@@ -250,7 +250,7 @@ async def test_whoever_leaves_in_the_middle_leaves_no_answer_to_others(
                 task.cancel()
             standing.go_on()
         assert all(task.cancelled() for task in asking)
-        assert (await shared.look(TWICE, "b")).left == 2  # type: ignore[union-attr]
+        assert (await shared.peek(TWICE, "b")).left == 2  # type: ignore[union-attr]
         assert [await shared.hit(TWICE, "b") for _ in range(3)] == [True, True, False]
 
 
@@ -267,7 +267,7 @@ async def test_a_cancellation_that_the_client_loses_is_heeded_all_the_same(
         return True
 
     async with windows(standing.url, namespace) as shared, asyncio.TaskGroup() as group:
-        asking = group.create_task(shared._try(lose_it))
+        asking = group.create_task(shared._send(lose_it))
         await has_begun.wait()
         asking.cancel()
     assert asking.cancelled()
@@ -275,16 +275,16 @@ async def test_a_cancellation_that_the_client_loses_is_heeded_all_the_same(
 
 async def test_no_more_notes_are_kept_than_may_wait(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
-        for _ in range(NOTES_MAX + 100):
-            shared.note(MANY, "a")  # nobody has a turn to count them
-        assert shared._notes.qsize() == NOTES_MAX
+        for _ in range(PENDING_MAX + 100):
+            shared.count_hit(MANY, "a")  # nobody has a turn to count them
+        assert shared._pending.qsize() == PENDING_MAX
 
 
 async def test_what_a_caller_must_not_wait_for_is_not_kept_in_an_outage(server: Any, namespace: str) -> None:
     server.kill()
     async with windows(server.url, namespace) as shared:
-        shared.note(MANY, "a")
-        assert shared._notes.empty()
+        shared.count_hit(MANY, "a")
+        assert shared._pending.empty()
 
 
 # ---- Settings, and a whole gateway.
@@ -302,7 +302,7 @@ async def test_what_a_caller_must_not_wait_for_is_not_kept_in_an_outage(server: 
     ],
 )
 async def test_a_client_is_made_for_every_url_that_is_taken(url: str, namespace: str) -> None:
-    SharedWindows(url, namespace=namespace, secret=b"", deadline_s=1.0, retry_s=1.0)
+    RedisWindows(url, namespace=namespace, secret=b"", deadline_s=1.0, retry_s=1.0)
 
 
 async def test_a_house_looks_again_whether_its_server_is_there(server: Any, tmp_path: Path) -> None:
@@ -315,10 +315,10 @@ async def test_a_house_looks_again_whether_its_server_is_there(server: Any, tmp_
     }
     settings = load_settings({f"TOLLWAY_{name}": value for name, value in told.items()})
     assert server.url not in repr(settings)
-    async with House(settings) as house:
+    async with App(settings) as app:
 
         def is_told(value: int) -> bool:
-            return f"tollway_shared_rates_up {value}.0" in generate_latest(house.metrics.registry).decode()
+            return f"tollway_shared_rates_up {value}.0" in generate_latest(app.metrics.registry).decode()
 
         assert is_told(1)
         server.kill()

@@ -4,8 +4,8 @@ import pytest
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address
-from tollway.rates import Rates
-from tollway.shares import WALLETS_PER_ADDRESS, Share
+from tollway.rates import RateLimiter
+from tollway.shares import WALLETS_PER_ADDRESS, Quota
 
 AMOUNT = 2
 HERE, ELSEWHERE = "192.0.2.7", "192.0.2.8"
@@ -15,11 +15,13 @@ def wallet(number: int) -> Address:
     return Address(number.to_bytes(20, "big"))
 
 
-def make(rates: Rates | None = None, policy: str = "looks") -> Share:
-    return Share(policy, "looks at it", amount=AMOUNT, every="minute", rates=rates or Rates())
+def make(rate_limiter: RateLimiter | None = None, policy: str = "looks") -> Quota:
+    return Quota(
+        policy, "looks at it", amount=AMOUNT, per="minute", rate_limiter=rate_limiter or RateLimiter()
+    )
 
 
-async def refusal_of(share: Share, number: int, address: str) -> Problem:
+async def refusal_of(share: Quota, number: int, address: str) -> Problem:
     with pytest.raises(Refusal) as refused:
         await share.charge(wallet(number), client_address=address)
     return refused.value.problem
@@ -59,8 +61,8 @@ async def test_what_a_wallet_was_refused_does_not_cost_its_address() -> None:
 
 
 async def test_things_do_not_mix() -> None:
-    rates = Rates()
-    one, other = make(rates), make(rates, "others")
+    rate_limiter = RateLimiter()
+    one, other = make(rate_limiter), make(rate_limiter, "others")
     for _ in range(AMOUNT):
         await one.charge(wallet(1), client_address=HERE)
     await other.charge(wallet(1), client_address=HERE)
@@ -69,14 +71,14 @@ async def test_things_do_not_mix() -> None:
 async def test_a_look_counts_nothing_and_what_is_noted_counts_for_both() -> None:
     share = make()
     for _ in range(20):
-        await share.look(wallet(1), client_address=HERE)
+        await share.check(wallet(1), client_address=HERE)
     for number in range(AMOUNT * WALLETS_PER_ADDRESS):
-        share.note(wallet(number // AMOUNT), client_address=HERE)
+        share.count(wallet(number // AMOUNT), client_address=HERE)
     for number, address, policy in ((1, ELSEWHERE, "looks"), (1_000, HERE, "looks-address")):
         with pytest.raises(Refusal) as refused:
-            await share.look(wallet(number), client_address=address)
+            await share.check(wallet(number), client_address=address)
         rate = refused.value.problem.members["rateLimit"]
         assert isinstance(rate, dict)
         assert rate["policy"] == policy
         assert refused.value.problem.retry_after_s is not None
-    await share.look(wallet(1_000), client_address=ELSEWHERE)
+    await share.check(wallet(1_000), client_address=ELSEWHERE)

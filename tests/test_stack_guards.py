@@ -33,7 +33,7 @@ TRAPS = (
     ),
     Trap(
         name="an answer's status outside 100 to 999 aborts the whole process",
-        guard="Dialer.send takes 200 to 599 only",
+        guard="HttpClient.send takes 200 to 599 only",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
             "gateway/test_forward.py::test_an_answer_that_is_no_http_is_502_and_held",
@@ -49,7 +49,7 @@ TRAPS = (
     ),
     Trap(
         name="a wrong length beside a single-message body goes out as it stands",
-        guard="forward._without_length",
+        guard="proxy._without_length",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
             "gateway/test_forward.py::test_passes_a_whole_body_on",
@@ -57,7 +57,7 @@ TRAPS = (
     ),
     Trap(
         name="HTTP clients repeat idempotent requests by themselves",
-        guard="a client of our own: Dialer.send delivers once, and a connection begins one exchange at a time",
+        guard="a client of our own: HttpClient.send delivers once, and a connection begins one exchange at a time",
         tests=(
             "outbound/test_dialer.py::test_a_request_is_never_sent_twice",
             "outbound/test_dialer.py::test_a_connection_that_dies_during_the_claim_costs_no_second_claim",
@@ -65,7 +65,7 @@ TRAPS = (
     ),
     Trap(
         name="stray bytes on an idle connection become the next answer",
-        guard="Connection.data_received, Connection.is_quiet and Answer.may_be_followed",
+        guard="Connection.data_received, Connection.has_no_unread_bytes and ResponseParser.is_reusable",
         tests=(
             "outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
             "outbound/test_answer.py::test_bytes_behind_the_end_belong_to_nobody",

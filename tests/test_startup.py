@@ -37,11 +37,11 @@ import asyncio
 import os
 import sys
 from tollway.cli.operator_line import app
-from tollway.house import House
+from tollway.house import App
 from tollway.settings import load_settings
 
 async def start():
-    async with House(load_settings(os.environ)):
+    async with App(load_settings(os.environ)):
         pass
 
 asyncio.run(start())

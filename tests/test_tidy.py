@@ -145,6 +145,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "chain/node.py": ("aiohttp", "nodes that the operator names"),
     "chain/questions.py": ("aiohttp", "nodes that the operator names"),
     "chain/rpc.py": ("aiohttp", "nodes that the operator names"),
+    "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
     "storage/database.py": ("asyncpg", "the operator's own database"),
     "storage/postgres_line.py": ("asyncpg", "the operator's own database"),
     "storage/postgres_trust.py": ("asyncpg", "the operator's own database"),

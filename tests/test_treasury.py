@@ -11,21 +11,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.kit.payer import CHAIN, USDC
 from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
 from tollway.background import BackgroundTasks
-from tollway.chores import Chores
+from tollway.chores import BackgroundTaskGroup
 from tollway.identifiers import Address, CallId
 from tollway.identity.public_origin import parse_origin
 from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import Settled, Undecided
-from tollway.payments.settling_notes import SILENT, SettlingNotes
-from tollway.rates import Rates
+from tollway.payments.settling_notes import NO_METRICS, SettlementMetrics
+from tollway.rates import RateLimiter
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import Metrics
-from tollway.treasury import Treasury, make_challenger, make_notes
+from tollway.treasury import SettlementServices, make_mpp_challenger, make_settlement_metrics
 
 LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)
 
@@ -43,21 +43,21 @@ def treasury_of(
     scene: SettlementHarness,
     database: SqliteDatabase,
     *,
-    notes: SettlingNotes = SILENT,
+    metrics: SettlementMetrics = NO_METRICS,
     now_ms: Callable[[], int] | None = None,
-) -> Treasury:
-    return Treasury(
+) -> SettlementServices:
+    return SettlementServices(
         database=database,
         sealer=Sealer(b"k" * 32, entropy=bytes),
-        book=scene.book,
+        ledger=scene.ledger,
         chains=scene.chain,
         rules=scene.rules,
         settlement_rules={CHAIN: scene.settlement_rules},
         limits=LIMITS,
         now_ms=now_ms or scene.read_clock,
-        rates=Rates(),
+        rate_limiter=RateLimiter(),
         background=BackgroundTasks(),
-        notes=notes,
+        metrics=metrics,
     )
 
 
@@ -70,18 +70,18 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
         call = await scene.claim()
         scene.chain.disconnect(CHAIN)
         assert await scene.settlement.settle(call.order()) == Undecided()
-        await call.set_adrift()
-        treasury = treasury_of(scene, database)
-        await treasury.open()
-        async with Chores() as chores:
-            treasury.start(chores, sweeping=sweeping(database))
+        await call.mark_orphaned()
+        settlement_services = treasury_of(scene, database)
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
             looks = scene.chain.request_count
             while scene.chain.request_count < looks + 3:
                 await asyncio.sleep(0.001)
             scene.chain.reconnect(CHAIN)
             while await call.read_state() is not CallState.CONSUMED:
                 await asyncio.sleep(0.001)
-        await treasury.close()
+        await settlement_services.close()
 
 
 async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
@@ -89,23 +89,28 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
 ) -> None:
     """One whose own clock is a week ahead must not throw away what the others keep."""
     async with SettlementHarness() as scene:
-        treasury = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
-        call_id, answer = CallId("call_1"), StoredAnswer(status=200, headers=(), body=b"kept")
-        await treasury.answers.keep(call_id, Address(b"\x01" * 20), answer, now_ms=scene.book.shared_ms())
-        await treasury._prune()
-        assert await treasury.answers.find(call_id, now_ms=scene.book.shared_ms()) == answer
+        settlement_services = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
+        call_id, answer = CallId("call_1"), StoredResponse(status=200, headers=(), body=b"kept")
+        await settlement_services.stored_responses.keep(
+            call_id, Address(b"\x01" * 20), answer, now_ms=scene.ledger.shared_ms()
+        )
+        await settlement_services._prune()
+        assert (
+            await settlement_services.stored_responses.find(call_id, now_ms=scene.ledger.shared_ms())
+            == answer
+        )
 
 
 async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
     metrics = Metrics(CollectorRegistry())
     async with SettlementHarness() as scene, asyncio.timeout(20):
-        treasury = treasury_of(scene, database, notes=make_notes(metrics))
-        await treasury.open()
-        async with Chores() as chores:
-            treasury.start(chores, sweeping=sweeping(database))
+        settlement_services = treasury_of(scene, database, metrics=make_settlement_metrics(metrics))
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
             call = await scene.claim()
-            assert isinstance(await treasury.settlement.settle(call.order()), Settled)
-        await treasury.close()
+            assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
+        await settlement_services.close()
     told = generate_latest(metrics.registry).decode()
     key = f'key="{make_gas_key().address}",network="eip155:84532"'
     for line in (
@@ -120,29 +125,29 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
     async with SettlementHarness() as scene, asyncio.timeout(20):
-        treasury = treasury_of(scene, database)
-        assert not treasury.settlement.is_offered(USDC, 10_000, LISTING)
-        await treasury.open()
-        async with Chores() as chores:
-            treasury.start(chores, sweeping=sweeping(database))
-            while not treasury.settlement.is_offered(USDC, 10_000, LISTING):
+        settlement_services = treasury_of(scene, database)
+        assert not settlement_services.settlement.is_offered(USDC, 10_000, LISTING)
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
+            while not settlement_services.settlement.is_offered(USDC, 10_000, LISTING):
                 await asyncio.sleep(0.001)
             call = await scene.claim()
-            assert isinstance(await treasury.settlement.settle(call.order()), Settled)
-        await treasury.close()
+            assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
+        await settlement_services.close()
 
 
 def test_gateways_of_one_url_and_one_key_know_each_others_challenges() -> None:
     here = parse_origin("https://gw.example.com")
     there = parse_origin("https://other.example.com")
-    assert make_challenger([b"k" * 32], here) == make_challenger([b"k" * 32], here)
-    assert make_challenger([b"k" * 32], here) != make_challenger([b"k" * 32], there)
-    assert make_challenger([b"k" * 32], here) != make_challenger([b"j" * 32], here)
+    assert make_mpp_challenger([b"k" * 32], here) == make_mpp_challenger([b"k" * 32], here)
+    assert make_mpp_challenger([b"k" * 32], here) != make_mpp_challenger([b"k" * 32], there)
+    assert make_mpp_challenger([b"k" * 32], here) != make_mpp_challenger([b"j" * 32], here)
 
 
 def test_the_first_key_makes_challenges_and_all_recognise_them() -> None:
     origin = parse_origin("https://gw.example.com")
     old, new = b"k" * 32, b"j" * 32
-    changing = make_challenger([new, old], origin)
-    assert changing.secret == make_challenger([new], origin).secret
-    assert changing.other_secrets == (make_challenger([old], origin).secret,)
+    changing = make_mpp_challenger([new, old], origin)
+    assert changing.secret == make_mpp_challenger([new], origin).secret
+    assert changing.other_secrets == (make_mpp_challenger([old], origin).secret,)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.windows_url import parse_windows_url
+from tollway.windows_url import parse_redis_url
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tollway.windows_url import parse_windows_url
     ],
 )
 def test_a_url_that_can_be_used_is_taken_as_it_is(url: str) -> None:
-    assert parse_windows_url(url) == url
+    assert parse_redis_url(url) == url
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_a_url_that_can_be_used_is_taken_as_it_is(url: str) -> None:
 )
 def test_a_url_that_cannot_be_used_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ValueError, match="must be redis://") as refused:
-        parse_windows_url(url)
+        parse_redis_url(url)
     assert "pa55" not in str(refused.value)

@@ -86,8 +86,8 @@ class BackgroundTask:
         if failure is None and self._is_end_expected:
             return
         self.has_ended = True
-        told = {"error": "it returned"} if failure is None else describe_failure(failure)
-        _log.error("background_task_ended", task=self.name.value, hint="restart this gateway", **told)
+        fields = {"error": "it returned"} if failure is None else describe_failure(failure)
+        _log.error("background_task_ended", task=self.name.value, hint="restart this gateway", **fields)
 
     def expect_end(self) -> None:
         """From now on it may return."""
@@ -110,23 +110,23 @@ class BackgroundTask:
         """One run: whether it went well. Raises only what cancels it from outside."""
         failure = await run_contained(job)
         if failure is None:
-            self.note_success()
+            self.record_success()
         else:
-            self.note_failure(failure)
+            self.record_failure(failure)
         return failure is None
 
-    def note_success(self) -> None:
+    def record_success(self) -> None:
         self.succeeded_s = self._clock()
         if self.failures:
             _log.info("background_task_recovered", task=self.name.value, failures=self.failures)
         self.failures = 0
 
-    def note_failure(self, failure: Exception) -> None:
+    def record_failure(self, failure: Exception) -> None:
         """One line in the log for the first failure, the second, the fourth, the eighth in a row, and so on."""
         self.failures += 1
         if self.failures.bit_count() == 1:
-            told = describe_failure(failure)
-            _log.warning("background_task_failed", task=self.name.value, failures=self.failures, **told)
+            fields = describe_failure(failure)
+            _log.warning("background_task_failed", task=self.name.value, failures=self.failures, **fields)
 
     async def pause(self, seconds: float) -> None:
         """Returns after so long, or as soon as `wake` is called."""
@@ -165,7 +165,7 @@ async def run_contained(job: Job) -> Exception | None:
     cancellation of its own has failed."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_catch(job))
-    return _read(task)
+    return _result_of(task)
 
 
 async def run_all(jobs: Iterable[Job]) -> None:
@@ -173,7 +173,7 @@ async def run_all(jobs: Iterable[Job]) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_catch(job)) for job in jobs]
     for task in tasks:
-        failure = _read(task)
+        failure = _result_of(task)
         if failure is not None:
             raise failure
 
@@ -188,7 +188,7 @@ async def run_loops(loops: Iterable[Job]) -> None:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-    raise _read(ended.pop()) or RuntimeError("it returned")
+    raise _result_of(ended.pop()) or RuntimeError("it returned")
 
 
 async def _catch(job: Job) -> Exception | None:
@@ -199,7 +199,7 @@ async def _catch(job: Job) -> Exception | None:
     return None
 
 
-def _read(task: asyncio.Task[Exception | None]) -> Exception | None:
+def _result_of(task: asyncio.Task[Exception | None]) -> Exception | None:
     return RuntimeError("it was cancelled from within") if task.cancelled() else task.result()
 
 
@@ -207,14 +207,14 @@ def describe_failure(failure: Exception) -> dict[str, str]:
     """Fields of one line in the log: the error with its cause, and where it was raised. Of a group, its first."""
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
-    text = _name(failure)
+    text = _describe(failure)
     if failure.__cause__ is not None:
-        text += f", caused by {_name(failure.__cause__)}"
+        text += f", caused by {_describe(failure.__cause__)}"
     frames = traceback.extract_tb(failure.__traceback__)
     at = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "unknown"
     return {"error": text[:ERROR_LENGTH_MAX], "at": at}
 
 
-def _name(failure: BaseException) -> str:
+def _describe(failure: BaseException) -> str:
     text = " ".join(str(failure).split())
     return f"{type(failure).__name__}: {text}" if text else type(failure).__name__

@@ -10,7 +10,7 @@ from typing import Self
 from tollway.background import BackgroundTasks, Job, TaskName
 
 
-class Chores:
+class BackgroundTaskGroup:
     """A task group of background tasks. Leaving it cancels them; none of them can end it."""
 
     def __init__(self, background: BackgroundTasks | None = None) -> None:
@@ -38,5 +38,5 @@ class Chores:
         self._tasks.append(task)
         return task
 
-    def every(self, name: TaskName, interval_s: float, job: Job) -> None:
+    def start_periodic(self, name: TaskName, interval_s: float, job: Job) -> None:
         self.start(name, partial(self.background[name].repeat, interval_s, job))

@@ -7,28 +7,28 @@ the bytes. Keys, secrets and nonces are not made here.
 import os
 from collections.abc import Callable
 
-DRAWN_BYTES = 4_096
+POOL_BYTES = 4_096
 
 
-class Entropy:
+class RandomPool:
     """For one event loop. No byte is given out twice, in a forked child neither."""
 
     def __init__(self, draw: Callable[[int], bytes] = os.urandom) -> None:
         self._draw = draw
-        self._drawn = b""
+        self._pool = b""
         self._used = 0
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(after_in_child=self._discard)
 
-    def take(self, size: int) -> bytes:
+    def take_bytes(self, size: int) -> bytes:
         """So many random bytes."""
         start, end = self._used, self._used + size
-        if end > len(self._drawn):
-            self._drawn = self._draw(max(DRAWN_BYTES, size))
+        if end > len(self._pool):
+            self._pool = self._draw(max(POOL_BYTES, size))
             start, end = 0, size
         self._used = end
-        return self._drawn[start:end]
+        return self._pool[start:end]
 
-    def _forget(self) -> None:
-        self._drawn = b""
+    def _discard(self) -> None:
+        self._pool = b""
         self._used = 0

@@ -1,6 +1,6 @@
 """Named failures. Each has a stable, public code; which HTTP status a code gets is known to `web/problems.py` alone.
 
-A *refusal* is a `Problem` that a room returns. Where a refusal has to cross several functions it travels as a
+A *refusal* is a `Problem` that a function returns. Where a refusal has to cross several functions it travels as a
 `Refusal` exception. An operational failure (a database that is away, a chain that does not answer) is one of the
 other exceptions; adapters raise them `from` the foreign error.
 """
@@ -121,7 +121,7 @@ class Refusal(TollwayError):
 
 
 class StorageUnavailable(TollwayError):
-    """The books cannot be read or written right now."""
+    """The ledger cannot be read or written right now."""
 
     code = Code.STORAGE_UNAVAILABLE
 

@@ -1,6 +1,6 @@
-"""Names of things: wallets, chains, transactions, listings, calls. Parsed once at the door, formatted once on the way out.
+"""Names of things: wallets, chains, transactions, listings, calls. Parsed once on input, formatted once on output.
 
-Pure: no clock and no randomness; whoever makes an id hands both in.
+Pure: no clock and no randomness; the caller that makes an id passes both in.
 """
 
 import re

@@ -30,7 +30,7 @@ class Limits:
     buffer_bytes: int = 64 * KIB  # per connection, each way
     write_stall_s: float = 30.0  # a caller that takes no byte for this long is cut off
 
-    # Crowds.
+    # Concurrency.
     connections_max: int = 10_000
     memory_bytes_max: int = 0  # 0: not configured; at 95 % of it nobody more is let in
     in_flight_max: int = 5_000  # requests; at 95 % of it nobody more is let in
@@ -61,7 +61,9 @@ class Limits:
     erc1271_bytes_max: int = 4 * KIB
     rpc_answer_bytes_max: int = 8 * MIB
     watch_interval_s: float = 10.0  # between two looks at the payments that are not final yet
-    watch_batch_max: int = 200  # payments that are read from the books at once, where their block has changed
+    watch_batch_max: int = (
+        200  # payments that are read from the ledger at once, where their block has changed
+    )
     watch_in_flight_max: int = 8  # requests for receipts; leaves most of `rpc_in_flight_max` to callers
     disputed_looks_max: int = 6  # looks in a row at which nodes disagree about a payment; then it is held
 
@@ -124,7 +126,7 @@ class Limits:
     payee_memory_s: int = 86_400
     payee_slack_s: int = 60  # clocks of chain and gateway may differ by this much
 
-    # The books.
+    # The ledger.
     claim_batch_max: int = 4_096
     close_patience_s: float = 10.0  # an answer waits so long for its close to be written; then it is dropped
     unknown_hold_s: int = 86_400  # an unknown call gives its price back after this

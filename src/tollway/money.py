@@ -3,7 +3,7 @@
 Three units:
 
 * **base units**: what the token contract counts (10^-decimals);
-* **ledger units**: what the books count, 10^-min(decimals, 9), so that a balance fits a signed 64-bit column;
+* **ledger units**: what the ledger counts, 10^-min(decimals, 9), so that a balance fits a signed 64-bit column;
 * **nano**: 10^-9 of a currency, the common unit of prices across the assets of one currency.
 """
 
@@ -48,7 +48,7 @@ class Asset:
 
     @property
     def key(self) -> str:
-        """The name of the asset in the books: its lower-case token address, or `native`."""
+        """The name of the asset in the ledger: its lower-case token address, or `native`."""
         return "native" if self.token is None else "0x" + self.token.hex()
 
     @property

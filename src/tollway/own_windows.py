@@ -13,19 +13,19 @@ from limits import RateLimitItem
 SWEEP_AFTER = 10_000
 """So many windows more than were left by the last sweep, and those that have emptied are looked for again."""
 
-GRAINS_MAX = 500
+SLICES_MAX = 500
 """What came within this part of a window leaves it together, with the first of it: at most so much too early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStanding:
+class LocalWindowState:
     """A window as it is now. `wait_s`: until its oldest entry leaves it."""
 
     left: int
     wait_s: float
 
 
-class _Grain:
+class _Slice:
     __slots__ = ("count", "leaves_s")
 
     def __init__(self, leaves_s: float) -> None:
@@ -34,38 +34,38 @@ class _Grain:
 
 
 class _Window:
-    """`grains`: the oldest first."""
+    """`slices`: the oldest first."""
 
-    __slots__ = ("count", "grains")
+    __slots__ = ("count", "slices")
 
     def __init__(self) -> None:
         self.count = 0
-        self.grains: deque[_Grain] = deque()
+        self.slices: deque[_Slice] = deque()
 
     def add(self, now_s: float, length_s: float) -> None:
         self.count += 1
         leaves_s = now_s + length_s
-        if self.grains and leaves_s - self.grains[-1].leaves_s < length_s / GRAINS_MAX:
-            self.grains[-1].count += 1
+        if self.slices and leaves_s - self.slices[-1].leaves_s < length_s / SLICES_MAX:
+            self.slices[-1].count += 1
         else:
-            self.grains.append(_Grain(leaves_s))
+            self.slices.append(_Slice(leaves_s))
 
-    def give_back(self) -> None:
+    def undo_hit(self) -> None:
         """The newest entry."""
-        if not self.grains:
+        if not self.slices:
             return
         self.count -= 1
-        self.grains[-1].count -= 1
-        if not self.grains[-1].count:
-            self.grains.pop()
+        self.slices[-1].count -= 1
+        if not self.slices[-1].count:
+            self.slices.pop()
 
-    def forget(self, now_s: float) -> None:
+    def drop_expired(self, now_s: float) -> None:
         """What has left it."""
-        while self.grains and self.grains[0].leaves_s <= now_s:
-            self.count -= self.grains.popleft().count
+        while self.slices and self.slices[0].leaves_s <= now_s:
+            self.count -= self.slices.popleft().count
 
 
-class OwnWindows:
+class LocalWindows:
     """Used from one event loop. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,29 +88,29 @@ class OwnWindows:
             self._sweep(now_s)
         return True
 
-    def give_back(self, item: RateLimitItem, *key: str) -> None:
+    def undo_hit(self, item: RateLimitItem, *key: str) -> None:
         """Takes back the newest entry; nothing where the window is empty."""
-        self._open(item.key_for(*key), self._clock()).give_back()
+        self._open(item.key_for(*key), self._clock()).undo_hit()
 
-    def look(self, item: RateLimitItem, *key: str) -> OwnStanding:
+    def peek(self, item: RateLimitItem, *key: str) -> LocalWindowState:
         """Counts nothing."""
         now_s = self._clock()
         window = self._open(item.key_for(*key), now_s)
-        wait_s = window.grains[0].leaves_s - now_s if window.grains else 0.0
-        return OwnStanding(left=item.amount - window.count, wait_s=wait_s)
+        wait_s = window.slices[0].leaves_s - now_s if window.slices else 0.0
+        return LocalWindowState(left=item.amount - window.count, wait_s=wait_s)
 
     def _open(self, name: str, now_s: float) -> _Window:
         """The window without what has left it."""
         window = self._windows.get(name)
         if window is None:
             return _Window()
-        window.forget(now_s)
+        window.drop_expired(now_s)
         return window
 
     def _sweep(self, now_s: float) -> None:
         if len(self._windows) < self._sweep_at:
             return
         for name, window in list(self._windows.items()):
-            if not window.grains or window.grains[-1].leaves_s <= now_s:
+            if not window.slices or window.slices[-1].leaves_s <= now_s:
                 del self._windows[name]
         self._sweep_at = len(self._windows) + SWEEP_AFTER

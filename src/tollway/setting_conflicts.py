@@ -12,22 +12,22 @@ from tollway.network_settings import NetworkSettings
 from tollway.setting_values import Listen
 
 
-def check_doors(*, listen: Listen, admin_listen: Listen | None, public_url: str) -> Iterator[str]:
+def check_listeners(*, listen: Listen, admin_listen: Listen | None, public_url: str) -> Iterator[str]:
     """Where callers come in, and where the operator does."""
-    if admin_listen is not None and _is_same_door(listen, admin_listen):
+    if admin_listen is not None and _is_same_listener(listen, admin_listen):
         yield f"admin_listen: {admin_listen} is where callers are served; take another port, or off"
-    if not listen.is_loopback and _is_reached_from_here_only(urlsplit(public_url).hostname or ""):
+    if not listen.is_loopback and _is_local_only(urlsplit(public_url).hostname or ""):
         yield f"public_url: callers from outside cannot reach {public_url}; set it to the URL they use"
 
 
-def _is_same_door(one: Listen, other: Listen) -> bool:
+def _is_same_listener(one: Listen, other: Listen) -> bool:
     """Port 0 is whichever is free. On all addresses is on each of them."""
     hosts = {one.host, other.host}
     is_everywhere = not hosts.isdisjoint(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
     return one.port == other.port != 0 and (len(hosts) == 1 or is_everywhere)
 
 
-def _is_reached_from_here_only(host: str) -> bool:
+def _is_local_only(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -16,10 +16,10 @@ from tollway.identity.public_origin import parse_origin
 from tollway.money import Price
 from tollway.outbound.name_records import NameServer
 from tollway.storage.postgres_address import PostgresAddress
-from tollway.windows_url import parse_windows_url
+from tollway.windows_url import parse_redis_url
 
 T = TypeVar("T")
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -72,14 +72,14 @@ def parse_public_url(raw: Any) -> str:
     return str(parse_origin(text))
 
 
-_MAIL = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
-_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
+_MAILTO = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_CONTACT_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
 
 
 def parse_contact(raw: Any) -> str:
     """Where the operator is reached: it stands in `security.txt` and in the contract."""
     text = str(raw)
-    if len(text) > 256 or not (_MAIL.fullmatch(text) or _PAGE.fullmatch(text)):
+    if len(text) > 256 or not (_MAILTO.fullmatch(text) or _CONTACT_PAGE.fullmatch(text)):
         raise ValueError("must be such as mailto:security@example.com or https://example.com/contact")
     return text
 
@@ -108,7 +108,7 @@ def parse_database_url(raw: Any) -> Secret[str]:
 
 
 def parse_rate_limit_url(raw: Any) -> Secret[str]:
-    return Secret(parse_windows_url(str(raw)))
+    return Secret(parse_redis_url(str(raw)))
 
 
 def parse_flag(raw: Any) -> bool:
@@ -157,7 +157,7 @@ def parse_proxies(raw: Any) -> tuple[str, ...]:
     return tuple(str(network) for network in networks)
 
 
-def _unmap(network: Network) -> Network:
+def _unmap(network: IpNetwork) -> IpNetwork:
     """Clients are known by their IPv4 address, also where a socket for both families writes it as IPv6."""
     first = network.network_address
     if not isinstance(first, ipaddress.IPv6Address) or first.ipv4_mapped is None or network.prefixlen < 96:
@@ -165,7 +165,7 @@ def _unmap(network: Network) -> Network:
     return ipaddress.IPv4Network((first.ipv4_mapped, network.prefixlen - 96))
 
 
-def looks_like_a_path(text: str) -> bool:
+def is_path_like(text: str) -> bool:
     """A wrong key must not be taken for a file and shown in an error: only what has a slash or a dot is one."""
     return "/" in text or "." in text
 

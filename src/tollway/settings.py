@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from tollway import setting_conflicts as conflicts
 from tollway.chain.rules import PRESETS
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
@@ -20,11 +19,18 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.network_settings import NetworkSettings, parse_network
 from tollway.outbound.name_records import NameServer
 from tollway.secret_keys import SecretKeys, make_key_file, parse_secret_keys, read_key_file
+from tollway.setting_conflicts import (
+    check_limits,
+    check_listeners,
+    check_maxima,
+    check_networks,
+    check_registration,
+)
 from tollway.setting_values import (
     Listen,
     Secret,
     gas_keys_name,
-    looks_like_a_path,
+    is_path_like,
     one_of,
     parse_admin_listen,
     parse_contact,
@@ -77,7 +83,7 @@ KEYS = (
 )
 """Every plain setting. Beside them: `networks` and `limits`."""
 
-TRADER_KEYS = frozenset(
+CLIENT_KEYS = frozenset(
     {
         "CONFIG",
         "GATEWAY",
@@ -149,7 +155,7 @@ def load_settings(environment: Mapping[str, str], *, config: Path | None = None)
     """
     from_file, of_file = read_settings_file(environment, config)
     problems = [*of_file]
-    reader = _Reader(environment, from_file, problems)
+    reader = _SettingsReader(environment, from_file, problems)
     settings = reader.read()
     _check_together(settings, problems)
     if problems:
@@ -168,7 +174,7 @@ def ensure_secret_key(settings: Settings) -> Settings:
     return replace(settings, secret_key=first, other_secret_keys=tuple(others))
 
 
-class _Reader:
+class _SettingsReader:
     """Turns two sources of raw values into Settings; what is wrong goes to `problems`."""
 
     def __init__(
@@ -177,47 +183,49 @@ class _Reader:
         self._environment = {
             name.removeprefix(PREFIX): value
             for name, value in environment.items()
-            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TRADER_KEYS
+            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CLIENT_KEYS
         }
         self._file = from_file
         self._problems = problems
 
     def read(self) -> Settings:
         self._refuse_unknown()
-        database_url = self._take("database_url", parse_database_url, Secret("sqlite:///tollway.sqlite3"))
-        listen = self._take("listen", parse_listen, Listen(host="127.0.0.1", port=8402))
+        database_url = self._read_value(
+            "database_url", parse_database_url, Secret("sqlite:///tollway.sqlite3")
+        )
+        listen = self._read_value("listen", parse_listen, Listen(host="127.0.0.1", port=8402))
         admin_listen: Listen | None = parse_admin_listen(ADMIN_LISTEN_DEFAULT)
-        admin_listen = self._take("admin_listen", parse_admin_listen, admin_listen)
+        admin_listen = self._read_value("admin_listen", parse_admin_listen, admin_listen)
         keys, key_file = self._read_secret_keys(database_url, listen)
         return Settings(
-            public_url=self._take("public_url", parse_public_url, "http://127.0.0.1:8402"),
-            contact=self._take("contact", parse_contact, None),
+            public_url=self._read_value("public_url", parse_public_url, "http://127.0.0.1:8402"),
+            contact=self._read_value("contact", parse_contact, None),
             listen=listen,
             admin_listen=admin_listen,
             database_url=database_url,
-            rate_limit_url=self._take("rate_limit_url", parse_rate_limit_url, None),
+            rate_limit_url=self._read_value("rate_limit_url", parse_rate_limit_url, None),
             secret_key=keys[0] if keys else None,
             secret_key_file=key_file,
             other_secret_keys=keys[1:],
             networks=self._read_networks(),
-            allow_mixed_networks=self._take("allow_mixed_networks", parse_flag, False),
-            allow_private_endpoints=self._take("allow_private_endpoints", parse_flag, False),
-            registration=self._take("registration", one_of("open", "allowlist"), "open"),
-            allowlist=self._take("allowlist", parse_wallets, frozenset()),
-            require_bound_signature=self._take("require_bound_signature", parse_flag, False),
-            require_ownership=self._take("require_ownership", parse_flag, False),
-            name_servers=self._take("name_servers", parse_name_servers, ()),
-            x402=self._take("x402", parse_flag, True),
-            mpp=self._take("mpp", parse_flag, True),
-            unfinal_spend_max_nano=self._take("unfinal_spend_max", parse_maxima, MappingProxyType({})),
+            allow_mixed_networks=self._read_value("allow_mixed_networks", parse_flag, False),
+            allow_private_endpoints=self._read_value("allow_private_endpoints", parse_flag, False),
+            registration=self._read_value("registration", one_of("open", "allowlist"), "open"),
+            allowlist=self._read_value("allowlist", parse_wallets, frozenset()),
+            require_bound_signature=self._read_value("require_bound_signature", parse_flag, False),
+            require_ownership=self._read_value("require_ownership", parse_flag, False),
+            name_servers=self._read_value("name_servers", parse_name_servers, ()),
+            x402=self._read_value("x402", parse_flag, True),
+            mpp=self._read_value("mpp", parse_flag, True),
+            unfinal_spend_max_nano=self._read_value("unfinal_spend_max", parse_maxima, MappingProxyType({})),
             limits=self._read_limits(),
-            log_level=self._take("log_level", one_of("debug", "info", "warning", "error"), "info"),
-            log_format=self._take("log_format", one_of("auto", "json", "console"), "auto"),
-            trusted_proxies=self._take("trusted_proxies", parse_proxies, ()),
-            mcp_origins=self._take("mcp_origins", parse_origins, frozenset()),
+            log_level=self._read_value("log_level", one_of("debug", "info", "warning", "error"), "info"),
+            log_format=self._read_value("log_format", one_of("auto", "json", "console"), "auto"),
+            trusted_proxies=self._read_value("trusted_proxies", parse_proxies, ()),
+            mcp_origins=self._read_value("mcp_origins", parse_origins, frozenset()),
         )
 
-    def _take(self, name: str, parse: Callable[[Any], T], default: T) -> T:
+    def _read_value(self, name: str, parse: Callable[[Any], T], default: T) -> T:
         source = PREFIX + name.upper()
         raw = self._environment.get(name.upper())
         if raw is None:
@@ -245,8 +253,8 @@ class _Reader:
 
     def _read_secret_keys(self, database_url: Secret[str], listen: Listen) -> tuple[SecretKeys, Path | None]:
         none: SecretKeys = ()
-        keys = self._take("secret_key", parse_secret_keys, none)
-        path = self._take("secret_key_file", Path, None)
+        keys = self._read_value("secret_key", parse_secret_keys, none)
+        path = self._read_value("secret_key_file", Path, None)
         if keys and path is not None:
             self._problems.append("secret_key: set either secret_key or secret_key_file, not both")
         url = database_url.reveal()
@@ -315,7 +323,7 @@ class _Reader:
                 networks.append(parse_network(table))
             except (ValueError, TypeError) as exc:
                 self._problems.append(f"networks[{position}]: {exc}")
-        self._check_wanted(wanted)
+        self._require_network(wanted)
         return tuple(networks)
 
     def _add_gas_keys(self, wanted: list[dict[str, Any]]) -> None:
@@ -329,7 +337,7 @@ class _Reader:
                     f"{PREFIX}{gas_keys_name(preset)}: the network {preset} is not configured"
                 )
 
-    def _check_wanted(self, wanted: list[dict[str, Any]]) -> None:
+    def _require_network(self, wanted: list[dict[str, Any]]) -> None:
         if not wanted:
             self._problems.append(
                 "networks: name at least one node to read payments from, such as "
@@ -343,7 +351,7 @@ def _read_gas_keys(raw: Any) -> list[str]:
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError("gas_keys: must be a list of keys in hex, or of files with one")
     keys = [part.strip() for part in parts if part.strip()]
-    return [_read_gas_key_file(Path(key)) if looks_like_a_path(key) else key for key in keys]
+    return [_read_gas_key_file(Path(key)) if is_path_like(key) else key for key in keys]
 
 
 def _read_gas_key_file(path: Path) -> str:
@@ -352,20 +360,20 @@ def _read_gas_key_file(path: Path) -> str:
             raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
+        raise ValueError(f"gas_keys: the file {path} cannot be used: {_os_reason(exc)}") from None
 
 
 def _check_together(settings: Settings, problems: list[str]) -> None:
     is_open, maxima = settings.registration == "open", settings.unfinal_spend_max_nano
     listen, admin_listen, public_url = settings.listen, settings.admin_listen, settings.public_url
     problems += [
-        *conflicts.check_networks(settings.networks, allow_mixed_networks=settings.allow_mixed_networks),
-        *conflicts.check_doors(listen=listen, admin_listen=admin_listen, public_url=public_url),
-        *conflicts.check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist)),
-        *conflicts.check_maxima(maxima, settings.networks),
-        *conflicts.check_limits(settings.limits),
+        *check_networks(settings.networks, allow_mixed_networks=settings.allow_mixed_networks),
+        *check_listeners(listen=listen, admin_listen=admin_listen, public_url=public_url),
+        *check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist)),
+        *check_maxima(maxima, settings.networks),
+        *check_limits(settings.limits),
     ]
 
 
-def _reason(exc: Exception) -> str:
+def _os_reason(exc: Exception) -> str:
     return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tollway.errors import SettingsInvalid
-from tollway.setting_values import looks_like_a_path, parse_strings
+from tollway.setting_values import is_path_like, parse_strings
 
 CONFIG_DEFAULT = Path("tollway.toml")
-NAMES_TOLD_MAX = 3
+NAMES_SHOWN_MAX = 3
 
-_KEY = re.compile(r"[A-Za-z0-9_-]{24,}")
+_API_KEY = re.compile(r"[A-Za-z0-9_-]{24,}")
 """What providers of nodes put into their URLs. Names of networks and methods are shorter."""
 
 
@@ -44,9 +44,9 @@ def read_settings_file(
 def _check_mode(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
     secrets = list(find_secrets(table))
     if secrets:
-        told = ", ".join(secrets[:NAMES_TOLD_MAX]) + (", …" if secrets[NAMES_TOLD_MAX:] else "")
+        names = ", ".join(secrets[:NAMES_SHOWN_MAX]) + (", …" if secrets[NAMES_SHOWN_MAX:] else "")
         advice = f"chmod 640 {path.name}, or set it in the environment"
-        yield f"{path}: others may read it, and it holds a secret ({told}): {advice}"
+        yield f"{path}: others may read it, and it holds a secret ({names}): {advice}"
 
 
 def find_secrets(table: Mapping[str, Any]) -> Iterator[str]:
@@ -63,9 +63,9 @@ def find_secrets(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _find_secrets_of_network(network: Mapping[str, Any]) -> Iterator[str]:
-    if any(not looks_like_a_path(key) for key in _texts(network.get("gas_keys"))):
+    if any(not is_path_like(key) for key in _texts(network.get("gas_keys"))):
         yield "gas_keys"
-    if any(_has_password(url) or _has_key(url) for url in _texts(network.get("rpc_urls"))):
+    if any(_has_password(url) or _has_api_key(url) for url in _texts(network.get("rpc_urls"))):
         yield "rpc_urls"
     facilitator = network.get("facilitator")
     if isinstance(facilitator, dict):
@@ -91,10 +91,10 @@ def _has_password(raw: Any) -> bool:
         return "@" in raw
 
 
-def _has_key(url: str) -> bool:
+def _has_api_key(url: str) -> bool:
     """A URL of a node whose path or query holds a key."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return True
-    return bool(_KEY.search(f"{parts.path}?{parts.query}"))
+    return bool(_API_KEY.search(f"{parts.path}?{parts.query}"))

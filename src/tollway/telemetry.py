@@ -58,7 +58,7 @@ _FORMAT_NOISE = ("granian", "_granian", "asyncio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackgroundFigures:
+class BackgroundTaskStatus:
     """One background task, as it is when metrics are read. `age_s`: since its last good run. `interval_s`: between two runs;
     None where it runs only when there is work. `failures`: in a row."""
 
@@ -73,7 +73,7 @@ class BackgroundFigures:
 class _BackgroundCollector(Collector):
     """Reads the figures when metrics are read. Tasks that another gateway runs for all have none here."""
 
-    def __init__(self, read: Callable[[], Iterable[BackgroundFigures]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
@@ -156,7 +156,7 @@ class Metrics:
         )
         self._add_settling(registry)
 
-    def add_background(self, read: Callable[[], Iterable[BackgroundFigures]]) -> None:
+    def add_background(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
         self.registry.register(_BackgroundCollector(read))
 
     def add_shared_rates(self) -> Callable[[bool], None]:

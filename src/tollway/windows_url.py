@@ -3,7 +3,7 @@
 import re
 from urllib.parse import parse_qs, urlsplit
 
-WINDOWS_SCHEMES = {
+REDIS_SCHEMES = {
     "redis": "redis",
     "rediss": "rediss",
     "unix": "unix",
@@ -13,14 +13,14 @@ WINDOWS_SCHEMES = {
 """The same protocol by two names; the client knows only the older one."""
 
 
-def parse_windows_url(text: str) -> str:
+def parse_redis_url(text: str) -> str:
     """Raises ValueError without a word of the URL: it may hold a password."""
     try:
         parts = urlsplit(text)
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))
         is_somewhere = parts.path.startswith("/") if parts.scheme == "unix" else bool(parts.hostname)
         is_plain = parts.scheme == "unix" or re.fullmatch(r"(/\d{0,4})?", parts.path) is not None
-        is_known = parts.scheme in WINDOWS_SCHEMES and parts.port != 0 and query.keys() <= {"db"}
+        is_known = parts.scheme in REDIS_SCHEMES and parts.port != 0 and query.keys() <= {"db"}
     except ValueError:
         is_known = is_somewhere = is_plain = False
     if not (is_known and is_somewhere and is_plain) or any(not db.isdecimal() for db in query.get("db", ())):

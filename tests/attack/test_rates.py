@@ -21,7 +21,7 @@ from tests.attack import attacked_gateway
 from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
 from tollway.shares import WALLETS_PER_ADDRESS
-from tollway.web.registration_meter import LOOKS_PER_LISTING
+from tollway.web.registration_meter import PROBES_PER_LISTING
 
 URL = "https://gw.example.com"
 APIS = "/api/v2/apis"
@@ -237,7 +237,7 @@ def of_address(amount: int) -> int:
 RATES = [
     ("a wallet's listings", "registrations", REGISTRATIONS, 3_600),
     ("an address's listings", "registrations-address", of_address(REGISTRATIONS), 3_600),
-    ("an address's looks", "endpoint-looks", REGISTRATIONS * LOOKS_PER_LISTING, 3_600),
+    ("an address's looks", "endpoint-looks", REGISTRATIONS * PROBES_PER_LISTING, 3_600),
     ("a wallet's edits", "edits", EDITS, 3_600),
     ("a wallet's checks", "ownership-checks", CHECKS, 3_600),
     ("an address's checks", "ownership-checks-address", of_address(CHECKS), 3_600),

@@ -77,8 +77,10 @@ class Scene:
     arrived: dict[str, Shown] = field(default_factory=dict)
 
     def verifier(self, **options: Any) -> ForwardedVerifier:
-        given = {"endpoint": self.upstream.url + "/base", "api_ids": [self.api_id], **options}
-        return ForwardedVerifier(self.gateway.url, ticks_s=lambda: time.monotonic() + self.later_s, **given)
+        declared = {"endpoint": self.upstream.url + "/base", "api_ids": [self.api_id], **options}
+        return ForwardedVerifier(
+            self.gateway.url, ticks_s=lambda: time.monotonic() + self.later_s, **declared
+        )
 
     async def call(self, rest: str, *, method: str = "GET", api_id: str | None = None, **more: Any) -> Shown:
         """One call through the gateway, and what arrived of it."""
@@ -230,7 +232,7 @@ async def test_a_gateway_of_ones_own_signs_for_nobody_else(scene: Scene) -> None
         api_id=scene.api_id,
         call_id="call_1",
         payer=None,
-        body=cover_body(None, length=0, given=None),
+        body=cover_body(None, length=0, declared=None),
         created_s=int(time.time()),
         nonce=secrets.token_hex(16),
     )

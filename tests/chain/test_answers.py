@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tollway.chain.answers import (
-    Mined,
+    MinedTransaction,
     RpcFault,
-    Unmined,
-    Unusable,
+    UnminedTransaction,
+    UnusableResponse,
     parse_base_fee,
     parse_batch,
     parse_block,
@@ -66,7 +66,7 @@ def test_an_error_of_one_item_leaves_the_others_alone() -> None:
     ],
 )
 def test_a_batch_that_is_not_whole_is_unusable(body: bytes) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_batch(body, IDS)
 
 
@@ -75,14 +75,14 @@ def test_a_depth_bomb_is_refused_even_when_python_would_follow_it_into_a_crash()
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:
         for bomb in (b"[" * 500_000, b'{"id":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
-            with pytest.raises(Unusable):
+            with pytest.raises(UnusableResponse):
                 parse_batch(bomb, IDS)
     finally:
         sys.setrecursionlimit(before)
 
 
 def test_true_is_not_the_id_one() -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_batch(b'[{"id": true, "result": 5}]', [1])
 
 
@@ -90,7 +90,7 @@ def test_an_unusable_answer_never_repeats_what_the_node_wrote() -> None:
     secret = "key-123"
     for value in (secret, fault(secret), [secret]):
         for parse in (parse_quantity, parse_bytes, parse_block):
-            with pytest.raises(Unusable) as caught:
+            with pytest.raises(UnusableResponse) as caught:
                 parse(value)
             assert secret not in str(caught.value)
 
@@ -100,19 +100,19 @@ def test_an_unusable_answer_never_repeats_what_the_node_wrote() -> None:
     [None, 5, True, "", "0x", "5", "0xg", "-0x1", "0x 1", "0X1", "0x" + "1" * 65, "0x1\n", "0x\u0661"],
 )
 def test_a_quantity_is_hex_text_and_nothing_else(value: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_quantity(value)
 
 
 @pytest.mark.parametrize("value", [None, 5, "", "abcd", "0xabc", "0xzz", "0xab\n", ["0xab"]])
 def test_bytes_are_even_hex_text_and_nothing_else(value: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_bytes(value)
 
 
 def test_bytes_of_another_length_are_refused() -> None:
     assert parse_bytes("0xabCD", length=2) == b"\xab\xcd"
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_bytes("0xabcd", length=3)
 
 
@@ -125,20 +125,20 @@ def test_nothing_is_final_where_the_node_knows_no_final_block(value: object) -> 
 
 
 def test_a_final_block_above_the_head_is_a_lie() -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_finalized({"number": "0xb", "hash": "0x" + "0b" * 32, "timestamp": "0x65"}, head=HEAD)
 
 
 @pytest.mark.parametrize("member", ["number", "hash", "timestamp"])
 @pytest.mark.parametrize("value", [None, "0x", "0x" + "f" * 64 + "ff"])
 def test_a_block_needs_number_hash_and_time(member: str, value: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: value})
 
 
 @pytest.mark.parametrize("member", ["number", "timestamp"])
 def test_a_block_of_absurd_height_or_time_is_unusable(member: str) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: hex(2**63)})
 
 
@@ -179,14 +179,14 @@ def change(fields: dict[str, Any], member: str, value: object) -> dict[str, Any]
 
 def test_receipt_and_transaction_make_one_mined_transaction() -> None:
     mined = parse_mined(RECEIPT, TRANSACTION, tx_hash=TX)
-    assert isinstance(mined, Mined)
+    assert isinstance(mined, MinedTransaction)
     assert (mined.succeeded, mined.value, mined.block_number) == (True, 5, 8)
     assert mined.logs[0].payload == b"\xbe\xef"
 
 
 def test_a_created_contract_has_no_recipient() -> None:
     mined = parse_mined(change(RECEIPT, "to", None), change(TRANSACTION, "to", None), tx_hash=TX)
-    assert isinstance(mined, Mined)
+    assert isinstance(mined, MinedTransaction)
     assert mined.recipient is None
 
 
@@ -208,7 +208,7 @@ def test_a_created_contract_has_no_recipient() -> None:
 def test_without_both_halves_in_a_block_it_is_not_mined(
     receipt: object, transaction: object, is_pending: bool
 ) -> None:
-    assert parse_mined(receipt, transaction, tx_hash=TX) == Unmined(is_pending=is_pending)
+    assert parse_mined(receipt, transaction, tx_hash=TX) == UnminedTransaction(is_pending=is_pending)
 
 
 OTHER_32, OTHER_20 = "0x" + "ee" * 32, "0x" + "ee" * 20
@@ -271,7 +271,7 @@ BAD_LOGS = [
     ],
 )
 def test_halves_that_are_broken_or_disagree_are_unusable(receipt: object, transaction: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_mined(receipt, transaction, tx_hash=TX)
 
 
@@ -309,7 +309,7 @@ def test_a_contract_that_fails_is_reverted_and_its_bytes_are_cut(
     ],
 )
 def test_a_node_that_fails_is_never_taken_for_the_contract(value: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_call(value, bytes_max=100)
 
 
@@ -327,14 +327,14 @@ def test_what_a_transaction_cost_is_known_where_the_node_says_it(
     fee_fields: dict[str, str], fee_wei: int | None
 ) -> None:
     mined = parse_mined(RECEIPT | fee_fields, TRANSACTION, tx_hash=TX)
-    assert isinstance(mined, Mined)
+    assert isinstance(mined, MinedTransaction)
     assert mined.fee_wei == fee_wei
 
 
 def test_a_word_is_one_word_and_a_revert_is_none() -> None:
     assert parse_word("0x" + "00" * 31 + "07") == 7
     for value in ("0x", "0x07", "0x" + "00" * 33, None, fault("execution reverted", code=3)):
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableResponse):
             parse_word(value)
 
 
@@ -343,14 +343,14 @@ def test_an_estimate_is_gas_or_a_contract_that_fails() -> None:
     assert parse_estimate(fault("execution reverted", code=3)) is None
     assert parse_estimate(fault("gas required exceeds allowance (200000)")) is None
     for value in (fault("header not found"), fault("rate limited", code=-32005), None, "0x"):
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableResponse):
             parse_estimate(value)
 
 
 def test_a_chain_without_a_base_fee_has_no_fees() -> None:
     assert parse_base_fee({"baseFeePerGas": "0x5"}) == 5
     for block in ({}, None, {"baseFeePerGas": None}):
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableResponse):
             parse_base_fee(block)
 
 
@@ -368,7 +368,7 @@ def test_a_node_that_suggests_no_tip_has_it_in_its_price(tip: object, gas_price:
 
 def test_a_node_that_suggests_nothing_is_unusable() -> None:
     for gas_price in (fault("no"), None):
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableResponse):
             parse_tip(fault("no"), gas_price, base_fee_wei=10)
 
 
@@ -455,5 +455,5 @@ def test_logs_give_their_transactions_in_order_and_removed_ones_none() -> None:
     ],
 )
 def test_logs_that_were_not_asked_for_are_unusable(value: object) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         parse_log_transactions(value, address=ADDRESS, topics=ASKED)

@@ -8,8 +8,8 @@ import pytest
 import structlog
 from aiohttp import web
 
-from tollway.chain.answers import Unusable
-from tollway.chain.node import BREAKER_S, Node, WrongChain, open_session
+from tollway.chain.answers import UnusableResponse
+from tollway.chain.node import BREAKER_S, RpcNode, WrongChain, open_session
 from tollway.identifiers import ChainId
 from tollway.limits import Limits
 
@@ -31,13 +31,15 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def make(url: str, *, clock: Clock | None = None, on_request: Callable[[int], None] | None = None) -> Node:
-    return Node(url, chain_id=CHAIN, position=1, limits=LIMITS, clock=clock or Clock(), on_request=on_request)
+def make(url: str, *, clock: Clock | None = None, on_request: Callable[[int], None] | None = None) -> RpcNode:
+    return RpcNode(
+        url, chain_id=CHAIN, position=1, limits=LIMITS, clock=clock or Clock(), on_request=on_request
+    )
 
 
-async def read(node: Node, session: aiohttp.ClientSession, *, deadline_s: float = 5.0) -> list[object]:
+async def read(node: RpcNode, session: aiohttp.ClientSession, *, deadline_s: float = 5.0) -> list[object]:
     async with node.attempt(deadline_s):
-        return await node.ask(session, ASK_HEAD)  # type: ignore[arg-type]
+        return await node.send_batch(session, ASK_HEAD)  # type: ignore[arg-type]
 
 
 async def test_asks_for_the_chain_id_in_the_same_round_trip(make_node, session) -> None:
@@ -129,16 +131,16 @@ async def test_an_http_fault_is_unusable_and_trips_the_breaker(make_node, sessio
     script, url = await make_node()
     script.http = http
     node = make(url)
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         await read(node, session)
-    assert node.is_last_choice
+    assert node.is_deferred
 
 
 async def test_a_redirect_is_not_followed(make_node, session) -> None:
     script, url = await make_node()
     target, target_url = await make_node()
     script.http = respond(status=307, headers={"Location": target_url})
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         await read(make(url), session)
     assert target.batches == []
 
@@ -161,7 +163,7 @@ async def test_a_node_that_hangs_is_left_at_the_deadline(make_node, session) -> 
         return web.Response()
 
     script.http = hang
-    with pytest.raises(Unusable, match="deadline"):
+    with pytest.raises(UnusableResponse, match="deadline"):
         await read(make(url), session, deadline_s=0.05)
     release.set()
 
@@ -226,7 +228,7 @@ async def test_a_pooled_connection_that_the_node_closed_is_tried_once_more(sessi
 async def test_a_node_that_always_hangs_up_is_sent_two_requests_and_no_more(make_node, session) -> None:
     script, url = await make_node()
     script.http = reset
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         await read(make(url), session)
     assert len(script.batches) == 2
 
@@ -235,9 +237,9 @@ async def test_a_transaction_is_sent_once_even_when_the_node_hangs_up_on_it(make
     script, url = await make_node()
     script.http = reset
     node = make(url)
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         async with node.attempt(5.0):
-            await node.ask(session, [("eth_sendRawTransaction", ["0x02"])], sends_max=1)
+            await node.send_batch(session, [("eth_sendRawTransaction", ["0x02"])], sends_max=1)
     assert len(script.batches) == 1
 
 
@@ -247,18 +249,18 @@ async def test_a_failed_node_is_last_choice_for_a_while_and_recovers_with_its_fi
     script, url = await make_node()
     clock = Clock()
     node = make(url, clock=clock)
-    assert not node.is_last_choice
+    assert not node.is_deferred
     script.http = respond(status=502)
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         await read(node, session)
-    assert node.is_last_choice
+    assert node.is_deferred
     clock.now += BREAKER_S
-    assert not node.is_last_choice
+    assert not node.is_deferred
     script.http = None
     async with node.attempt(1.0):
-        assert node.is_last_choice  # one asker finds out; the others go elsewhere meanwhile
-        await node.ask(session, [])
-    assert not node.is_last_choice
+        assert node.is_deferred  # one asker finds out; the others go elsewhere meanwhile
+        await node.send_batch(session, [])
+    assert not node.is_deferred
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ async def test_secrets_of_the_url_reach_no_log_and_no_error(make_node, session, 
     script.http = respond(status=403)
     with structlog.testing.capture_logs() as logs:
         for each in (node, dead):
-            with pytest.raises(Unusable) as caught:
+            with pytest.raises(UnusableResponse) as caught:
                 await read(each, session)
             assert "SECRET" not in f"{caught.value} {each!r} {each.label}"
             assert caught.value.__cause__ is None

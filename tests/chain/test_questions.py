@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tollway.chain.answers import Unusable
-from tollway.chain.node import Node, open_session
+from tollway.chain.answers import UnusableResponse
+from tollway.chain.node import RpcNode, open_session
 from tollway.chain.questions import read_authorization
 from tollway.chain.reader import AuthorizationFacts
 from tollway.identifiers import Address, ChainId
@@ -50,7 +50,7 @@ def know_idle_chain(script: Any, *, upcoming: object = UPCOMING, **later: object
 
 
 async def look(url: str, *, valid_after: int = VALID_AFTER) -> AuthorizationFacts:
-    node = Node(url, chain_id=CHAIN, position=1, limits=Limits(), clock=lambda: 0.0, on_request=None)
+    node = RpcNode(url, chain_id=CHAIN, position=1, limits=Limits(), clock=lambda: 0.0, on_request=None)
     session: aiohttp.ClientSession = open_session()
     async with session:
         return await read_authorization(
@@ -111,5 +111,5 @@ async def test_a_transfer_that_is_old_enough_is_not_asked_about_twice(make_node)
 async def test_an_upcoming_block_without_a_time_is_no_answer(make_node) -> None:
     script, url = await make_node()
     know_idle_chain(script, upcoming={"number": "0xb"})
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableResponse):
         await look(url)

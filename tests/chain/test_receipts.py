@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.chain.answers import Block, Mined
+from tollway.chain.answers import BlockHeader, MinedTransaction
 from tollway.chain.reader import ChainFacts, NotMined
-from tollway.chain.receipts import Tally, assemble_facts
+from tollway.chain.receipts import TransactionVotes, assemble_facts
 from tollway.identifiers import Address, ChainId, TxHash
 
 CHAIN = ChainId(84532)
-MINED = Mined(
+MINED = MinedTransaction(
     succeeded=True,
     sender=Address(b"\xa1" * 20),
     recipient=None,
@@ -29,17 +29,17 @@ def facts(*, head: int = 10, finalized: int = 3, block: int = 8) -> ChainFacts:
         CHAIN,
         TxHash(b"\x77" * 32),
         MINED,
-        block=Block(number=block, block_hash=b"\x08" * 32, time=block),
-        head=Block(number=head, block_hash=bytes(32), time=head),
+        block=BlockHeader(number=block, block_hash=b"\x08" * 32, time=block),
+        head=BlockHeader(number=head, block_hash=bytes(32), time=head),
         finalized_number=finalized,
     )
 
 
-def tally(*answers: ChainFacts | NotMined, needed: int = 1) -> Tally:
-    tally = Tally(chain_id=CHAIN, needed=needed)
+def votes(*answers: ChainFacts | NotMined, needed: int = 1) -> TransactionVotes:
+    votes = TransactionVotes(chain_id=CHAIN, needed=needed)
     for answer in answers:
-        tally.add(answer)
-    return tally
+        votes.add(answer)
+    return votes
 
 
 def test_a_block_above_the_head_is_the_head() -> None:
@@ -81,7 +81,7 @@ def test_a_block_above_the_head_is_the_head() -> None:
 def test_what_counts(
     answers: tuple[ChainFacts | NotMined, ...], needed: int, outcome: ChainFacts | NotMined | None
 ) -> None:
-    assert tally(*answers, needed=needed).outcome == outcome
+    assert votes(*answers, needed=needed).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_what_counts(
 def test_a_node_that_failed_just_now_is_not_waited_for_to_say_not_mined(
     answers: tuple[ChainFacts | NotMined, ...], needed: int, first_choice: bool, last_choice: bool
 ) -> None:
-    asked = tally(*answers, needed=needed)
-    assert asked.wants(is_last_choice=False) is first_choice
-    assert asked.wants(is_last_choice=True) is last_choice
+    asked = votes(*answers, needed=needed)
+    assert asked.needs_another_node(is_deferred=False) is first_choice
+    assert asked.needs_another_node(is_deferred=True) is last_choice

@@ -10,14 +10,14 @@ from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
     ChainFacts,
-    ContractAnswer,
+    ChainTip,
+    ContractResult,
     Disputed,
     Fees,
     NotMined,
+    Quorum,
     SendFault,
     SendRefused,
-    Tip,
-    Trust,
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
@@ -433,7 +433,7 @@ async def test_an_authorisation_is_known_after_one_round_trip(make_node, make_re
         code_size=0,
         balance=500,
         is_used=False,
-        simulation=ContractAnswer(reverted=False, payload=b""),
+        simulation=ContractResult(reverted=False, payload=b""),
         gas_estimate=60_000,
     )
     assert len(script.batches) == 1
@@ -456,7 +456,7 @@ async def test_a_transfer_that_reverts_is_an_answer(make_node, make_reader) -> N
     script, url = await make_node()
     know_authorization(script, simulation=REVERT, estimate=REVERT, used=WORD_OF(1), balance=WORD_OF(0))
     facts = await ask_authorization(await make_reader(url))
-    assert facts.simulation == ContractAnswer(reverted=True, payload=b"\xde\xad")
+    assert facts.simulation == ContractResult(reverted=True, payload=b"\xde\xad")
     assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
 
 
@@ -480,7 +480,7 @@ async def test_a_revert_of_a_megabyte_is_cut(make_node, make_reader) -> None:
     bomb = {"!error": {"code": 3, "message": "execution reverted", "data": "0x" + "ab" * 2**20}}
     know_authorization(script, simulation=bomb, estimate=bomb)
     facts = await ask_authorization(await make_reader(url))
-    assert facts.simulation == ContractAnswer(reverted=True, payload=b"\xab" * LIMITS.erc1271_bytes_max)
+    assert facts.simulation == ContractResult(reverted=True, payload=b"\xab" * LIMITS.erc1271_bytes_max)
 
 
 @pytest.mark.parametrize(
@@ -763,7 +763,7 @@ async def test_without_a_clear_word_a_transaction_may_be_on_its_way(
     assert [batch[0] for batch in script.batches].count("eth_sendRawTransaction") == 1
 
 
-async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractAnswer:
+async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractResult:
     return await reader.call_contract(
         CHAIN, to=ALICE, calldata=b"\x01\x02", gas=200_000, bytes_max=bytes_max, deadline_s=5.0
     )
@@ -774,7 +774,7 @@ async def test_a_contract_is_called_at_the_latest_block_with_the_gas_given(make_
     seen: list[Any] = []
     script.answers["eth_call"] = lambda params: seen.append(params) or "0xabcdef"
     answer = await call(await make_reader(url), bytes_max=2)
-    assert answer == ContractAnswer(reverted=False, payload=b"\xab\xcd")
+    assert answer == ContractResult(reverted=False, payload=b"\xab\xcd")
     assert seen == [[{"to": str(ALICE), "data": "0x0102", "gas": "0x30d40"}, "latest"]]
 
 
@@ -793,7 +793,7 @@ async def test_a_revert_is_an_answer_and_a_failing_node_is_not(make_node, make_r
     good.answers["eth_call"] = {"!error": {"code": 3, "message": "execution reverted", "data": "0xdead"}}
     script.answers["eth_call"] = {"!error": {"code": -32000, "message": "header not found"}}
     reader = await make_reader(url, good_url)
-    assert await call(reader) == ContractAnswer(reverted=True, payload=b"\xde\xad")
+    assert await call(reader) == ContractResult(reverted=True, payload=b"\xde\xad")
     with pytest.raises(ChainUnavailable):
         await call(await make_reader(url))
 
@@ -899,9 +899,9 @@ async def test_one_node_is_enough_for_whoever_says_so(make_node, make_reader) ->
     second, second_url = await make_node()
     second.http = fail
     reader = await make_reader(first_url, second_url, agreement_min=2)
-    facts = await reader.fetch_facts(CHAIN, TX, trust=Trust.ONE)
+    facts = await reader.fetch_facts(CHAIN, TX, quorum=Quorum.ONE)
     assert facts.value == 5
-    assert await reader.fetch_receipts(CHAIN, [TX], trust=Trust.ONE) == {TX: facts}
+    assert await reader.fetch_receipts(CHAIN, [TX], quorum=Quorum.ONE) == {TX: facts}
     assert second.batches == []
     for ask in (reader.fetch_facts(CHAIN, TX), reader.fetch_receipts(CHAIN, [TX])):
         with pytest.raises(ChainUnavailable):
@@ -940,7 +940,7 @@ async def test_a_tip_is_the_lowest_that_as_many_nodes_tell_as_must_agree(make_no
     second, second_url = await make_node()
     first.blocks.update(latest=first.block(12), finalized=first.block(2))
     reader = await make_reader(first_url, second_url, agreement_min=2)
-    assert await reader.fetch_tip(CHAIN) == Tip(head_number=10, finalized_number=2)
+    assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, finalized_number=2)
     second.http = fail
     with pytest.raises(ChainUnavailable):
         await reader.fetch_tip(CHAIN)
@@ -955,7 +955,7 @@ async def test_a_node_without_the_finalized_tag_leaves_what_is_final_open(
     _, other_url = await make_node()
     script.blocks["finalized"] = answer
     reader = await make_reader(url, other_url, agreement_min=agreement_min)
-    assert await reader.fetch_tip(CHAIN) == Tip(head_number=10, finalized_number=None)
+    assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, finalized_number=None)
 
 
 async def test_hashes_of_blocks_come_some_in_a_round_trip(make_node, make_reader) -> None:

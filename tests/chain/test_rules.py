@@ -1,6 +1,6 @@
 import pytest
 
-from tollway.chain.reader import Trust
+from tollway.chain.reader import Quorum
 from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, TokenDomain
@@ -126,25 +126,25 @@ def test_no_preset_lets_a_large_sum_on_a_main_network_pass_as_shallow_as_a_small
 
 
 @pytest.mark.parametrize(
-    ("asset", "ledger_units", "trust"),
+    ("asset", "ledger_units", "quorum"),
     [
-        (USDC, 0, Trust.ONE),
-        (USDC, 100_000_000, Trust.ONE),
-        (USDC, 100_000_001, Trust.AGREED),
-        (COARSE, 5_00, Trust.ONE),
-        (COARSE, 5_01, Trust.AGREED),
-        pytest.param(ETH, 1, Trust.AGREED, id="a currency that is not named"),
+        (USDC, 0, Quorum.ONE),
+        (USDC, 100_000_000, Quorum.ONE),
+        (USDC, 100_000_001, Quorum.AGREED),
+        (COARSE, 5_00, Quorum.ONE),
+        (COARSE, 5_01, Quorum.AGREED),
+        pytest.param(ETH, 1, Quorum.AGREED, id="a currency that is not named"),
     ],
 )
-def test_above_the_named_value_nodes_have_to_agree(asset: Asset, ledger_units: int, trust: Trust) -> None:
+def test_above_the_named_value_nodes_have_to_agree(asset: Asset, ledger_units: int, quorum: Quorum) -> None:
     rules = make_rules(agreement_above=(("USDC", 100 * 10**9), ("USDX", 5 * 10**9)))
-    assert rules.trust_for(asset, ledger_units) is trust
-    assert rules.first_trust is Trust.ONE
+    assert rules.quorum_for(asset, ledger_units) is quorum
+    assert rules.first_quorum is Quorum.ONE
 
 
 def test_where_no_value_is_named_they_have_to_agree_on_every_one() -> None:
     rules = make_rules()
-    assert (rules.trust_for(USDC, 0), rules.first_trust) == (Trust.AGREED, Trust.AGREED)
+    assert (rules.quorum_for(USDC, 0), rules.first_quorum) == (Quorum.AGREED, Quorum.AGREED)
 
 
 def test_agreement_is_asked_for_a_currency_that_the_network_has() -> None:

@@ -5,7 +5,7 @@ from eth_abi import encode
 
 from tests.kit.chain import MemoryChain
 from tollway.chain import tokens
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
@@ -30,9 +30,9 @@ def make_chain(**changes: bytes | None) -> MemoryChain:
     names = dict(zip(("state", "separator", "name", "version"), HONEST, strict=True))
     answers = {**HONEST, **{names[name]: answer for name, answer in changes.items()}}
 
-    def token(calldata: bytes) -> ContractAnswer:
+    def token(calldata: bytes) -> ContractResult:
         answer = answers.get(calldata)
-        return ContractAnswer(reverted=answer is None, payload=answer or b"")
+        return ContractResult(reverted=answer is None, payload=answer or b"")
 
     chain = MemoryChain(CHAIN)
     chain.deploy(CHAIN, TOKEN, token)

@@ -39,7 +39,7 @@ def test_topics_and_magic_are_the_published_constants() -> None:
 
 def test_a_transfer_is_read_with_its_parties_and_base_units() -> None:
     assert tokens.parse_transfers((TRANSFER, USED), token=TOKEN) == (
-        tokens.Transfer(sender=ALICE, recipient=BOB, base_units=10_000),
+        tokens.TokenTransfer(sender=ALICE, recipient=BOB, base_units=10_000),
     )
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_exactly_a_transfer_of_the_token_is_left_out(spoof: dict[str
     ],
 )
 def test_authorizers_are_those_whose_authorisation_was_used(log: Log, expected: set[Address]) -> None:
-    assert tokens.authorizers((log,), TOKEN) == expected
+    assert tokens.find_authorizers((log,), TOKEN) == expected
 
 
 @pytest.mark.parametrize("signature", [b"", b"\x01", bytes(range(65)), b"\x07" * 96, b"\x07" * 4096])

@@ -8,10 +8,10 @@ import pytest
 
 from tests.kit.chain import Block, MemoryChain, Transaction, authorization_log, transfer_log
 from tests.kit.ledger_records import attempt_of, authorization_of, authorized_claim, claim_on, close_of
-from tests.model.ledger import MemoryBook
-from tollway.chain.reader import Trust
+from tests.model.ledger import MemoryLedger
+from tollway.chain.reader import Quorum
 from tollway.chain.rules import ChainRules
-from tollway.chain.watcher import LOOKS_UNTIL_GONE, RECEIPTS_AT_ONCE, Watcher
+from tollway.chain.watcher import CHECKS_WITHOUT_LOGS_MAX, RECEIPTS_AT_ONCE, ReorgWatcher
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.ledger.authorization import Authorization, SettledTransfer
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, kind: type[MemoryChain] = MemoryChain, **limits: Any) -> None:
         self.now_s = 1_800_000_000
         self.chain = kind(CHAIN, OTHER, finality_depth=3)
-        self.book = MemoryBook(now_ms=self.now_ms)
+        self.ledger = MemoryLedger(now_ms=self.now_ms)
         self.gone: list[Payment] = []
         self.watcher = self.make(**limits)
 
@@ -46,10 +46,10 @@ class Watch:
         rules: ChainRules | None = None,
         is_alone: bool = False,
         **limits: Any,
-    ) -> Watcher:
+    ) -> ReorgWatcher:
         others = {} if is_alone else {OTHER: rules_of(OTHER)}
-        return Watcher(
-            self.book,
+        return ReorgWatcher(
+            self.ledger,
             self.chain,
             {CHAIN: rules or rules_of(CHAIN), **others},
             limits=replace(DEFAULT_LIMITS, **limits) if limits else Limits(),
@@ -59,7 +59,7 @@ class Watch:
             clock=lambda: float(self.now_s),
         )
 
-    def make_by_value(self, **limits: Any) -> Watcher:
+    def make_by_value(self, **limits: Any) -> ReorgWatcher:
         """One node's word is enough for 10 units."""
         return self.make(rules=replace(rules_of(CHAIN), agreement_above=(("USDC", 10_000),)), **limits)
 
@@ -76,7 +76,7 @@ class Watch:
     async def record(
         self, name: str = "tx", chain_id: ChainId = CHAIN, units: int = 10, at: Block | None = None
     ) -> Payment:
-        """Mined, one block deep, and in the books. `at`: in that block, which has it already."""
+        """Mined, one block deep, and in the ledger. `at`: in that block, which has it already."""
         transaction = self.transaction(name, units)
         number, block_hash, block_time = 1, b"\x01" * 32, self.now_s
         if chain_id in self.chain.chain_ids:
@@ -94,7 +94,7 @@ class Watch:
             block_time=block_time,
             is_final=False,
         )
-        (payment,) = await self.book.record_payments((new,), now_ms=self.now_ms())
+        (payment,) = await self.ledger.record_payments((new,), now_ms=self.now_ms())
         return payment
 
     async def check(self, times: int = 1) -> None:
@@ -103,7 +103,7 @@ class Watch:
             await self.watcher.check_once()
 
     async def read(self, payment: Payment) -> Payment:
-        (found,) = [p for p in await self.book.find_payments(payment.tx_hash) if p.id == payment.id]
+        (found,) = [p for p in await self.ledger.find_payments(payment.tx_hash) if p.id == payment.id]
         return found
 
     async def state(self, payment: Payment) -> PaymentState:
@@ -111,9 +111,9 @@ class Watch:
 
     async def consume(self, payment: Payment, units: int) -> None:
         claim = claim_on(payment, units)
-        claimed = await self.book.claim(claim)
+        claimed = await self.ledger.claim(claim)
         assert isinstance(claimed, Claimed)
-        await self.book.close(close_of(claim, CallState.CONSUMED))
+        await self.ledger.close(close_of(claim, CallState.CONSUMED))
 
     def settlement(self, authorization: Authorization, name: str = "settled", **fields: Any) -> Transaction:
         used = authorization_log(TOKEN, PAYER, authorization.nonce)
@@ -124,9 +124,9 @@ class Watch:
         """A call paid by an authorisation that was settled one block deep."""
         authorization = authorization_of(units, token=TOKEN, payer=PAYER, payee=PAYEE)
         claim = authorized_claim(authorization, **fields)
-        assert isinstance(await self.book.claim(claim), Claimed)
+        assert isinstance(await self.ledger.claim(claim), Claimed)
         closing = close_of(claim, CallState.SETTLING)
-        await self.book.settle(closing, attempt=attempt_of(claim), digest=None)
+        await self.ledger.settle(closing, attempt=attempt_of(claim), digest=None)
         transaction = self.settlement(authorization)
         block = self.chain.mine(CHAIN, transaction)
         transfer = SettledTransfer(
@@ -135,10 +135,10 @@ class Watch:
             block_hash=block.block_hash,
             block_time=block.time,
         )
-        await self.book.conclude(
-            claim.call_id, epoch=1, transfer=transfer, is_adrift=False, now_ms=self.now_ms()
+        await self.ledger.conclude(
+            claim.call_id, epoch=1, transfer=transfer, is_orphaned=False, now_ms=self.now_ms()
         )
-        (payment,) = await self.book.find_payments(transaction.tx_hash)
+        (payment,) = await self.ledger.find_payments(transaction.tx_hash)
         return payment, authorization
 
 
@@ -160,18 +160,18 @@ async def test_a_settled_payment_that_leaves_the_chain_is_a_debt_until_it_is_min
     watch.chain.reorg(CHAIN, 1)
     await watch.check(2)
     assert await watch.state(payment) is PaymentState.GONE
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [10]
     watch.chain.mine(CHAIN, watch.settlement(authorization))
     watch.chain.bury(CHAIN, 1)
     await watch.check()
     found = await watch.read(payment)
     assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 10)
-    assert await watch.book.debts(PAYER) == ()
-    assert (await watch.book.audit()).is_balanced
+    assert await watch.ledger.debts(PAYER) == ()
+    assert (await watch.ledger.audit()).is_balanced
 
 
 def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> TxHash:
-    """The authorisation makes its transfer in a transaction that the books do not know."""
+    """The authorisation makes its transfer in a transaction that the ledger does not know."""
     return watch.chain.settle_by_third_party(
         CHAIN,
         TOKEN,
@@ -191,16 +191,16 @@ async def test_money_that_moved_again_in_another_transaction_is_never_a_debt(wat
     assert [gone.id for gone in watch.gone] == [payment.id]
     for _ in range(2):
         await watch.check()
-        assert await watch.book.debts(PAYER) == ()
-    (there,) = await watch.book.find_payments(elsewhere)
+        assert await watch.ledger.debts(PAYER) == ()
+    (there,) = await watch.ledger.find_payments(elsewhere)
     assert (there.state, there.value_units, there.taken_units) == (PaymentState.UNFINAL, 10, 10)
-    held = await watch.book.find_authorized(authorization.key)
+    held = await watch.ledger.find_authorized_call(authorization.key)
     assert (held.state, held.transfer) == (CallState.CONSUMED, elsewhere)
     assert (await watch.read(payment)).value_units == 0
     watch.chain.bury(CHAIN, 3)
     await watch.check(2)
     assert await watch.state(there) is PaymentState.FINAL
-    assert (await watch.book.audit()).is_balanced
+    assert (await watch.ledger.audit()).is_balanced
 
 
 async def test_a_transaction_that_came_too_late_and_failed_is_no_debt_either(watch) -> None:
@@ -209,24 +209,24 @@ async def test_a_transaction_that_came_too_late_and_failed_is_no_debt_either(wat
     land(watch, authorization)
     watch.chain.mine(CHAIN, watch.settlement(authorization, succeeded=False, logs=()))
     await watch.check(4)
-    assert await watch.book.debts(PAYER) == ()
+    assert await watch.ledger.debts(PAYER) == ()
 
 
 async def test_a_debt_ends_when_the_money_lies_deep_enough_in_another_transaction(watch) -> None:
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     await watch.check(2)
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [10]
     elsewhere = land(watch, authorization)
     await watch.check()
     assert await watch.state(payment) is PaymentState.GONE
-    assert await watch.book.debts(PAYER) != ()
+    assert await watch.ledger.debts(PAYER) != ()
     watch.chain.bury(CHAIN, 1)
     await watch.check()
-    held = await watch.book.find_authorized(authorization.key)
+    held = await watch.ledger.find_authorized_call(authorization.key)
     assert (held.state, held.transfer) == (CallState.CONSUMED, elsewhere)
-    assert await watch.book.debts(PAYER) == ()
-    assert (await watch.book.audit()).is_balanced
+    assert await watch.ledger.debts(PAYER) == ()
+    assert (await watch.ledger.audit()).is_balanced
 
 
 async def test_money_that_goes_back_and_forth_is_followed(watch) -> None:
@@ -238,8 +238,8 @@ async def test_money_that_goes_back_and_forth_is_followed(watch) -> None:
     await watch.check(4)
     found = await watch.read(payment)
     assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 10)
-    assert await watch.book.debts(PAYER) == ()
-    assert (await watch.book.audit()).is_balanced
+    assert await watch.ledger.debts(PAYER) == ()
+    assert (await watch.ledger.audit()).is_balanced
 
 
 async def test_an_authorisation_that_ended_otherwise_leaves_the_debt(watch) -> None:
@@ -247,7 +247,7 @@ async def test_an_authorisation_that_ended_otherwise_leaves_the_debt(watch) -> N
     watch.chain.reorg(CHAIN, 1)
     land(watch, authorization, payee=Address(b"\x09" * 20))
     await watch.check(4)
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [10]
 
 
 class Logless(MemoryChain):
@@ -262,14 +262,14 @@ async def test_nodes_that_tell_no_logs_put_a_debt_off_and_not_away() -> None:
     payment, _ = await watch.settle()
     other = await watch.record("other")
     watch.chain.reorg(CHAIN, 2, watch.transaction("other"))
-    await watch.check(LOOKS_UNTIL_GONE - 1)
+    await watch.check(CHECKS_WITHOUT_LOGS_MAX - 1)
     assert await watch.state(payment) is PaymentState.UNFINAL
     watch.chain.bury(CHAIN, 3)
     await watch.check()
     assert await watch.state(payment) is PaymentState.GONE
     assert await watch.state(other) is PaymentState.FINAL
     await watch.check()
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [10]
 
 
 async def test_nobody_looks_for_the_authorisation_of_a_transfer_payment(watch) -> None:
@@ -286,7 +286,7 @@ async def test_a_lower_block_than_that_of_the_claim_is_looked_at_too(watch) -> N
     _, authorization = await watch.settle(block_number=watch.chain.head(CHAIN).number)
     watch.chain.reorg(CHAIN, 4, watch.settlement(authorization, "elsewhere"))
     await watch.check(4)
-    assert await watch.book.debts(PAYER) == ()
+    assert await watch.ledger.debts(PAYER) == ()
 
 
 async def test_a_settled_payment_does_not_stand_by_a_transfer_that_nobody_authorised(watch) -> None:
@@ -328,7 +328,7 @@ async def test_gone_is_what_the_chain_says_twice(watch) -> None:
     found = await watch.read(payment)
     assert (found.state, found.value_units) == (PaymentState.GONE, 0)
     assert [gone.id for gone in watch.gone] == [payment.id]
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [4]
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [4]
     await watch.check(3)
     assert len(watch.gone) == 1
 
@@ -342,8 +342,8 @@ async def test_two_watchers_at_once_make_one_debt(watch) -> None:
     for _ in range(3):
         await asyncio.gather(watch.watcher.check_once(), successor.check_once())
     assert await watch.state(payment) is PaymentState.GONE
-    assert [debt.units for debt in await watch.book.debts(PAYER)] == [7]
-    assert (await watch.book.audit()).is_balanced
+    assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [7]
+    assert (await watch.ledger.audit()).is_balanced
 
 
 async def test_back_in_the_pool_is_not_mined(watch) -> None:
@@ -452,8 +452,8 @@ async def test_a_gone_payment_comes_back_when_it_lies_deep_enough(watch) -> None
     await watch.check()
     found = await watch.read(payment)
     assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 4)
-    assert await watch.book.debts(PAYER) == ()
-    assert (await watch.book.audit()).is_balanced
+    assert await watch.ledger.debts(PAYER) == ()
+    assert (await watch.ledger.audit()).is_balanced
 
 
 async def test_a_gone_payment_comes_back_with_what_it_is_worth_now(watch) -> None:
@@ -482,14 +482,14 @@ async def test_one_batch_at_a_time_and_all_have_their_turn(watch) -> None:
     payments = [await watch.record(f"tx{number}", at=block) for number in range(5)]
     watch.chain.reorg(CHAIN, 1, *transactions)
     pages: list[int] = []
-    read = watch.book.unfinal_in
+    read = watch.ledger.unfinal_in
 
     async def count(block: Any, **asked: Any) -> Any:
         page = await read(block, **asked)
         pages.append(len(page))
         return page
 
-    watch.book.unfinal_in = count
+    watch.ledger.unfinal_in = count
     await watch.check()
     assert pages == [2, 2, 1]
     assert {(await watch.read(payment)).block_hash for payment in payments} == {
@@ -645,7 +645,7 @@ async def test_no_more_than_a_few_questions_are_in_flight(watch) -> None:
 
 
 async def spendable(watch: Watch, payment: Payment) -> bool:
-    outcome = await watch.book.claim(claim_on(await watch.read(payment), 1))
+    outcome = await watch.ledger.claim(claim_on(await watch.read(payment), 1))
     assert isinstance(outcome, Claimed) or outcome == Unspendable(is_held=True)
     return isinstance(outcome, Claimed)
 
@@ -704,13 +704,13 @@ async def test_what_is_held_after_a_restore_is_not_freed_by_nodes_that_agree(wat
     payment = await watch.record()
     watch.chain.disputed_heights.add(payment.block_number)
     await watch.check()
-    await watch.book.note_restored(now_ms=watch.now_ms())
+    await watch.ledger.mark_restored(now_ms=watch.now_ms())
     watch.chain.disputed_heights.clear()
     watch.chain.bury(CHAIN, 5)
     await watch.check()
     assert await watch.state(payment) is PaymentState.FINAL
     assert not await spendable(watch, payment)
-    await watch.book.release_held()
+    await watch.ledger.release_held()
     assert await spendable(watch, payment)
 
 
@@ -720,7 +720,7 @@ async def test_what_is_held_after_a_restore_is_not_freed_by_nodes_that_agree(wat
 async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(watch) -> None:
     slept = asyncio.Semaphore(0)
     await watch.record()
-    assert watch.watcher.look_age_s(CHAIN) == 0  # it does not lead
+    assert watch.watcher.check_age_s(CHAIN) == 0  # it does not lead
 
     async def sleep(seconds: float) -> None:
         slept.release()
@@ -731,9 +731,9 @@ async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(wat
         task = group.create_task(watcher.run())
         await slept.acquire()
         watch.now_s += 7
-        assert watcher.look_age_s(CHAIN) == 7
+        assert watcher.check_age_s(CHAIN) == 7
         task.cancel()
-    assert watcher.look_age_s(CHAIN) == 0
+    assert watcher.check_age_s(CHAIN) == 0
 
     watch.chain.disconnect(CHAIN)
     watcher, ends_s = watch.make(sleep), watch.now_s
@@ -741,7 +741,7 @@ async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(wat
         task = group.create_task(watcher.run())
         await slept.acquire()
         watch.now_s += 60
-        assert (watcher.look_age_s(CHAIN), watcher.look_age_s(OTHER)) == (60, 60)
+        assert (watcher.check_age_s(CHAIN), watcher.check_age_s(OTHER)) == (60, 60)
         task.cancel()
 
 
@@ -771,7 +771,7 @@ async def test_a_look_that_took_longer_than_the_interval_is_followed_by_the_next
 
 
 async def test_books_that_are_away_are_named(watch) -> None:
-    watch.book.away = True
+    watch.ledger.away = True
     with pytest.raises(StorageUnavailable):
         await watch.check()
 
@@ -784,12 +784,12 @@ async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
-        watch.book.away = len(slept) < 3
-        if not watch.book.away and await watch.state(payment) is PaymentState.FINAL:
+        watch.ledger.away = len(slept) < 3
+        if not watch.ledger.away and await watch.state(payment) is PaymentState.FINAL:
             is_final.set()
         await asyncio.sleep(0)
 
-    watch.book.away = True
+    watch.ledger.away = True
     watcher = watch.make(sleep)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
@@ -845,7 +845,7 @@ async def test_nothing_is_final_on_one_nodes_word(by_value, units: int) -> None:
     by_value.chain.reconnect(CHAIN)
     await by_value.check()
     assert await by_value.state(payment) is PaymentState.FINAL
-    assert set(by_value.chain.trusts) == {Trust.AGREED}
+    assert set(by_value.chain.trusts) == {Quorum.AGREED}
 
 
 async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> None:
@@ -857,7 +857,7 @@ async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> No
     by_value.chain.lies[payment.tx_hash] = lambda facts: replace(facts, logs=())
     await by_value.check(times=2)
     assert await by_value.state(payment) is PaymentState.GONE
-    assert [debt.units for debt in await by_value.book.debts(PAYER)] == [4]
+    assert [debt.units for debt in await by_value.ledger.debts(PAYER)] == [4]
 
 
 @pytest.mark.parametrize(

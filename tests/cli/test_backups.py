@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tollway.cli import backups, operate
 from tollway.storage.database import ProcessLock
-from tollway.storage.generation import COPY, mark_path
+from tollway.storage.generation import BACKUP_GENERATION, mark_path
 
 DATABASE = Path("tollway.sqlite3")
 PAYMENT = (
@@ -89,7 +89,7 @@ def test_a_backup_is_one_file_for_its_owner_alone_and_says_what_it_is(office: Of
         "secretKeyFile": f"{DATABASE}.key",
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert execute(path, "SELECT number FROM generation") == [(COPY,)]
+    assert execute(path, "SELECT number FROM generation") == [(BACKUP_GENERATION,)]
     assert execute(path, "PRAGMA journal_mode") == [("delete",)]
     assert {name for name in files() if name.startswith("copy")} == {"copy.backup"}
 

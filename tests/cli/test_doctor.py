@@ -16,7 +16,7 @@ from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
 from tollway.chain.gas_key import GasKey
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
@@ -28,7 +28,7 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
-from tollway.telemetry import BackgroundFigures, Metrics
+from tollway.telemetry import BackgroundTaskStatus, Metrics
 
 NOW_S = 1_800_000_000.0
 CHAIN = ChainId(84532)
@@ -58,8 +58,8 @@ class OneBlock:
         gas: int,
         bytes_max: int,
         deadline_s: float,
-    ) -> ContractAnswer:
-        return ContractAnswer(reverted=False, payload=self._payload)
+    ) -> ContractResult:
+        return ContractResult(reverted=False, payload=self._payload)
 
 
 def make_settings(folder: Path, **changes: object) -> Settings:
@@ -391,15 +391,15 @@ async def test_where_ownership_is_required_name_servers_are_asked(
     assert "ownership" not in await look(make_settings(tmp_path))
 
 
-def background_metrics(*tasks: BackgroundFigures) -> str:
+def background_metrics(*tasks: BackgroundTaskStatus) -> str:
     metrics = Metrics(CollectorRegistry())
     metrics.add_background(lambda: tasks)
     return generate_latest(metrics.registry).decode()
 
 
-def figures(name: str, age_s: float, **fields: Any) -> BackgroundFigures:
+def figures(name: str, age_s: float, **fields: Any) -> BackgroundTaskStatus:
     defaults: dict[str, Any] = {"is_running": True, "has_ended": False, "interval_s": 1.0, "failures": 0}
-    return BackgroundFigures(name=name, age_s=age_s, **{**defaults, **fields})
+    return BackgroundTaskStatus(name=name, age_s=age_s, **{**defaults, **fields})
 
 
 WELL = figures("lease_renewal", 2.4)

@@ -45,7 +45,7 @@ class Books:
         self.releases += 1
         return 2
 
-    async def note_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, now_ms: int) -> None:
         self.restores += 1
         self.report = replace(self.report, held_payments=("0xheld",))
 
@@ -57,7 +57,7 @@ class Office:
     """A desk whose rooms outlive each command."""
 
     def __init__(self) -> None:
-        self.book: Any = Books()
+        self.ledger: Any = Books()
         self.catalog = MemoryCatalog()
         self.moderation = MemoryModeration()
         self.chains: Any = None
@@ -134,7 +134,7 @@ def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch:
         result = office.run(*command)
         assert result.exit_code == operate.USAGE
         assert len(json.loads(result.stderr)["error"]["problems"]) == 2
-    assert office.book.admitted == []
+    assert office.ledger.admitted == []
 
 
 def test_audit_tells_what_the_books_say(office: Office) -> None:
@@ -149,26 +149,26 @@ def test_audit_tells_what_the_books_say(office: Office) -> None:
         "heldPayments": [],
         "released": 0,
     }
-    assert office.book.releases == 0
+    assert office.ledger.releases == 0
 
 
 def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: Office) -> None:
-    office.book.report = replace(BALANCED, wrong=("payment 7",))
+    office.ledger.report = replace(BALANCED, wrong=("payment 7",))
     assert office.run("audit").exit_code == operate.FAILED
     result = office.run("audit", "--release")
     assert result.exit_code == operate.FAILED
     assert "payment 7" in result.stderr
-    assert office.book.releases == 0
+    assert office.ledger.releases == 0
 
 
 def test_the_operator_declares_a_restore_and_sees_what_it_holds(office: Office) -> None:
     assert json.loads(office.run("audit", "--restored").stdout)["heldPayments"] == ["0xheld"]
-    assert office.book.restores == 1
+    assert office.ledger.restores == 1
 
 
 def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
     assert office.run("audit", "--restored", "--release").exit_code == operate.USAGE
-    assert (office.book.restores, office.book.releases) == (0, 0)
+    assert (office.ledger.restores, office.ledger.releases) == (0, 0)
 
 
 def test_audit_releases_what_is_held(office: Office) -> None:
@@ -176,7 +176,7 @@ def test_audit_releases_what_is_held(office: Office) -> None:
 
 
 def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
-    office.book.is_away = True
+    office.ledger.is_away = True
     result = office.run("audit")
     assert result.exit_code == operate.LATER
     assert json.loads(result.stderr)["error"]["code"] == "storage_unavailable"
@@ -184,7 +184,7 @@ def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
 
 def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
     assert office.run("admit", str(TX).upper()).exit_code == 0
-    assert office.book.admitted == [TX]
+    assert office.ledger.admitted == [TX]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None
 
     assert (await run("wallet", "block", str(WALLET), "--reason", "spam"))["changed"] is True
     assert office.moderation.is_blocked(WALLET)
-    assert [block.reason for block in await office.moderation.blocks()] == ["spam"]
+    assert [block.reason for block in await office.moderation.list_blocked()] == ["spam"]
     assert (await run("wallet", "block", str(WALLET)))["changed"] is False
     assert (await run("wallet", "unblock", str(WALLET)))["changed"] is True
     assert not office.moderation.is_blocked(WALLET)
@@ -218,9 +218,9 @@ async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> No
         return (await anyio.to_thread.run_sync(lambda: office.run(*arguments))).exit_code
 
     async def suspended() -> bool:
-        shelf = await office.catalog.find(LISTING.id)
-        assert shelf is not None
-        return shelf.listing.suspended_ms is not None
+        entry = await office.catalog.find(LISTING.id)
+        assert entry is not None
+        return entry.listing.suspended_ms is not None
 
     await office.catalog.publish(LISTING)
     for command, expected in (("suspend", True), ("suspend", True), ("restore", False), ("restore", False)):
@@ -248,7 +248,7 @@ def test_beside_a_running_gateway_an_old_sqlite_is_not_written(
         gateway.release()
     assert result.exit_code == operate.LATER
     assert "stop the gateway" in result.stderr
-    assert (office.book.admitted, office.book.releases) == ([], 0)
+    assert (office.ledger.admitted, office.ledger.releases) == ([], 0)
     assert not office.moderation.is_blocked(WALLET)
 
 

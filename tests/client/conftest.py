@@ -17,10 +17,10 @@ from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.money import Asset, Price, TokenDomain, format_decimal
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.mpp import Route
+from tollway.payments.mpp import ChallengeRoute
 from tollway.payments.presented import match_requirement, parse_presented
 from tollway.payments.proof import parse_binding
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 from tollway.registry.listing import ChargeOn
 
 KEY = b"\x11" * 32
@@ -225,10 +225,10 @@ class FakeGateway:
         shown = parse_presented(
             [(b"payment-signature", request.headers["payment-signature"].encode())],
             challenger=None,
-            route=Route(api_id=API, method=request.method, target=b""),
+            route=ChallengeRoute(api_id=API, method=request.method, target=b""),
             now_s=NOW_S,
         )
-        requirement = Requirement(
+        requirement = PaymentRequirement(
             asset=Asset(chain_id=ChainId(CHAIN), token=USDC, symbol="USDC", decimals=6, domain=DOMAIN),
             price=Price.parse(format_decimal(self.price, decimals=6)),
             units=self.price,

@@ -20,7 +20,7 @@ from tollway.client.forwarded import (
     ForwardedVerifier,
     NonceMemory,
 )
-from tollway.gateway.upstream_signature import VALID_S, Cover, UpstreamSigner, cover_body
+from tollway.gateway.upstream_signature import VALID_S, BodyCoverage, UpstreamSigner, cover_body
 from tollway.identifiers import Address
 from tollway.identity.http_signature import TAG
 
@@ -54,13 +54,13 @@ class Desk:
 
 def open_desk(**options) -> Desk:
     desk: Desk
-    given = {"endpoint": ENDPOINT, "api_ids": ["api_1"], **options}
+    declared = {"endpoint": ENDPOINT, "api_ids": ["api_1"], **options}
     verifier = ForwardedVerifier(
         GATEWAY,
         fetch=lambda url: desk.fetch(url),
         now_s=lambda: desk.now_s,
         ticks_s=lambda: desk.now_s,
-        **given,
+        **declared,
     )
     desk = Desk(verifier)
     return desk
@@ -79,7 +79,7 @@ def sign(signer: UpstreamSigner = SIGNER, **changes) -> Pairs:
         "api_id": "api_1",
         "call_id": "call_1",
         "payer": PAYER,
-        "body": cover_body(BODY, length=len(BODY), given=None),
+        "body": cover_body(BODY, length=len(BODY), declared=None),
         "created_s": NOW_S,
         "nonce": NONCE,
     }
@@ -139,9 +139,9 @@ def test_tells_what_the_gateway_signed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("body", "covers", "sent"),
     [
-        (Cover(), "nothing", b""),
-        (Cover(length=7), "length", b"1234567"),
-        (cover_body(BODY, length=7, given=None), "digest", BODY),
+        (BodyCoverage(), "nothing", b""),
+        (BodyCoverage(length=7), "length", b"1234567"),
+        (cover_body(BODY, length=7, declared=None), "digest", BODY),
     ],
 )
 def test_a_body_is_covered_by_digest_or_length_or_is_not_there(desk: Desk, body, covers, sent) -> None:
@@ -360,21 +360,21 @@ def test_another_body_is_refused(desk: Desk, body: bytes) -> None:
 
 def test_a_digest_of_two_must_match_in_both(desk: Desk) -> None:
     wrong = f"sha-512=:{base64.b64encode(bytes(64)).decode()}:"
-    cover = Cover(digest=f"{cover_body(BODY, length=None, given=None).digest}, {wrong}")
+    cover = BodyCoverage(digest=f"{cover_body(BODY, length=None, declared=None).digest}, {wrong}")
     assert refusal(desk, "POST", TARGET, sign(body=cover), BODY).reason == "digest_mismatch"
-    none = Cover(digest="md5=:AAAA:")
+    none = BodyCoverage(digest="md5=:AAAA:")
     assert refusal(desk, "POST", TARGET, sign(body=none), BODY).reason == "digest_unsupported"
 
 
 def test_a_length_is_held(desk: Desk) -> None:
-    headers = [*sign(body=Cover(length=7)), ("Content-Length", "7")]
+    headers = [*sign(body=BodyCoverage(length=7)), ("Content-Length", "7")]
     assert refusal(desk, "POST", TARGET, headers, b"12345678").reason == "length_mismatch"
 
 
 def test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for(desk: Desk) -> None:
-    assert refusal(desk, "POST", TARGET, sign(body=Cover()), b"x").reason == "body_not_covered"
+    assert refusal(desk, "POST", TARGET, sign(body=BodyCoverage()), b"x").reason == "body_not_covered"
     lenient = open_desk(accept_streamed=True)
-    assert lenient.verifier.verify("POST", TARGET, sign(body=Cover()), b"x").covers == "nothing"
+    assert lenient.verifier.verify("POST", TARGET, sign(body=BodyCoverage()), b"x").covers == "nothing"
 
 
 def test_a_head_can_be_judged_before_its_body_is_here(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.client.signed_fields import FieldsWrong, gather, read_claim, read_digests
-from tollway.gateway.upstream_signature import NO_COVER, UpstreamSigner
+from tollway.gateway.upstream_signature import NO_COVERAGE, UpstreamSigner
 
 NOW_S = 1_800_000_000
 HEADERS = UpstreamSigner.derive([b"\x07" * 32]).sign(
@@ -13,7 +13,7 @@ HEADERS = UpstreamSigner.derive([b"\x07" * 32]).sign(
     api_id="api_1",
     call_id="call_1",
     payer=None,
-    body=NO_COVER,
+    body=NO_COVERAGE,
     created_s=NOW_S,
     nonce="ab" * 16,
 )

@@ -11,11 +11,11 @@ from tollway.client.x402_offer import TIMEOUT_MAX_S, X402Offer, read_receipt, re
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.authorization import Dialect
 from tollway.money import Asset, Price, TokenDomain
-from tollway.payments.challenge import ERROR, ChallengeForm, encode_failure, encode_receipt
+from tollway.payments.challenge import ERROR, PaymentRequiredEncoder, encode_failure, encode_receipt
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.mpp import Route
+from tollway.payments.mpp import ChallengeRoute
 from tollway.payments.presented import match_requirement, parse_presented
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 from tollway.payments.x402 import Resource
 from tollway.registry.listing import ChargeOn
 
@@ -25,7 +25,7 @@ PAYEE = Address(b"\x22" * 20)
 DOMAIN = TokenDomain(name="USDC", version="2")
 USDC = Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6, domain=DOMAIN)
 NOW_S = 1_700_000_000
-REQUIREMENT = Requirement(
+REQUIREMENT = PaymentRequirement(
     asset=USDC,
     price=Price.parse("0.01"),
     units=10_000,
@@ -70,12 +70,12 @@ def body(*options: object) -> dict[str, object]:
     return {"code": "payment_required", "payment": {"options": list(options)}}
 
 
-def route() -> Route:
-    return Route(api_id="api_1", method="GET", target=b"/quote/ETH")
+def route() -> ChallengeRoute:
+    return ChallengeRoute(api_id="api_1", method="GET", target=b"/quote/ETH")
 
 
 def test_what_our_gateway_asks_is_read_signed_and_counted_by_its_till() -> None:
-    form = ChallengeForm(
+    form = PaymentRequiredEncoder(
         [REQUIREMENT],
         Resource(url="", description="d", mime_type="", service_name="", tags=()),
         extensions={"bazaar": {"info": {"a": 1}, "schema": {"type": "object"}}},

@@ -25,11 +25,11 @@ from tests.kit.databases import (
 )
 from tests.kit.ledger_records import NOW_MS
 from tests.model.gas import MemoryGas
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
+from tollway.storage.answer_store import ResponseStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.sealer import Sealer
@@ -118,40 +118,40 @@ async def outlive(shared: Clock, *living: Any) -> None:
     """A lease goes by in which only these gateways renew, without a gap."""
     for _ in range(10):
         shared.ms += int(DEFAULT_LIMITS.owner_lease_s * 100)
-        for book in living:
-            await book.renew_ownership(now_ms=NOW_MS)
+        for ledger in living:
+            await ledger.renew_ownership(now_ms=NOW_MS)
 
 
-class Books:
-    """The books of one test: in memory, in SQLite or in PostgreSQL, seen by one gateway or by several."""
+class Ledgers:
+    """The ledger of one test: in memory, in SQLite or in PostgreSQL, seen by one gateway or by several."""
 
     def __init__(self, database: Database | None, clock: Clock) -> None:
         self.database = database
         self.clock = clock
-        self._first: MemoryBook | None = None
+        self._first: MemoryLedger | None = None
         self._shared = Clock(clock.ms)
-        self._stores: dict[str, tuple[BookStore, asyncio.Task[None]]] = {}
+        self._stores: dict[str, tuple[LedgerStore, asyncio.Task[None]]] = {}
 
     async def gateway(self, owner_id: str, **options: Any) -> Any:
         """A gateway of that name, alive."""
         if self.database is None:
             options.pop("boot_mark", None)
             if self._first is None:
-                self._first = MemoryBook(now_ms=self.clock, owner_id=owner_id, **options)
-            book = self._first if not self._stores_of_memory(owner_id) else self._first.another(owner_id)
-            await book.renew_ownership(now_ms=self.clock())
-            return book
+                self._first = MemoryLedger(now_ms=self.clock, owner_id=owner_id, **options)
+            ledger = self._first if not self._stores_of_memory(owner_id) else self._first.another(owner_id)
+            await ledger.renew_ownership(now_ms=self.clock())
+            return ledger
         options.setdefault("shared_clock", lambda connection, now_ms: self._shared.ms)
-        store = BookStore(self.database, owner_id=owner_id, now_ms=self.clock, **options)
+        store = LedgerStore(self.database, owner_id=owner_id, now_ms=self.clock, **options)
         self._stores[owner_id] = store, asyncio.get_running_loop().create_task(store.run())
         await store.open()
         return store
 
-    async def set_clocks(self, now_ms: int, *books: Any) -> None:
+    async def set_clocks(self, now_ms: int, *ledgers: Any) -> None:
         """It is that moment for the database and for every gateway; these have looked at the clock."""
         self.clock.ms = self._shared.ms = now_ms
-        for book in books:
-            await book.renew_ownership(now_ms=now_ms)
+        for ledger in ledgers:
+            await ledger.renew_ownership(now_ms=now_ms)
 
     def gas(self) -> Any:
         """The lanes of the gas keys, of whichever gateway."""
@@ -162,12 +162,12 @@ class Books:
         kept = replace(DEFAULT_LIMITS, **limits)
         if self.database is None:
             return MemoryAnswers(self._memory.rows, limits=kept)
-        return AnswerStore(self.database, sealer=Sealer(b"\x07" * 32, entropy=os.urandom), limits=kept)
+        return ResponseStore(self.database, sealer=Sealer(b"\x07" * 32, entropy=os.urandom), limits=kept)
 
     @property
-    def _memory(self) -> MemoryBook:
+    def _memory(self) -> MemoryLedger:
         if self._first is None:
-            self._first = MemoryBook(now_ms=self.clock, owner_id="one")
+            self._first = MemoryLedger(now_ms=self.clock, owner_id="one")
         return self._first
 
     def _stores_of_memory(self, owner_id: str) -> bool:
@@ -190,15 +190,15 @@ class Books:
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
+async def ledgers(request: pytest.FixtureRequest) -> AsyncIterator[Ledgers]:
     """Empty books; the test runs once on each kind."""
     clock = Clock(NOW_MS)
     if request.param == "memory":
-        yield Books(None, clock)
+        yield Ledgers(None, clock)
         return
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
     async with open_database(url) as database:
-        it = Books(database, clock)
+        it = Ledgers(database, clock)
         try:
             yield it
         finally:
@@ -206,6 +206,6 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
 
 
 @pytest.fixture
-async def book(books: Books) -> Any:
-    """The books as the one gateway sees them."""
-    return await books.gateway("one")
+async def ledger(ledgers: Ledgers) -> Any:
+    """The ledger as the one gateway sees them."""
+    return await ledgers.gateway("one")

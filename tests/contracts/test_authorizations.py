@@ -1,4 +1,4 @@
-"""What every keeper of the books promises about claims that an authorisation pays."""
+"""What every keeper of the ledger promises about claims that an authorisation pays."""
 
 import asyncio
 from dataclasses import replace
@@ -35,36 +35,36 @@ OTHER = Address(b"\x01" * 20)
 HOUR_MS = 3_600_000
 
 
-async def settle(book: Any, claim: Any, nonce: int = 0) -> None:
+async def settle(ledger: Any, claim: Any, nonce: int = 0) -> None:
     attempt = attempt_of(claim, nonce)
-    settled = await book.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
-    assert settled == Closed(rest_units=None)
+    settled = await ledger.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
+    assert settled == Closed(remaining_units=None)
 
 
-async def conclude(book: Any, claim: Any, **fields: Any) -> Any:
-    options = {"epoch": 1, "transfer": transfer_in(claim.call_id), "is_adrift": False, "now_ms": NOW_MS}
-    return await book.conclude(claim.call_id, **{**options, **fields})
+async def conclude(ledger: Any, claim: Any, **fields: Any) -> Any:
+    options = {"epoch": 1, "transfer": transfer_in(claim.call_id), "is_orphaned": False, "now_ms": NOW_MS}
+    return await ledger.conclude(claim.call_id, **{**options, **fields})
 
 
-async def bring(book: Any, to: CallState, price_units: int = 4, nonce: int = 0, **fields: Any) -> Any:
+async def bring(ledger: Any, to: CallState, price_units: int = 4, nonce: int = 0, **fields: Any) -> Any:
     """A call paid by an authorisation, in that state."""
     claim = authorized_claim(authorization_of(price_units), **fields)
-    assert isinstance(await book.claim(claim), Claimed)
+    assert isinstance(await ledger.claim(claim), Claimed)
     if to in (CallState.SETTLING, CallState.CONSUMED, CallState.REORGED):
-        await settle(book, claim, nonce)
+        await settle(ledger, claim, nonce)
         if to is not CallState.SETTLING:
-            assert await conclude(book, claim) is CallState.CONSUMED
+            assert await conclude(ledger, claim) is CallState.CONSUMED
         if to is CallState.REORGED:
-            (payment,) = await book.find_payments(transfer_in(claim.call_id).tx_hash)
-            await book.mark_gone(payment.id, now_ms=NOW_MS)
+            (payment,) = await ledger.find_payments(transfer_in(claim.call_id).tx_hash)
+            await ledger.mark_gone(payment.id, now_ms=NOW_MS)
     elif to is not CallState.FORWARDING:
-        await book.close(close_of(claim, to))
-    assert (await book.find_call(claim.call_id)).state is to
+        await ledger.close(close_of(claim, to))
+    assert (await ledger.find_call(claim.call_id)).state is to
     return claim
 
 
-async def assert_balanced(book: Any) -> None:
-    assert (await book.audit()).wrong == ()
+async def assert_balanced(ledger: Any) -> None:
+    assert (await ledger.audit()).wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ async def assert_balanced(book: Any) -> None:
     [(Dialect.X402_V2, Rail.X402), (Dialect.X402_V1, Rail.X402), (Dialect.MPP, Rail.MPP)],
 )
 async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
-    book: Any, dialect: Dialect, rail: Rail
+    ledger: Any, dialect: Dialect, rail: Rail
 ) -> None:
     authorization = authorization_of(4, dialect=dialect, challenge_id="challenge", valid_before=2**256 - 1)
     network = bytes(range(16))
     claim = authorized_claim(
         authorization, block_number=77, method="POST", idempotency_key="key", client_network=network
     )
-    assert await book.claim(claim) == Claimed(epoch=1, rest_units=0, rail=rail)
-    record = await book.find_call(claim.call_id)
+    assert await ledger.claim(claim) == Claimed(epoch=1, remaining_units=0, rail=rail)
+    record = await ledger.find_call(claim.call_id)
     assert (record.state, record.rail, record.tx_hash) == (CallState.FORWARDING, rail, None)
     assert (record.price_units, record.payer, record.pay_to, record.asset) == (4, PAYER, PAYEE, claim.asset)
-    assert await book.find_authorized(authorization.key) == AuthorizedCall(
+    assert await ledger.find_authorized_call(authorization.key) == AuthorizedCall(
         authorization=authorization,
         call_id=claim.call_id,
         listing_id=claim.listing_id,
@@ -94,24 +94,24 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
         attempts=1,
         price="0.01",
         price_units=4,
-        is_adrift=False,
+        is_orphaned=False,
         is_lost=False,
-        has_answer=False,
+        has_stored_response=False,
         seen_block=77,
         transfer=None,
         created_ms=claim.created_ms,
         idempotency_key="key",
         client_network=network,
     )
-    await assert_balanced(book)
+    await assert_balanced(ledger)
 
 
-async def test_an_unknown_authorisation_is_not_found(book: Any) -> None:
+async def test_an_unknown_authorisation_is_not_found(ledger: Any) -> None:
     authorization = authorization_of()
-    await book.claim(authorized_claim(authorization))
-    assert await book.find_authorized(authorization_of().key) is None
+    await ledger.claim(authorized_claim(authorization))
+    assert await ledger.find_authorized_call(authorization_of().key) is None
     for other in ({"chain_id": 1}, {"asset": "0x" + "11" * 20}, {"payer": OTHER}, {"nonce": b"\x09" * 32}):
-        assert await book.find_authorized(authorization.key._replace(**other)) is None
+        assert await ledger.find_authorized_call(authorization.key._replace(**other)) is None
 
 
 @pytest.mark.parametrize(
@@ -130,89 +130,89 @@ async def test_an_unknown_authorisation_is_not_found(book: Any) -> None:
     ],
 )
 async def test_a_claim_that_contradicts_its_authorisation_is_refused(
-    book: Any, wrong: dict[str, Any]
+    ledger: Any, wrong: dict[str, Any]
 ) -> None:
     claim = replace(authorized_claim(authorization_of(4)), **wrong)
     with pytest.raises(ValueError, match="authorisation"):
-        await book.claim(claim)
-    assert await book.find_call(claim.call_id) is None
+        await ledger.claim(claim)
+    assert await ledger.find_call(claim.call_id) is None
 
 
-async def test_base_units_of_a_fine_asset_are_its_ledger_units_to_the_last_digit(book: Any) -> None:
+async def test_base_units_of_a_fine_asset_are_its_ledger_units_to_the_last_digit(ledger: Any) -> None:
     claim = authorized_claim(authorization_of(4 * 10**9), price_units=4, decimals=18)
-    assert isinstance(await book.claim(claim), Claimed)
+    assert isinstance(await ledger.claim(claim), Claimed)
     assert claim.authorization is not None
-    found = await book.find_authorized(claim.authorization.key)
+    found = await ledger.find_authorized_call(claim.authorization.key)
     assert found.authorization.base_units == 4 * 10**9
 
 
 # One authorisation, one call
 
 
-async def test_fifty_claims_of_one_authorisation_open_one_call(book: Any) -> None:
+async def test_fifty_claims_of_one_authorisation_open_one_call(ledger: Any) -> None:
     authorization = authorization_of()
     claims = [authorized_claim(authorization) for _ in range(50)]
-    outcomes = await asyncio.gather(*(book.claim(claim) for claim in claims))
+    outcomes = await asyncio.gather(*(ledger.claim(claim) for claim in claims))
     (winner,) = [
         claim.call_id for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, Claimed)
     ]
     taken = AuthorizationTaken(call_id=winner, state=CallState.FORWARDING)
     assert sum(one == taken for one in outcomes) == 49
-    assert (await book.audit()).calls == 1
+    assert (await ledger.audit()).calls == 1
 
 
 ALL_BUT_RELEASED = [state for state in CallState if state is not CallState.RELEASED]
 
 
 @pytest.mark.parametrize("before", ALL_BUT_RELEASED)
-async def test_an_authorisation_pays_no_second_call(book: Any, before: CallState) -> None:
-    claim = await bring(book, before)
+async def test_an_authorisation_pays_no_second_call(ledger: Any, before: CallState) -> None:
+    claim = await bring(ledger, before)
     again = authorized_claim(claim.authorization)
-    assert await book.claim(again) == AuthorizationTaken(call_id=claim.call_id, state=before)
-    assert await book.find_call(again.call_id) is None
-    await assert_balanced(book)
+    assert await ledger.claim(again) == AuthorizationTaken(call_id=claim.call_id, state=before)
+    assert await ledger.find_call(again.call_id) is None
+    await assert_balanced(ledger)
 
 
-async def test_an_authorisation_of_a_released_call_may_pay_another(book: Any) -> None:
-    claim = await bring(book, CallState.RELEASED)
+async def test_an_authorisation_of_a_released_call_may_pay_another(ledger: Any) -> None:
+    claim = await bring(ledger, CallState.RELEASED)
     anew = replace(claim.authorization, signature=b"\x06" * 65)
     second = authorized_claim(anew, block_number=500, client_network=b"\x07" * 16)
-    assert isinstance(await book.claim(second), Claimed)
-    found = await book.find_authorized(anew.key)
+    assert isinstance(await ledger.claim(second), Claimed)
+    found = await ledger.find_authorized_call(anew.key)
     assert found.client_network == b"\x07" * 16
     assert (found.call_id, found.authorization, found.seen_block) == (second.call_id, anew, 500)
-    assert await book.claim(authorized_claim(anew)) == AuthorizationTaken(
+    assert await ledger.claim(authorized_claim(anew)) == AuthorizationTaken(
         call_id=second.call_id, state=CallState.FORWARDING
     )
-    assert (await book.find_call(claim.call_id)).state is CallState.RELEASED
-    await assert_balanced(book)
+    assert (await ledger.find_call(claim.call_id)).state is CallState.RELEASED
+    await assert_balanced(ledger)
 
 
-async def test_a_settlement_that_surely_failed_frees_the_authorisation(book: Any) -> None:
-    claim = await bring(book, CallState.SETTLING)
-    assert await conclude(book, claim, transfer=None) is CallState.RELEASED
-    assert isinstance(await book.claim(authorized_claim(claim.authorization)), Claimed)
+async def test_a_settlement_that_surely_failed_frees_the_authorisation(ledger: Any) -> None:
+    claim = await bring(ledger, CallState.SETTLING)
+    assert await conclude(ledger, claim, transfer=None) is CallState.RELEASED
+    assert isinstance(await ledger.claim(authorized_claim(claim.authorization)), Claimed)
 
 
 async def test_an_authorisation_that_moved_pays_nothing_else_although_its_call_is_released(
-    book: Any,
+    ledger: Any,
 ) -> None:
-    claim = await bring(book, CallState.SETTLING, method="POST")
-    await book.set_adrift(claim.call_id, epoch=1)
-    assert await conclude(book, claim, is_adrift=True) is CallState.RELEASED
-    again = await book.claim(authorized_claim(claim.authorization))
+    claim = await bring(ledger, CallState.SETTLING, method="POST")
+    await ledger.mark_orphaned(claim.call_id, epoch=1)
+    assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
+    again = await ledger.claim(authorized_claim(claim.authorization))
     assert again == AuthorizationTaken(call_id=claim.call_id, state=CallState.RELEASED)
 
 
 # Cover
 
 
-async def test_fifty_authorisations_buy_no_more_than_the_balance_covers(book: Any) -> None:
+async def test_fifty_authorisations_buy_no_more_than_the_balance_covers(ledger: Any) -> None:
     claims = [authorized_claim(authorization_of(10), balance_units=79) for _ in range(50)]
-    outcomes = await asyncio.gather(*(book.claim(claim) for claim in claims))
+    outcomes = await asyncio.gather(*(ledger.claim(claim) for claim in claims))
     assert sum(isinstance(one, Claimed) for one in outcomes) == 7
     assert sum(one == NotCovered(held_units=70) for one in outcomes) == 43
-    assert (await book.audit()).calls == 7
+    assert (await ledger.audit()).calls == 7
 
 
 @pytest.mark.parametrize(
@@ -226,54 +226,54 @@ async def test_fifty_authorisations_buy_no_more_than_the_balance_covers(book: An
     ],
 )
 async def test_what_runs_settles_or_may_run_again_counts_against_the_balance(
-    book: Any, before: CallState, held_units: int
+    ledger: Any, before: CallState, held_units: int
 ) -> None:
-    await bring(book, before)
+    await bring(ledger, before)
     dear = authorized_claim(authorization_of(20), balance_units=19, block_number=101)
-    assert await book.claim(dear) == NotCovered(held_units=held_units)
+    assert await ledger.claim(dear) == NotCovered(held_units=held_units)
     just = authorized_claim(authorization_of(20), balance_units=20 + held_units, block_number=101)
-    assert isinstance(await book.claim(just), Claimed)
+    assert isinstance(await ledger.claim(just), Claimed)
 
 
 @pytest.mark.parametrize(("seconds", "is_counted"), [(59, True), (60, False)])
 async def test_an_unknown_call_counts_until_its_authorisation_has_expired(
-    books: Any, book: Any, seconds: int, is_counted: bool
+    ledgers: Any, ledger: Any, seconds: int, is_counted: bool
 ) -> None:
     """And a little longer: a block may be timed behind our clock. The clock of the batch decides."""
-    claim = await bring(book, CallState.UNKNOWN)
-    await books.set_clocks((claim.authorization.valid_before + seconds) * 1000, book)
-    outcome = await book.claim(authorized_claim(authorization_of(4), 4))
+    claim = await bring(ledger, CallState.UNKNOWN)
+    await ledgers.set_clocks((claim.authorization.valid_before + seconds) * 1000, ledger)
+    outcome = await ledger.claim(authorized_claim(authorization_of(4), 4))
     assert outcome == NotCovered(held_units=4) if is_counted else isinstance(outcome, Claimed)
 
 
-async def test_calls_that_run_again_were_covered_beside_each_other(book: Any) -> None:
+async def test_calls_that_run_again_were_covered_beside_each_other(ledger: Any) -> None:
     """Each is sent, and no head comes; a balance of one price never has two of them running."""
     claims = [authorized_claim(authorization_of(4), 4) for _ in range(3)]
     running = 0
     for claim in claims:
-        if isinstance(await book.claim(claim), Claimed):
-            await book.close(close_of(claim, CallState.UNKNOWN))
+        if isinstance(await ledger.claim(claim), Claimed):
+            await ledger.close(close_of(claim, CallState.UNKNOWN))
     for claim in claims:
-        running += isinstance(await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+        running += isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     assert running == 1
-    assert await book.claim(authorized_claim(authorization_of(4), 4)) == NotCovered(held_units=4)
+    assert await ledger.claim(authorized_claim(authorization_of(4), 4)) == NotCovered(held_units=4)
 
 
 @pytest.mark.parametrize(("block_number", "is_stale"), [(100, True), (101, False), (102, False)])
 async def test_what_settled_after_the_balance_was_seen_counts_too(
-    book: Any, block_number: int, is_stale: bool
+    ledger: Any, block_number: int, is_stale: bool
 ) -> None:
-    await bring(book, CallState.CONSUMED)  # its transfer is in block 101
+    await bring(ledger, CallState.CONSUMED)  # its transfer is in block 101
     claim = authorized_claim(authorization_of(10), balance_units=13, block_number=block_number)
-    outcome = await book.claim(claim)
+    outcome = await ledger.claim(claim)
     assert outcome == NotCovered(held_units=4) if is_stale else isinstance(outcome, Claimed)
 
 
-async def test_credit_that_settled_after_the_balance_was_seen_counts_too(book: Any) -> None:
-    claim = await bring(book, CallState.SETTLING, method="POST")
-    await book.set_adrift(claim.call_id, epoch=1)
-    assert await conclude(book, claim, is_adrift=True) is CallState.RELEASED
-    assert await book.claim(authorized_claim(authorization_of(10), balance_units=13)) == NotCovered(
+async def test_credit_that_settled_after_the_balance_was_seen_counts_too(ledger: Any) -> None:
+    claim = await bring(ledger, CallState.SETTLING, method="POST")
+    await ledger.mark_orphaned(claim.call_id, epoch=1)
+    assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
+    assert await ledger.claim(authorized_claim(authorization_of(10), balance_units=13)) == NotCovered(
         held_units=4
     )
 
@@ -283,87 +283,87 @@ async def test_credit_that_settled_after_the_balance_was_seen_counts_too(book: A
     [{"chain_id": 1}, {"token": Address(b"\x02" * 20)}, {"payer": OTHER}],
 )
 async def test_another_wallet_asset_or_chain_has_a_balance_of_its_own(
-    book: Any, other: dict[str, Any]
+    ledger: Any, other: dict[str, Any]
 ) -> None:
-    await bring(book, CallState.FORWARDING)
+    await bring(ledger, CallState.FORWARDING)
     claim = authorized_claim(authorization_of(10, **other), balance_units=10)
-    assert isinstance(await book.claim(claim), Claimed)
+    assert isinstance(await ledger.claim(claim), Claimed)
 
 
-async def test_authorisations_to_every_payee_share_the_balance(book: Any) -> None:
-    await bring(book, CallState.FORWARDING)
+async def test_authorisations_to_every_payee_share_the_balance(ledger: Any) -> None:
+    await bring(ledger, CallState.FORWARDING)
     claim = authorized_claim(authorization_of(10, payee=OTHER), balance_units=13)
-    assert await book.claim(claim) == NotCovered(held_units=4)
+    assert await ledger.claim(claim) == NotCovered(held_units=4)
 
 
-async def test_claims_that_race_with_a_conclusion_are_never_granted_on_a_stale_balance(book: Any) -> None:
+async def test_claims_that_race_with_a_conclusion_are_never_granted_on_a_stale_balance(ledger: Any) -> None:
     """The balance was 10 in block 100; 4 of it leave in block 101."""
-    running = await bring(book, CallState.SETTLING)
+    running = await bring(ledger, CallState.SETTLING)
     claims = [authorized_claim(authorization_of(3), balance_units=10) for _ in range(6)]
     outcomes = await asyncio.gather(
-        *(book.claim(claim) for claim in claims[:3]),
-        conclude(book, running),
-        *(book.claim(claim) for claim in claims[3:]),
+        *(ledger.claim(claim) for claim in claims[:3]),
+        conclude(ledger, running),
+        *(ledger.claim(claim) for claim in claims[3:]),
     )
     assert sum(isinstance(one, Claimed) for one in outcomes) == 2
-    await assert_balanced(book)
+    await assert_balanced(ledger)
 
 
 # Debts and limits
 
 
-async def test_a_payer_in_debt_buys_nothing_by_authorisation_in_the_same_purse(book: Any) -> None:
-    lost = await bring(book, CallState.REORGED)
-    assert [debt.units for debt in await book.debts(PAYER)] == [4]
-    assert await book.claim(authorized_claim(authorization_of())) == InDebt(units=4)
+async def test_a_payer_in_debt_buys_nothing_by_authorisation_in_the_same_purse(ledger: Any) -> None:
+    lost = await bring(ledger, CallState.REORGED)
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
+    assert await ledger.claim(authorized_claim(authorization_of())) == InDebt(units=4)
     elsewhere = authorized_claim(authorization_of(payee=OTHER))
-    assert isinstance(await book.claim(elsewhere), Claimed)
-    again = await book.claim(authorized_claim(lost.authorization))
+    assert isinstance(await ledger.claim(elsewhere), Claimed)
+    again = await ledger.claim(authorized_claim(lost.authorization))
     assert again == AuthorizationTaken(call_id=lost.call_id, state=CallState.REORGED)
 
 
-async def test_unfinal_value_is_limited_for_authorisations_too(books: Any) -> None:
-    book = await books.gateway("one", unfinal_max_nano={"USDC": 10_000})
-    (payment,) = await book.record_payments([new_payment(9, is_final=False)], now_ms=NOW_MS)
-    assert isinstance(await book.claim(claim_on(payment, 3)), Claimed)
-    await bring(book, CallState.CONSUMED, 4, 0)
-    assert await book.claim(authorized_claim(authorization_of(4))) == UnfinalLimit()
-    assert isinstance(await book.claim(authorized_claim(authorization_of(3))), Claimed)
-    assert await book.claim(authorized_claim(authorization_of(1))) == UnfinalLimit()
-    assert isinstance(await book.claim(authorized_claim(authorization_of(10, payer=OTHER))), Claimed)
+async def test_unfinal_value_is_limited_for_authorisations_too(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one", unfinal_max_nano={"USDC": 10_000})
+    (payment,) = await ledger.record_payments([new_payment(9, is_final=False)], now_ms=NOW_MS)
+    assert isinstance(await ledger.claim(claim_on(payment, 3)), Claimed)
+    await bring(ledger, CallState.CONSUMED, 4, 0)
+    assert await ledger.claim(authorized_claim(authorization_of(4))) == UnfinalLimit()
+    assert isinstance(await ledger.claim(authorized_claim(authorization_of(3))), Claimed)
+    assert await ledger.claim(authorized_claim(authorization_of(1))) == UnfinalLimit()
+    assert isinstance(await ledger.claim(authorized_claim(authorization_of(10, payer=OTHER))), Claimed)
 
 
 # Moves
 
 
 @pytest.mark.parametrize("after", [CallState.RELEASED, CallState.UNKNOWN])
-async def test_an_unsettled_call_ends_without_money(book: Any, after: CallState) -> None:
-    claim = await bring(book, CallState.FORWARDING)
-    assert await book.close(close_of(claim, after)) == Closed(rest_units=None)
-    assert (await book.find_authorized(claim.authorization.key)).state is after
-    await assert_balanced(book)
+async def test_an_unsettled_call_ends_without_money(ledger: Any, after: CallState) -> None:
+    claim = await bring(ledger, CallState.FORWARDING)
+    assert await ledger.close(close_of(claim, after)) == Closed(remaining_units=None)
+    assert (await ledger.find_authorized_call(claim.authorization.key)).state is after
+    await assert_balanced(ledger)
 
 
-async def test_nothing_is_consumed_before_it_settled(book: Any) -> None:
-    claim = await bring(book, CallState.FORWARDING)
-    assert await book.close(close_of(claim, CallState.CONSUMED)) == Fenced()
-    other = await bring(book, CallState.UNKNOWN)
-    assert await book.resolve(other.call_id, CallState.CONSUMED, now_ms=NOW_MS) is False
-    assert await book.resolve(other.call_id, CallState.RELEASED, now_ms=NOW_MS) is True
-    await assert_balanced(book)
+async def test_nothing_is_consumed_before_it_settled(ledger: Any) -> None:
+    claim = await bring(ledger, CallState.FORWARDING)
+    assert await ledger.close(close_of(claim, CallState.CONSUMED)) == Fenced()
+    other = await bring(ledger, CallState.UNKNOWN)
+    assert await ledger.resolve(other.call_id, CallState.CONSUMED, now_ms=NOW_MS) is False
+    assert await ledger.resolve(other.call_id, CallState.RELEASED, now_ms=NOW_MS) is True
+    await assert_balanced(ledger)
 
 
 async def test_an_unknown_call_runs_again_under_its_authorisation_and_time_alone_never_releases_it(
-    book: Any,
+    ledger: Any,
 ) -> None:
-    claim = await bring(book, CallState.UNKNOWN)
-    reopened = await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
-    assert reopened == Claimed(epoch=2, rest_units=0, rail=Rail.X402, before=CallState.UNKNOWN)
-    await book.close(close_of(claim, CallState.UNKNOWN, epoch=2))
-    assert await book.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its money may have moved meanwhile
-    assert (await book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
+    claim = await bring(ledger, CallState.UNKNOWN)
+    reopened = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert reopened == Claimed(epoch=2, remaining_units=0, rail=Rail.X402, before=CallState.UNKNOWN)
+    await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
+    assert await ledger.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its money may have moved meanwhile
+    assert (await ledger.find_authorized_call(claim.authorization.key)).state is CallState.UNKNOWN
 
 
-async def test_a_cover_is_for_the_block_in_which_it_was_seen(book: Any) -> None:
+async def test_a_cover_is_for_the_block_in_which_it_was_seen(ledger: Any) -> None:
     claim = replace(authorized_claim(authorization_of(5)), cover=Cover(balance_units=4, block_number=100))
-    assert await book.claim(claim) == NotCovered(held_units=0)
+    assert await ledger.claim(claim) == NotCovered(held_units=0)

@@ -28,10 +28,10 @@ HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 @pytest.fixture
 async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
     it = FaultyLedger(database)
-    await it.book.open()
+    await it.ledger.open()
     yield it
     await it.close()
-    assert (await it.book.audit()).wrong == ()
+    assert (await it.ledger.audit()).wrong == ()
 
 
 async def states(ledger: FaultyLedger) -> list[str]:
@@ -43,13 +43,13 @@ async def states(ledger: FaultyLedger) -> list[str]:
 async def make_unknown(ledger: FaultyLedger) -> Any:
     """A keyed call that was sent once, and got no answer."""
     claim = claim_on(await ledger.pay(10), method="POST", idempotency_key="k")
-    await ledger.book.claim(claim)
-    await ledger.book.close(close_of(claim, CallState.UNKNOWN))
+    await ledger.ledger.claim(claim)
+    await ledger.ledger.close(close_of(claim, CallState.UNKNOWN))
     return claim
 
 
 def reopen(ledger: FaultyLedger, claim: Any, *, epoch: int = 1) -> Any:
-    return ledger.book.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
+    return ledger.ledger.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
 
 
 async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
@@ -74,7 +74,7 @@ async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_ran_and_was
     claim = await make_unknown(ledger)
     assert isinstance(await reopen(ledger, claim), Claimed)
     done = replace(close_of(claim), epoch=2)
-    assert isinstance(await ledger.book.close(done), Closed)
+    assert isinstance(await ledger.ledger.close(done), Closed)
     await lose_close(ledger, claim)
     ledger.database.fail_before = once()
     assert await reopen(ledger, claim) == Fenced()
@@ -91,7 +91,7 @@ async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_recovery_en
     ledger.reconnect()
     ledger.database.fail_before = once()
     assert await reopen(ledger, claim) == Fenced()
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert await states(ledger) == ["unknown"]
     assert isinstance(await reopen(ledger, claim, epoch=2), Claimed)
 
@@ -114,11 +114,11 @@ async def test_a_repeat_that_was_served_is_in_doubt_no_more(ledger: FaultyLedger
         await reopen(ledger, claim)
     ledger.database.fail_before = lambda: False
     assert isinstance(await reopen(ledger, claim), Claimed)
-    await ledger.book.close(replace(close_of(claim), epoch=2))
+    await ledger.ledger.close(replace(close_of(claim), epoch=2))
     await lose_close(ledger, claim)
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert await states(ledger) == ["unknown"]
-    await ledger.book.recover(now_ms=NOW_MS + HOLD_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS + HOLD_MS)
     assert await states(ledger) == ["unknown"]
 
 
@@ -129,10 +129,10 @@ async def test_a_repeat_that_fails_throws_no_doubt_on_the_one_that_runs(ledger: 
     with pytest.raises(StorageUnavailable):
         await reopen(ledger, claim)
     ledger.database.fail_before = lambda: False
-    await ledger.book.close(replace(close_of(claim), epoch=2))
+    await ledger.ledger.close(replace(close_of(claim), epoch=2))
     await lose_close(ledger, claim)
-    await ledger.book.recover(now_ms=NOW_MS)
-    await ledger.book.recover(now_ms=NOW_MS + HOLD_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS + HOLD_MS)
     assert await states(ledger) == ["unknown"]
 
 
@@ -145,7 +145,7 @@ async def test_where_reads_work_and_writes_do_not_the_second_failure_is_everybod
     payment = await ledger.pay(100)
     begun = ledger.database.begun
     ledger.database.fail_before = lambda: True
-    claims = (ledger.book.claim(claim_on(payment)) for _ in range(50))
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(50))
     outcomes = await asyncio.gather(*claims, return_exceptions=True)
     ledger.database.fail_before = lambda: False
     assert {type(one) for one in outcomes} == {StorageUnavailable}
@@ -163,7 +163,7 @@ async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: F
         return number % 2 == 1  # the batch, and each entry; not what is written to find out
 
     ledger.database.fail_before = fails
-    claims = (ledger.book.claim(claim_on(payment)) for _ in range(50))
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(50))
     outcomes = await asyncio.gather(*claims, return_exceptions=True)
     ledger.database.fail_before = lambda: False
     assert {type(one) for one in outcomes} == {StorageUnavailable}
@@ -182,7 +182,7 @@ async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
     try:
         await set_standby(operator, "nobody")
         begun = ledger.database.begun
-        claims = (ledger.book.claim(claim_on(payment)) for _ in range(12))
+        claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(12))
         outcomes = await asyncio.gather(*claims, return_exceptions=True)
         assert {type(one) for one in outcomes} == {StorageUnavailable}
         assert ledger.database.begun - begun == 2
@@ -218,7 +218,7 @@ async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_eac
     writing = start(other.write(write_for_long))
     await until(is_written.is_set)
     begun = ledger.database.begun
-    claims = (ledger.book.claim(claim_on(payment)) for _ in range(12))
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(12))
     outcomes = await asyncio.gather(*claims, return_exceptions=True)
     assert {type(one) for one in outcomes} == {StorageUnavailable}
     assert ledger.database.begun - begun == 2
@@ -235,7 +235,7 @@ async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_eac
 async def test_a_claim_that_comes_after_half_a_lease_is_given_back(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     ledger.database.after.clear()
-    claim = start(ledger.book.claim(claim_on(payment)))
+    claim = start(ledger.ledger.claim(claim_on(payment)))
     committed = ledger.database.committed
     await until(lambda: ledger.database.committed > committed)
     ledger.ticks_ms += HALF_LEASE_MS + 1
@@ -250,10 +250,10 @@ async def test_a_claim_whose_caller_slept_after_its_commit_is_given_back(ledger:
     payment = await ledger.pay(10)
 
     async def claim_and_stall() -> None:
-        await ledger.book.claim(claim_on(payment))
+        await ledger.ledger.claim(claim_on(payment))
         ledger.ticks_ms += HALF_LEASE_MS + 1  # the other's answer is set already, and it has not run since
 
-    both = asyncio.gather(claim_and_stall(), ledger.book.claim(claim_on(payment)), return_exceptions=True)
+    both = asyncio.gather(claim_and_stall(), ledger.ledger.claim(claim_on(payment)), return_exceptions=True)
     _, late = await both
     assert isinstance(late, StorageUnavailable)
     await ledger.close()
@@ -277,7 +277,7 @@ async def test_a_repeat_that_comes_after_half_a_lease_goes_back_to_unknown(ledge
 async def test_a_claim_within_half_a_lease_is_granted(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     ledger.database.after.clear()
-    claim = start(ledger.book.claim(claim_on(payment)))
+    claim = start(ledger.ledger.claim(claim_on(payment)))
     committed = ledger.database.committed
     await until(lambda: ledger.database.committed > committed)
     ledger.ticks_ms += HALF_LEASE_MS
@@ -295,16 +295,16 @@ async def test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer
 ) -> None:
     """It would wait behind the late one for as long as the database is away, and the writer would try without a pause."""
     claim = claim_on(await ledger.pay(10))
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
     ledger.database.fail_before = fail_writes(ledger, 50)
     begun = ledger.database.begun
     for _ in range(2):
         with pytest.raises(StorageUnavailable):
-            await ledger.book.close(unknown)
+            await ledger.ledger.close(unknown)
     assert ledger.database.begun - begun < 9
     ledger.database.fail_before = lambda: False
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert await states(ledger) == ["unknown"]
 
 
@@ -312,12 +312,12 @@ async def test_the_books_close_while_a_second_end_waits_and_the_database_is_away
     ledger: FaultyLedger,
 ) -> None:
     claim = claim_on(await ledger.pay(10))
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
     ledger.database.fail_before = fail_writes(ledger, 50)
     begun = ledger.database.begun
-    ends = [start(ledger.book.close(unknown)) for _ in range(2)]
-    ledger.book.stop()
+    ends = [start(ledger.ledger.close(unknown)) for _ in range(2)]
+    ledger.ledger.stop()
     told = await asyncio.gather(*ends, return_exceptions=True)
     assert [type(one) for one in told] == [StorageUnavailable, StorageUnavailable]
     assert ledger.database.begun - begun < 9

@@ -34,10 +34,10 @@ from tollway.storage.turns import STRIPES
 @pytest.fixture
 async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
     it = FaultyLedger(database)
-    await it.book.open()
+    await it.ledger.open()
     yield it
     await it.close()
-    assert (await it.book.audit()).wrong == ()
+    assert (await it.ledger.audit()).wrong == ()
 
 
 async def states(ledger: FaultyLedger) -> list[str]:
@@ -52,25 +52,25 @@ async def test_fifty_claims_in_one_batch_get_what_the_payment_is_worth(
 ) -> None:
     payment = await ledger.pay(worth)
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.sizes == [1])
-    claims = [start(ledger.book.claim(claim_on(payment, price))) for _ in range(50)]
+    claims = [start(ledger.ledger.claim(claim_on(payment, price))) for _ in range(50)]
     await asyncio.sleep(0)
     ledger.database.before.set()
     outcomes = await asyncio.gather(*claims)
     await plug
     assert ledger.sizes == [1, 50]
     assert sum(isinstance(one, Claimed) for one in outcomes) == worth // price
-    assert outcomes[-1] == Exhausted(rest_units=worth % price, held_units=worth - worth % price)
+    assert outcomes[-1] == Exhausted(remaining_units=worth % price, held_units=worth - worth % price)
 
 
 async def test_a_batch_carries_so_many_at_most(database: Database) -> None:
     ledger = FaultyLedger(database, limits=Limits(claim_batch_max=20))
-    await ledger.book.open()
+    await ledger.ledger.open()
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.sizes == [1])
-    claims = [start(ledger.book.claim(claim_on(None))) for _ in range(50)]
+    claims = [start(ledger.ledger.claim(claim_on(None))) for _ in range(50)]
     await asyncio.sleep(0)
     ledger.database.before.set()
     assert all(isinstance(one, Claimed) for one in await asyncio.gather(plug, *claims))
@@ -81,11 +81,14 @@ async def test_a_batch_carries_so_many_at_most(database: Database) -> None:
 async def test_closes_and_claims_of_one_batch_see_each_other(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     first, second = claim_on(payment, 2), claim_on(payment, 2)
-    await ledger.book.claim(first)
+    await ledger.ledger.claim(first)
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.database.begun > 0 and len(ledger.sizes) == 2)
-    jobs = [start(ledger.book.claim(second)), start(ledger.book.close(close_of(first, CallState.RELEASED)))]
+    jobs = [
+        start(ledger.ledger.claim(second)),
+        start(ledger.ledger.close(close_of(first, CallState.RELEASED))),
+    ]
     await asyncio.sleep(0)
     ledger.database.before.set()
     claimed, closed = await asyncio.gather(*jobs)
@@ -96,34 +99,34 @@ async def test_closes_and_claims_of_one_batch_see_each_other(ledger: FaultyLedge
 async def test_a_finish_waits_for_company_and_costs_no_commit_of_its_own(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
-    await ledger.book.claim(first)
-    await ledger.book.close(close_of(first))
-    ledger.book.finish(finish_of(first))
-    await ledger.book.claim(claim_on(payment, 1))
+    await ledger.ledger.claim(first)
+    await ledger.ledger.close(close_of(first))
+    ledger.ledger.finish(finish_of(first))
+    await ledger.ledger.claim(claim_on(payment, 1))
     assert ledger.sizes == [1, 1, 2]
 
 
 async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(
     ledger: FaultyLedger, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(group_commit, "COMPANY_S", 3_600)
+    monkeypatch.setattr(group_commit, "FINISH_DELAY_S", 3_600)
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
-    await ledger.book.claim(first)
-    await ledger.book.close(close_of(first))
-    ledger.book.finish(replace(finish_of(first), is_cut=True))
+    await ledger.ledger.claim(first)
+    await ledger.ledger.close(close_of(first))
+    ledger.ledger.finish(replace(finish_of(first), is_cut=True))
     await until(lambda: ledger.sizes == [1, 1, 1])
 
 
 async def test_a_finish_without_company_is_written_all_the_same(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
-    await ledger.book.claim(first)
-    await ledger.book.close(close_of(first))
-    ledger.book.finish(finish_of(first))
+    await ledger.ledger.claim(first)
+    await ledger.ledger.close(close_of(first))
+    ledger.ledger.finish(finish_of(first))
     await until(lambda: ledger.sizes == [1, 1, 1])
-    await ledger.book.claim(claim_on(payment, 1))  # behind it
-    record = await ledger.book.find_call(first.call_id)
+    await ledger.ledger.claim(claim_on(payment, 1))  # behind it
+    record = await ledger.ledger.find_call(first.call_id)
     assert record is not None
     assert record.delivery is not None
 
@@ -131,15 +134,15 @@ async def test_a_finish_without_company_is_written_all_the_same(ledger: FaultyLe
 async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_it(
     ledger: FaultyLedger, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(group_commit, "COMPANY_S", 0.0)
+    monkeypatch.setattr(group_commit, "FINISH_DELAY_S", 0.0)
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
-    await ledger.book.claim(first)
-    await ledger.book.close(close_of(first))
+    await ledger.ledger.claim(first)
+    await ledger.ledger.close(close_of(first))
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.sizes == [1, 1, 1])
-    ledger.book.finish(finish_of(first))
+    ledger.ledger.finish(finish_of(first))
     await asyncio.sleep(0.01)  # its time is up: the commit before it still runs
     ledger.database.before.set()
     await plug
@@ -152,9 +155,9 @@ async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_i
 async def test_a_claim_withdrawn_before_its_batch_leaves_no_row(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.sizes == [1])
-    claim = start(ledger.book.claim(claim_on(payment)))
+    claim = start(ledger.ledger.claim(claim_on(payment)))
     await asyncio.sleep(0)
     claim.cancel()
     ledger.database.before.set()
@@ -170,7 +173,7 @@ async def test_a_claim_left_while_its_batch_is_written_is_released(ledger: Fault
     payment = await ledger.pay(2)
     getattr(ledger.database, gate).clear()
     written = ledger.database.committed if gate == "after" else ledger.database.begun
-    claim = start(ledger.book.claim(claim_on(payment)))
+    claim = start(ledger.ledger.claim(claim_on(payment)))
     await until(lambda: (ledger.database.committed if gate == "after" else ledger.database.begun) > written)
     claim.cancel()
     await asyncio.gather(claim, return_exceptions=True)
@@ -185,10 +188,10 @@ async def test_a_claim_left_between_its_commit_and_its_answer_is_released(ledger
     tasks: list[asyncio.Task[Any]] = []
 
     async def claim_and_stop_the_other() -> None:
-        await ledger.book.claim(claim_on(payment))
+        await ledger.ledger.claim(claim_on(payment))
         tasks[1].cancel()  # its answer is set already, and it has not run since
 
-    tasks += [start(claim_and_stop_the_other()), start(ledger.book.claim(claim_on(payment)))]
+    tasks += [start(claim_and_stop_the_other()), start(ledger.ledger.claim(claim_on(payment)))]
     await asyncio.gather(*tasks, return_exceptions=True)
     assert tasks[1].cancelled()
     await ledger.close()
@@ -198,11 +201,11 @@ async def test_a_claim_left_between_its_commit_and_its_answer_is_released(ledger
 
 async def test_a_repeat_left_in_flight_goes_back_to_unknown(ledger: FaultyLedger) -> None:
     claim = claim_on(await ledger.pay(2))
-    await ledger.book.claim(claim)
-    await ledger.book.close(close_of(claim, CallState.UNKNOWN))
+    await ledger.ledger.claim(claim)
+    await ledger.ledger.close(close_of(claim, CallState.UNKNOWN))
     ledger.database.after.clear()
     committed = ledger.database.committed
-    repeat = start(ledger.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS))
+    repeat = start(ledger.ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS))
     await until(lambda: ledger.database.committed > committed)
     repeat.cancel()
     await asyncio.gather(repeat, return_exceptions=True)
@@ -224,11 +227,11 @@ async def test_a_close_is_written_although_its_caller_left_and_its_answer_reache
     ledger: FaultyLedger, moment: str, after: CallState, ends: tuple[str, str]
 ) -> None:
     claim = claim_on(await ledger.pay(2))
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     gate = ledger.database.after if moment == "committed" else ledger.database.before
     gate.clear()
     begun, committed = ledger.database.begun, ledger.database.committed
-    close = start(ledger.book.close(close_of(claim, after)))
+    close = start(ledger.ledger.close(close_of(claim, after)))
     await asyncio.sleep(0)
     if moment == "written":
         await until(lambda: ledger.database.begun > begun)
@@ -245,13 +248,13 @@ async def test_claims_cancelled_at_any_moment_never_stay_open(ledger: FaultyLedg
     payment = await ledger.pay(1000)
     for turns in range(40):
         claim = claim_on(payment)
-        task = start(ledger.book.claim(claim))
+        task = start(ledger.ledger.claim(claim))
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
         if isinstance(outcome, Claimed):
-            await ledger.book.close(close_of(claim))
+            await ledger.ledger.close(close_of(claim))
     await ledger.close()
     assert set(await states(ledger)) <= {"released", "consumed"}
 
@@ -265,14 +268,14 @@ BEYOND_COLUMN = 2**70  # no integer column of either database holds it
 async def test_one_bad_entry_does_not_fail_the_others(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     good, twin, odd = claim_on(payment), claim_on(payment), claim_on(None)
-    await ledger.book.claim(twin)
-    await ledger.book.claim(odd)
+    await ledger.ledger.claim(twin)
+    await ledger.ledger.claim(odd)
     jobs = [
-        ledger.book.claim(claim_on(payment)),
-        ledger.book.close(close_of(odd, http_status=BEYOND_COLUMN)),
-        ledger.book.claim(claim_on(payment, call_id=twin.call_id)),
-        ledger.book.claim(good),
-        ledger.book.close(close_of(twin)),
+        ledger.ledger.claim(claim_on(payment)),
+        ledger.ledger.close(close_of(odd, http_status=BEYOND_COLUMN)),
+        ledger.ledger.claim(claim_on(payment, call_id=twin.call_id)),
+        ledger.ledger.claim(good),
+        ledger.ledger.close(close_of(twin)),
     ]
     outcomes = await asyncio.gather(*jobs, return_exceptions=True)
     assert [type(one) for one in outcomes] == [
@@ -282,18 +285,18 @@ async def test_one_bad_entry_does_not_fail_the_others(ledger: FaultyLedger) -> N
         Claimed,
         Closed,
     ]
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert sorted(await states(ledger)) == ["consumed", "forwarding", "forwarding", "unknown"]
-    assert await ledger.book.close(close_of(good)) == Closed(rest_units=7)
+    assert await ledger.ledger.close(close_of(good)) == Closed(remaining_units=7)
 
 
 async def test_one_bad_entry_of_a_batch_costs_a_few_more_writes(ledger: FaultyLedger) -> None:
     """A batch is halved until the bad entry is alone: 64 entries take 1 + 2 * 6 writes in place of 1 + 64."""
     payment, odd = await ledger.pay(100), claim_on(None)
-    await ledger.book.claim(odd)
+    await ledger.ledger.claim(odd)
     begun = ledger.database.begun
-    claims = [ledger.book.claim(claim_on(payment)) for _ in range(63)]
-    bad = ledger.book.close(close_of(odd, http_status=BEYOND_COLUMN))
+    claims = [ledger.ledger.claim(claim_on(payment)) for _ in range(63)]
+    bad = ledger.ledger.close(close_of(odd, http_status=BEYOND_COLUMN))
     outcomes = await asyncio.gather(*claims[:40], bad, *claims[40:], return_exceptions=True)
     assert [type(one) for one in outcomes].index(StorageUnavailable) == 40
     assert [type(one) for one in outcomes].count(Claimed) == 63
@@ -307,15 +310,15 @@ async def test_one_bad_recording_does_not_fail_those_that_are_written_with_it(le
     outcomes = await asyncio.gather(*jobs, return_exceptions=True)
     await plug
     assert [getattr(one, "value_units", type(one)) for one in outcomes] == [7, ValueRefused, 7]
-    assert await ledger.book.find_payments(tx_hash("b")) == ()
+    assert await ledger.ledger.find_payments(tx_hash("b")) == ()
 
 
 async def test_a_value_that_no_column_holds_is_no_outage(ledger: FaultyLedger) -> None:
     """PostgreSQL says so with SQLSTATE class 22; SQLite's driver with an error of its own."""
     odd = claim_on(None)
-    await ledger.book.claim(odd)
+    await ledger.ledger.claim(odd)
     with capture_logs() as lines, pytest.raises(StorageUnavailable):
-        await ledger.book.close(close_of(odd, http_status=BEYOND_COLUMN))
+        await ledger.ledger.close(close_of(odd, http_status=BEYOND_COLUMN))
     assert {line["event"] for line in lines} == {"books_batch_failed", "books_entry_refused"}
 
 
@@ -323,17 +326,17 @@ async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(led
     """The close comes back behind the others, because the claim beside it is bad; the finish waits for it."""
     payment = await ledger.pay(10)
     cut, twin = claim_on(payment), claim_on(payment)
-    await ledger.book.claim(cut)
-    await ledger.book.claim(twin)
-    close = start(ledger.book.close(close_of(cut)))
-    again = start(ledger.book.claim(claim_on(payment, call_id=twin.call_id)))
-    others = [start(ledger.book.claim(claim_on(payment))) for _ in range(2)]
+    await ledger.ledger.claim(cut)
+    await ledger.ledger.claim(twin)
+    close = start(ledger.ledger.close(close_of(cut)))
+    again = start(ledger.ledger.claim(claim_on(payment, call_id=twin.call_id)))
+    others = [start(ledger.ledger.claim(claim_on(payment))) for _ in range(2)]
     await asyncio.sleep(0)
-    ledger.book.finish(finish_of(cut, is_cut=True))
+    ledger.ledger.finish(finish_of(cut, is_cut=True))
     outcomes = await asyncio.gather(close, again, *others, return_exceptions=True)
     assert [type(one) for one in outcomes] == [Closed, StorageUnavailable, Claimed, Claimed]
-    await ledger.book.claim(claim_on(None))  # behind the finish
-    repeat = await ledger.book.find_repeat(payment.id, cut.digest)
+    await ledger.ledger.claim(claim_on(None))  # behind the finish
+    repeat = await ledger.ledger.find_open_call(payment.id, cut.digest)
     assert repeat is not None  # cut by its upstream, so the same request may run once more
 
 
@@ -341,26 +344,26 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_not_repeated(ledger: 
     payment = await ledger.pay(10)
     done = claim_on(payment)
     stuck = claim_on(payment)
-    await ledger.book.claim(done)
-    await ledger.book.claim(stuck)
-    await ledger.book.close(close_of(stuck, CallState.UNKNOWN))
+    await ledger.ledger.claim(done)
+    await ledger.ledger.claim(stuck)
+    await ledger.ledger.close(close_of(stuck, CallState.UNKNOWN))
     ledger.database.fail_after = once()
     outcomes = await asyncio.gather(
-        ledger.book.claim(claim_on(payment, 3)),
-        ledger.book.claim(claim_on(payment, 9)),
-        ledger.book.close(close_of(done)),
-        ledger.book.reopen(stuck.call_id, epoch=1, now_ms=NOW_MS),
+        ledger.ledger.claim(claim_on(payment, 3)),
+        ledger.ledger.claim(claim_on(payment, 9)),
+        ledger.ledger.close(close_of(done)),
+        ledger.ledger.reopen(stuck.call_id, epoch=1, now_ms=NOW_MS),
     )
     assert [type(one) for one in outcomes] == [Claimed, Exhausted, Closed, Claimed]
     assert outcomes[3].epoch == 2
     assert sorted(await states(ledger)) == ["consumed", "forwarding", "forwarding"]
-    assert await ledger.book.recover(now_ms=NOW_MS) == 0
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 0
 
 
 async def test_a_batch_that_was_not_written_is_written_again(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     ledger.database.fail_before = once()
-    outcomes = await asyncio.gather(*(ledger.book.claim(claim_on(payment)) for _ in range(5)))
+    outcomes = await asyncio.gather(*(ledger.ledger.claim(claim_on(payment)) for _ in range(5)))
     assert [type(one) for one in outcomes] == [Claimed] * 5
     assert len(await states(ledger)) == 5
 
@@ -374,12 +377,12 @@ async def test_a_claim_of_unknown_outcome_is_released_when_the_database_is_back(
 
     ledger.database.fail_after = disconnect_after_commit
     with pytest.raises(StorageUnavailable):
-        await ledger.book.claim(claim)
+        await ledger.ledger.claim(claim)
     ledger.database.is_away, ledger.database.fail_after = False, lambda: False
     assert await states(ledger) == ["forwarding"]
-    assert await ledger.book.recover(now_ms=NOW_MS) == 1
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
     assert await states(ledger) == ["released"]
-    assert (await ledger.book.find_call(claim.call_id)).error == "storage_unavailable"
+    assert (await ledger.ledger.find_call(claim.call_id)).error == "storage_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -389,8 +392,8 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
     ledger: FaultyLedger, before: CallState, ends: str
 ) -> None:
     claim = claim_on(await ledger.pay(10))
-    await ledger.book.claim(claim)
-    await ledger.book.close(close_of(claim, before, error="told"))
+    await ledger.ledger.claim(claim)
+    await ledger.ledger.close(close_of(claim, before, error="told"))
     await ledger.database.write(lambda c: c.execute(text("UPDATE call SET cut = 'cut'")))
 
     def disconnect_after_commit() -> bool:
@@ -399,13 +402,13 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
 
     ledger.database.fail_after = disconnect_after_commit
     with pytest.raises(StorageUnavailable):
-        await ledger.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+        await ledger.ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     ledger.database.is_away, ledger.database.fail_after = False, lambda: False
     assert await states(ledger) == ["forwarding"]
-    assert await ledger.book.recover(now_ms=NOW_MS) == 1
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
     assert await states(ledger) == [before.value]
-    assert (await ledger.book.find_call(claim.call_id)).error == "told"  # nothing came of the repeat
-    await ledger.book.recover(now_ms=NOW_MS + DEFAULT_LIMITS.unknown_hold_s * 1000)
+    assert (await ledger.ledger.find_call(claim.call_id)).error == "told"  # nothing came of the repeat
+    await ledger.ledger.recover(now_ms=NOW_MS + DEFAULT_LIMITS.unknown_hold_s * 1000)
     assert await states(ledger) == [ends]
 
 
@@ -421,12 +424,12 @@ async def test_a_close_that_found_no_database_is_written_later(
     ledger: FaultyLedger, after: CallState, ends: str
 ) -> None:
     claim = claim_on(await ledger.pay(10))
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     ledger.database.is_away = True
     with pytest.raises(StorageUnavailable):
-        await ledger.book.close(close_of(claim, after))
+        await ledger.ledger.close(close_of(claim, after))
     ledger.database.is_away = False
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert await states(ledger) == [ends]
 
 
@@ -435,7 +438,7 @@ async def test_everybody_hears_at_once_that_the_database_is_away(ledger: FaultyL
     begun = ledger.database.begun
     ledger.database.is_away = True
     outcomes = await asyncio.gather(
-        *(ledger.book.claim(claim_on(payment)) for _ in range(50)), return_exceptions=True
+        *(ledger.ledger.claim(claim_on(payment)) for _ in range(50)), return_exceptions=True
     )
     ledger.database.is_away = False
     assert {type(one) for one in outcomes} == {StorageUnavailable}
@@ -446,13 +449,13 @@ async def test_after_the_stop_nothing_is_claimed_and_nobody_waits_forever(databa
     ledger = FaultyLedger(database)
     payment = await ledger.pay(10)
     running = claim_on(payment)
-    await ledger.book.claim(running)
-    close = start(ledger.book.close(close_of(running)))
+    await ledger.ledger.claim(running)
+    close = start(ledger.ledger.close(close_of(running)))
     await asyncio.sleep(0)
     await ledger.close()
     assert isinstance(await close, Closed)
     with pytest.raises(StorageUnavailable):
-        await ledger.book.claim(claim_on(payment))
+        await ledger.ledger.claim(claim_on(payment))
 
 
 # Gateways that race
@@ -464,32 +467,32 @@ async def test_two_gateways_share_one_payment(database: Database, worth: int) ->
     for number in range(5):
         name = f"tx{number}"
         payment = await ledgers[0].pay(worth, name)
-        outcomes = await asyncio.gather(*(ledger.book.claim(claim_on(payment)) for ledger in ledgers * 25))
+        outcomes = await asyncio.gather(*(ledger.ledger.claim(claim_on(payment)) for ledger in ledgers * 25))
         assert sum(isinstance(one, Claimed) for one in outcomes) == worth
-        (payment,) = await ledgers[1].book.find_payments(tx_hash(name))
-        assert payment.rest_units == 0
+        (payment,) = await ledgers[1].ledger.find_payments(tx_hash(name))
+        assert payment.remaining_units == 0
     for ledger in ledgers:
         await ledger.close()
-    assert (await ledgers[0].book.audit()).wrong == ()
+    assert (await ledgers[0].ledger.audit()).wrong == ()
 
 
 async def test_two_gateways_repair_each_others_siblings_without_deadlock(database: Database) -> None:
     ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     payments = [await ledgers[0].pay(7, f"tx{number}") for number in range(20)]
     claims = [(ledgers[n % 2], claim_on(one, 10)) for n, one in enumerate([*payments, *payments[::-1]])]
-    outcomes = await asyncio.gather(*(ledger.book.claim(claim) for ledger, claim in claims))
+    outcomes = await asyncio.gather(*(ledger.ledger.claim(claim) for ledger, claim in claims))
     assert sum(isinstance(one, Claimed) for one in outcomes) == 14
     closes = [
-        ledger.book.close(close_of(claim, CallState.RELEASED))
+        ledger.ledger.close(close_of(claim, CallState.RELEASED))
         for (ledger, claim), one in zip(claims, outcomes, strict=True)
         if isinstance(one, Claimed)
     ]
     await asyncio.gather(*closes)
     for ledger in ledgers:
         await ledger.close()
-    report = await ledgers[0].book.audit()
+    report = await ledgers[0].ledger.audit()
     assert (report.wrong, report.payments) == ((), 20)
-    rests = [(await ledgers[0].book.find_payments(one.tx_hash))[0].rest_units for one in payments]
+    rests = [(await ledgers[0].ledger.find_payments(one.tx_hash))[0].remaining_units for one in payments]
     assert rests == [7] * 20
 
 
@@ -498,11 +501,11 @@ async def test_an_unfinal_maximum_locks_no_payment_but_the_shown_one(postgres_ur
     """A wallet may have thousands that are not final."""
     operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
     ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
-    await ledger.book.open()
+    await ledger.ledger.open()
     other, shown = [await ledger.pay(10, name, is_final=False) for name in ("other", "shown")]
     async with operator.transaction():
         await operator.execute("SELECT id FROM payment WHERE id = $1 FOR UPDATE", other.id)
-        assert isinstance(await ledger.book.claim(claim_on(shown)), Claimed)
+        assert isinstance(await ledger.ledger.claim(claim_on(shown)), Claimed)
     await ledger.close()
     await database.close()
     await operator.close()
@@ -513,13 +516,13 @@ async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(postgres_url:
     """Each sums what the others have committed: of two at once, one would not see the other."""
     operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
     ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
-    await ledger.book.open()
+    await ledger.ledger.open()
     payment = await ledger.pay(10, is_final=False)
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     async with operator.transaction():
         for stripe in range(STRIPES):
             await operator.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCK_SPACE, stripe)
-        claiming = start(ledger.book.claim(claim_on(payment)))
+        claiming = start(ledger.ledger.claim(claim_on(payment)))
         while not (claiming.done() or await operator.fetchval(waiting)):
             await asyncio.sleep(0.01)
         assert not claiming.done()
@@ -533,10 +536,10 @@ async def test_a_nonce_counts_once_over_gateways_and_payments_of_a_transaction(d
     ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     for number in range(5):
         both = [new_payment(9, f"tx{number}"), new_payment(9, f"tx{number}", asset="native")]
-        payments = await ledgers[0].book.record_payments(both, now_ms=NOW_MS)
+        payments = await ledgers[0].ledger.record_payments(both, now_ms=NOW_MS)
         nonce = bytes([number]) * 32
         jobs = [
-            ledger.book.claim(claim_on(payment, nonce=nonce))
+            ledger.ledger.claim(claim_on(payment, nonce=nonce))
             for ledger in ledgers
             for payment in payments
             for _ in range(5)
@@ -552,24 +555,24 @@ async def test_two_gateways_pay_a_debt_once(database: Database) -> None:
     ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     payment = await ledgers[0].pay(10, is_final=False)
     claim = claim_on(payment, 10)
-    await ledgers[0].book.claim(claim)
-    await ledgers[0].book.close(close_of(claim))
-    await ledgers[1].book.mark_gone(payment.id, now_ms=NOW_MS)
+    await ledgers[0].ledger.claim(claim)
+    await ledgers[0].ledger.close(close_of(claim))
+    await ledgers[1].ledger.mark_gone(payment.id, now_ms=NOW_MS)
     fresh = await asyncio.gather(*(ledgers[n % 2].pay(4, f"tx{n}") for n in range(6)))
-    assert sum(one.rest_units for one in fresh) == 14
-    assert await ledgers[0].book.debts(PAYER) == ()
+    assert sum(one.remaining_units for one in fresh) == 14
+    assert await ledgers[0].ledger.debts(PAYER) == ()
     for ledger in ledgers:
         await ledger.close()
-    assert (await ledgers[0].book.audit()).wrong == ()
+    assert (await ledgers[0].ledger.audit()).wrong == ()
 
 
 async def test_one_of_two_gateways_wins_a_repeat(database: Database) -> None:
     ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     claim = claim_on(await ledgers[0].pay(10))
-    await ledgers[0].book.claim(claim)
-    await ledgers[0].book.close(close_of(claim, CallState.UNKNOWN))
+    await ledgers[0].ledger.claim(claim)
+    await ledgers[0].ledger.close(close_of(claim, CallState.UNKNOWN))
     outcomes = await asyncio.gather(
-        *(ledger.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) for ledger in ledgers * 5)
+        *(ledger.ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) for ledger in ledgers * 5)
     )
     kinds = [type(one) for one in outcomes]
     assert (kinds.count(Claimed), kinds.count(Fenced)) == (1, 9)
@@ -579,24 +582,24 @@ async def test_one_of_two_gateways_wins_a_repeat(database: Database) -> None:
 
 async def test_what_comes_after_the_end_fails_at_once(ledger: FaultyLedger) -> None:
     claim = claim_on(await ledger.pay(10))
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     await ledger.close()
     for late in (
-        ledger.book.close(close_of(claim)),
-        ledger.book.claim(claim_on(await ledger.pay(10, "more"))),
+        ledger.ledger.close(close_of(claim)),
+        ledger.ledger.claim(claim_on(await ledger.pay(10, "more"))),
     ):
         with pytest.raises(StorageUnavailable):
             await late
-    ledger.book.finish(finish_of(claim))
+    ledger.ledger.finish(finish_of(claim))
 
 
 async def test_waits_until_every_call_is_closed_and_no_longer_than_told(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(100)
     first, second = claim_on(payment), claim_on(payment)
-    await asyncio.gather(ledger.book.claim(first), ledger.book.claim(second))
-    await ledger.book.wait_closed(timeout_s=0)  # comes back although two are open
-    waiting = start(ledger.book.wait_closed(timeout_s=60))
-    await ledger.book.close(close_of(first))
+    await asyncio.gather(ledger.ledger.claim(first), ledger.ledger.claim(second))
+    await ledger.ledger.wait_closed(timeout_s=0)  # comes back although two are open
+    waiting = start(ledger.ledger.wait_closed(timeout_s=60))
+    await ledger.ledger.close(close_of(first))
     assert not waiting.done()
-    await ledger.book.close(close_of(second, CallState.UNKNOWN))
+    await ledger.ledger.close(close_of(second, CallState.UNKNOWN))
     await waiting

@@ -21,11 +21,11 @@ from tests.kit.ledger_records import (
     transfer_in,
 )
 from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.ledger.statement import HistoryQuery
 from tollway.limits import Limits
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
+from tollway.storage.answer_store import ResponseStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
 from tollway.storage.sealer import Sealer
@@ -89,63 +89,65 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     for engine in (database._read_engine, database._write_engine):
         event.listen(engine, "before_cursor_execute", explain)
     most = {"USDC": 10**12}
-    book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS, unfinal_max_nano=most)
-    writing = asyncio.get_running_loop().create_task(book.run())
-    await book.open()
-    (payment,) = await book.record_payments([new_payment(10)], now_ms=NOW_MS)
+    ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS, unfinal_max_nano=most)
+    writing = asyncio.get_running_loop().create_task(ledger.run())
+    await ledger.open()
+    (payment,) = await ledger.record_payments([new_payment(10)], now_ms=NOW_MS)
     claim = claim_on(payment, nonce=b"\x01" * 32)
-    await book.claim(claim)
-    await book.find_repeat(payment.id, claim.digest)
-    await book.claim(claim_on(payment, 9))
-    await book.claim(claim_on(payment))
-    await book.close(close_of(claim))
-    await book.unknown_calls(payment.id, limit=5)
-    await book.debts(PAYER)
-    await book.history(HistoryQuery(wallet=PAYER))
-    await settle_some(book, database)
-    book.stop()
+    await ledger.claim(claim)
+    await ledger.find_open_call(payment.id, claim.digest)
+    await ledger.claim(claim_on(payment, 9))
+    await ledger.claim(claim_on(payment))
+    await ledger.close(close_of(claim))
+    await ledger.unknown_calls(payment.id, limit=5)
+    await ledger.debts(PAYER)
+    await ledger.history(HistoryQuery(wallet=PAYER))
+    await settle_some(ledger, database)
+    ledger.stop()
     await writing
     await database.close()
     return found
 
 
-async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
+async def settle_some(ledger: LedgerStore, database: SqliteDatabase) -> None:
     gas = GasStore(database)
     limits = Limits(answers_bytes_max=40, answers_per_payer_bytes_max=40)
-    answers = AnswerStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)
+    answers = ResponseStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)
     claims = [authorized_claim(authorization_of(), idempotency_key="key") for _ in range(2)]
     for nonce, claim in enumerate(claims):
-        await book.claim(claim)
+        await ledger.claim(claim)
         attempt = attempt_of(claim, nonce, code_hash=bytes(32))
-        await book.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
-        await book.add_attempt(attempt_of(claim, nonce, f"bump {nonce}"))
-        await gas.note_cost(attempt, cost_wei=1)
-        await gas.note_wallet_cost(attempt, cost_wei=1, is_reverted=True)
+        await ledger.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
+        await ledger.add_attempt(attempt_of(claim, nonce, f"bump {nonce}"))
+        await gas.record_cost(attempt, cost_wei=1)
+        await gas.record_wallet_cost(attempt, cost_wei=1, is_reverted=True)
         await gas.wallet_gas_wei(attempt.chain_id, since_ms=0)
         await gas.reverting_codes(attempt.chain_id, since_ms=0)
         await answers.keep(
-            claim.call_id, PAYER, StoredAnswer(status=200, headers=(), body=b""), now_ms=NOW_MS
+            claim.call_id, PAYER, StoredResponse(status=200, headers=(), body=b""), now_ms=NOW_MS
         )
-    await book.conclude(claims[0].call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=NOW_MS)
+    await ledger.conclude(
+        claims[0].call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=NOW_MS
+    )
     place = transfer_in()
-    (settled,) = await book.find_payments(place.tx_hash)
-    await book.authorizations_in(settled.id, limit=5)
-    await book.relocate(
+    (settled,) = await ledger.find_payments(place.tx_hash)
+    await ledger.authorizations_in(settled.id, limit=5)
+    await ledger.move_transfer(
         claims[0].call_id, before=place.tx_hash, transfer=transfer_in("elsewhere"), now_ms=NOW_MS
     )
-    await book.set_adrift(claims[1].call_id, epoch=1)
-    await book.unsettled(limit=5)
-    await book.postpone(claims[1].call_id, until_ms=NOW_MS)
-    await book.attempts_of(claims[1].call_id)
-    await book.recover(now_ms=NOW_MS)
-    await book.find_keyed(PAYER, "key", since_ms=0)
+    await ledger.mark_orphaned(claims[1].call_id, epoch=1)
+    await ledger.unsettled(limit=5)
+    await ledger.postpone(claims[1].call_id, until_ms=NOW_MS)
+    await ledger.attempts_of(claims[1].call_id)
+    await ledger.recover(now_ms=NOW_MS)
+    await ledger.find_keyed_call(PAYER, "key", since_ms=0)
     await gas.open_attempts(CHAIN, GAS_KEY, limit=5)
     await gas.mark_mined(CHAIN, GAS_KEY, below=1)
     await gas.reopen(CHAIN, GAS_KEY, since_nonce=0, since_ms=0)
     await gas.gas_spent_wei(CHAIN, since_ms=0)
     for claim in claims:
         assert claim.authorization is not None
-        await book.find_authorized(claim.authorization.key)
+        await ledger.find_authorized_call(claim.authorization.key)
 
 
 @pytest.mark.parametrize(("piece", "search"), PLANS.items())

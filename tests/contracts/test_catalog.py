@@ -14,9 +14,16 @@ from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Market, Revised, Stale
+from tollway.registry.catalog import (
+    TERMS_RETENTION_S,
+    Catalog,
+    ListingQuery,
+    NetworkCurrency,
+    Revised,
+    RevisionConflict,
+)
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
-from tollway.registry.standing import UNKNOWN_STANDING, Quality, Standing
+from tollway.registry.standing import UNKNOWN_REPUTATION, Quality, Reputation
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.catalog_tables import listing_table, terms_table
 from tollway.storage.database import Database, connect_database
@@ -45,13 +52,13 @@ class Setup:
     """The catalog of another process over the same store."""
     database: Database | None = None
 
-    async def know(self, listing: Listing, standing: Standing) -> None:
+    async def know(self, listing: Listing, reputation: Reputation) -> None:
         """What other rooms have found out."""
         if isinstance(self.catalog, MemoryCatalog):
-            self.catalog.standings[listing.id] = standing
+            self.catalog.standings[listing.id] = reputation
             return
         assert self.database is not None
-        await self.database.write(lambda connection: write_standing(connection, listing, standing))
+        await self.database.write(lambda connection: write_standing(connection, listing, reputation))
 
 
 def make_listing(**changes: Any) -> Listing:
@@ -116,9 +123,9 @@ def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
     return CatalogStore(database, sealer=sealer, now_ms=clock)
 
 
-def write_standing(connection: Connection, listing: Listing, standing: Standing) -> None:
+def write_standing(connection: Connection, listing: Listing, reputation: Reputation) -> None:
     seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing.id))
-    quality, verified_ms = standing.quality, standing.verified_ms
+    quality, verified_ms = reputation.quality, reputation.verified_ms
     if quality is not None:
         connection.execute(insert(quality_table).values(listing_seq=seq, day=1, **asdict(quality)))
     origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
@@ -142,10 +149,10 @@ async def names_of(catalog: Catalog, query: ListingQuery) -> list[str]:
 
 async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
     await catalog.publish(FULL)
-    shelf = await catalog.find(FULL.id)
-    assert shelf is not None
-    assert shelf.listing == FULL
-    assert shelf.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
+    entry = await catalog.find(FULL.id)
+    assert entry is not None
+    assert entry.listing == FULL
+    assert entry.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
 
 
 @pytest.mark.parametrize(
@@ -170,25 +177,27 @@ async def test_revise_replaces_every_field_and_counts(catalog: Catalog) -> None:
     changed = replace(FULL, id=first.id, revision=77)
     outcome = await catalog.revise(changed, expected_revision=1)
     assert outcome == Revised(listing=replace(changed, revision=2))
-    shelf = await catalog.find(first.id)
-    assert shelf is not None
-    assert shelf.listing == replace(changed, revision=2)
+    entry = await catalog.find(first.id)
+    assert entry is not None
+    assert entry.listing == replace(changed, revision=2)
     plain = replace(first, updated_ms=first.updated_ms + MINUTE)
     assert isinstance(await catalog.revise(plain, expected_revision=2), Revised)
-    shelf = await catalog.find(first.id)
-    assert shelf is not None
-    assert shelf.listing == replace(plain, revision=3)  # secret and document are gone
+    entry = await catalog.find(first.id)
+    assert entry is not None
+    assert entry.listing == replace(plain, revision=3)  # secret and document are gone
 
 
 async def test_a_stale_revision_changes_nothing(catalog: Catalog) -> None:
     listing = make_listing()
     await catalog.publish(listing)
     await catalog.revise(replace(listing, name="second"), expected_revision=1)
-    assert await catalog.revise(replace(listing, name="late"), expected_revision=1) == Stale(revision=2)
-    shelf = await catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.listing.name == "second"
-    assert await catalog.revise(make_listing(), expected_revision=1) == Stale(revision=0)
+    assert await catalog.revise(replace(listing, name="late"), expected_revision=1) == RevisionConflict(
+        revision=2
+    )
+    entry = await catalog.find(listing.id)
+    assert entry is not None
+    assert entry.listing.name == "second"
+    assert await catalog.revise(make_listing(), expected_revision=1) == RevisionConflict(revision=0)
 
 
 async def test_of_many_editors_one_wins(catalog: Catalog) -> None:
@@ -198,9 +207,9 @@ async def test_of_many_editors_one_wins(catalog: Catalog) -> None:
     outcomes = await asyncio.gather(*(catalog.revise(edit, expected_revision=1) for edit in edits))
     winners = [outcome for outcome in outcomes if isinstance(outcome, Revised)]
     assert len(winners) == 1
-    shelf = await catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.listing == winners[0].listing
+    entry = await catalog.find(listing.id)
+    assert entry is not None
+    assert entry.listing == winners[0].listing
     assert (await catalog.search(ListingQuery())).total == 1
 
 
@@ -226,9 +235,9 @@ async def test_new_terms_begin_when_they_differ(catalog: Catalog, change: dict[s
     await catalog.publish(listing)
     edited = replace(listing, updated_ms=listing.created_ms + MINUTE, **change)
     await catalog.revise(edited, expected_revision=1)
-    shelf = await catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.versions == (
+    entry = await catalog.find(listing.id)
+    assert entry is not None
+    assert entry.versions == (
         edited.current_terms(since_ms=edited.updated_ms),
         replace(listing.current_terms(since_ms=listing.created_ms), until_ms=edited.updated_ms),
     )
@@ -253,9 +262,9 @@ async def test_other_edits_leave_the_terms(catalog: Catalog) -> None:
         )
     }
     await catalog.revise(replace(edited, **same), expected_revision=1)
-    shelf = await catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.versions == (listing.current_terms(since_ms=listing.created_ms),)
+    entry = await catalog.find(listing.id)
+    assert entry is not None
+    assert entry.versions == (listing.current_terms(since_ms=listing.created_ms),)
 
 
 async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(catalog: Catalog) -> None:
@@ -325,10 +334,10 @@ async def test_a_shelf_carries_the_terms_of_two_days(setup: Setup) -> None:
     await setup.catalog.publish(listing)
     edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms + MINUTE)
     await setup.catalog.revise(edited, expected_revision=1)
-    setup.clock.now_ms = edited.updated_ms + TERMS_MEMORY_S * 1000
-    shelf = await setup.catalog.find(listing.id)
-    assert shelf is not None
-    assert [terms.pay_to for terms in shelf.versions] == [BOB, ALICE]
+    setup.clock.now_ms = edited.updated_ms + TERMS_RETENTION_S * 1000
+    entry = await setup.catalog.find(listing.id)
+    assert entry is not None
+    assert [terms.pay_to for terms in entry.versions] == [BOB, ALICE]
 
 
 @pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])
@@ -337,9 +346,9 @@ async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, 
     await publish_all(catalog, [listing, make_listing()])
     gone = replace(listing, **{field: listing.created_ms + 1})
     await catalog.revise(gone, expected_revision=1)
-    shelf = await catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.listing == replace(gone, revision=2)
+    entry = await catalog.find(listing.id)
+    assert entry is not None
+    assert entry.listing == replace(gone, revision=2)
     others = await catalog.search(ListingQuery())
     assert (len(others.found), others.total) == (1, 1)
     assert listing.id not in {found.listing.id for found in others.found}
@@ -371,9 +380,9 @@ async def test_an_own_change_shows_at_once(catalog: Catalog) -> None:
     assert await catalog.find(listing.id) is None
     await catalog.publish(listing)
     for revision in range(1, 5):
-        shelf = await catalog.find(listing.id)
-        assert shelf is not None
-        assert shelf.listing.revision == revision
+        entry = await catalog.find(listing.id)
+        assert entry is not None
+        assert entry.listing.revision == revision
         await catalog.revise(replace(listing, name=f"edit {revision}"), expected_revision=revision)
 
 
@@ -383,10 +392,10 @@ async def test_a_change_elsewhere_shows_within_a_second(setup: Setup) -> None:
     await setup.catalog.find(listing.id)
     await setup.neighbour.revise(replace(listing, pay_to=BOB), expected_revision=1)
     setup.clock.now_ms += 1_000
-    shelf = await setup.catalog.find(listing.id)
-    assert shelf is not None
-    assert shelf.listing.pay_to == BOB
-    assert [terms.pay_to for terms in shelf.versions] == [BOB, ALICE]
+    entry = await setup.catalog.find(listing.id)
+    assert entry is not None
+    assert entry.listing.pay_to == BOB
+    assert [terms.pay_to for terms in entry.versions] == [BOB, ALICE]
 
 
 async def test_pages_newest_first(catalog: Catalog) -> None:
@@ -450,14 +459,14 @@ async def test_filters_and_order(catalog: Catalog) -> None:
             assert page.total == len(names), query
 
 
-def measured(success_ppm: int, *, calls: int = 100) -> Standing:
-    return Standing(quality=Quality(calls=calls, success_ppm=success_ppm, p50_ms=10, p95_ms=90))
+def measured(success_ppm: int, *, calls: int = 100) -> Reputation:
+    return Reputation(quality=Quality(calls=calls, success_ppm=success_ppm, p50_ms=10, p95_ms=90))
 
 
 STANDINGS = {
     "alpha": replace(measured(950_000), verified_ms=7),
     "Beta": measured(290_000),
-    "éclair": Standing(verified_ms=9),
+    "éclair": Reputation(verified_ms=9),
     "Zeta": measured(1_000_000),
 }
 GRADED: list[tuple[ListingQuery, list[str]]] = [
@@ -478,7 +487,10 @@ GRADED: list[tuple[ListingQuery, list[str]]] = [
     (ListingQuery(min_success_rate=0.1, currency="USDC", sort="-price"), ["alpha", "Beta", "Zeta"]),
     (ListingQuery(min_success_rate=0.1, provider=BOB), ["alpha"]),
     (ListingQuery(min_success_rate=0.1, network=OPTIMISM), ["Beta"]),
-    (ListingQuery(verified=True, markets=(Market(chain_id=BASE, currency="USDC"),)), ["éclair", "alpha"]),
+    (
+        ListingQuery(verified=True, network_currencies=(NetworkCurrency(chain_id=BASE, currency="USDC"),)),
+        ["éclair", "alpha"],
+    ),
 ]
 
 
@@ -489,14 +501,14 @@ async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
     await setup.know(suspended, replace(measured(1_000_000), verified_ms=3))
     await setup.catalog.revise(replace(suspended, suspended_ms=1), expected_revision=1)
     for listing in SHELF:
-        await setup.know(listing, STANDINGS.get(listing.name, UNKNOWN_STANDING))
+        await setup.know(listing, STANDINGS.get(listing.name, UNKNOWN_REPUTATION))
     for query, names in GRADED:
         page = await setup.catalog.search(query)
         assert [found.listing.name for found in page.found] == names, query
         assert page.total == len(names) + query.skip, query
         for found in page.found:
-            assert found.standing == STANDINGS.get(found.listing.name, UNKNOWN_STANDING)
-            assert await setup.catalog.standing(found.listing.id) == found.standing
+            assert found.reputation == STANDINGS.get(found.listing.name, UNKNOWN_REPUTATION)
+            assert await setup.catalog.reputation(found.listing.id) == found.reputation
 
 
 async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
@@ -517,21 +529,23 @@ async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
     assert (await names_of(setup.catalog, replace(query, skip=1, limit=1))) == ["good weather"]
 
 
-USDC_ON_BASE, USDC_ON_OPTIMISM = (Market(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM))
-ETH_ON_OPTIMISM = Market(chain_id=OPTIMISM, currency="ETH")
+USDC_ON_BASE, USDC_ON_OPTIMISM = (
+    NetworkCurrency(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM)
+)
+ETH_ON_OPTIMISM = NetworkCurrency(chain_id=OPTIMISM, currency="ETH")
 
 MARKETS: list[tuple[ListingQuery, list[str]]] = [
-    (ListingQuery(markets=()), []),
-    (ListingQuery(markets=(USDC_ON_BASE,)), ["operations", "both", "base"]),
-    (ListingQuery(markets=(USDC_ON_OPTIMISM,)), ["both"]),
-    (ListingQuery(markets=(ETH_ON_OPTIMISM,)), ["ether"]),
-    (ListingQuery(markets=(USDC_ON_OPTIMISM, ETH_ON_OPTIMISM)), ["ether", "both"]),
-    (ListingQuery(markets=(Market(chain_id=BASE, currency="ETH"),)), []),
-    (ListingQuery(markets=(USDC_ON_BASE,), network=OPTIMISM), ["both"]),
-    (ListingQuery(markets=(USDC_ON_BASE,), pay_to=BOB), ["both"]),
-    (ListingQuery(markets=(USDC_ON_BASE,), words="weather"), ["base"]),
-    (ListingQuery(markets=(USDC_ON_BASE, USDC_ON_OPTIMISM), skip=1, limit=1), ["both"]),
-    (ListingQuery(markets=(USDC_ON_BASE,), sort="name"), ["base", "both", "operations"]),
+    (ListingQuery(network_currencies=()), []),
+    (ListingQuery(network_currencies=(USDC_ON_BASE,)), ["operations", "both", "base"]),
+    (ListingQuery(network_currencies=(USDC_ON_OPTIMISM,)), ["both"]),
+    (ListingQuery(network_currencies=(ETH_ON_OPTIMISM,)), ["ether"]),
+    (ListingQuery(network_currencies=(USDC_ON_OPTIMISM, ETH_ON_OPTIMISM)), ["ether", "both"]),
+    (ListingQuery(network_currencies=(NetworkCurrency(chain_id=BASE, currency="ETH"),)), []),
+    (ListingQuery(network_currencies=(USDC_ON_BASE,), network=OPTIMISM), ["both"]),
+    (ListingQuery(network_currencies=(USDC_ON_BASE,), pay_to=BOB), ["both"]),
+    (ListingQuery(network_currencies=(USDC_ON_BASE,), words="weather"), ["base"]),
+    (ListingQuery(network_currencies=(USDC_ON_BASE, USDC_ON_OPTIMISM), skip=1, limit=1), ["both"]),
+    (ListingQuery(network_currencies=(USDC_ON_BASE,), sort="name"), ["base", "both", "operations"]),
 ]
 
 
@@ -540,14 +554,14 @@ async def test_markets_find_what_is_sold_there_now(catalog: Catalog) -> None:
     operation = Operation(method="GET", path="/v1", price=Price.parse("1"))
     paused = make_listing(name="paused", status="paused")
     retired, suspended = make_listing(name="retired"), make_listing(name="suspended")
-    shelf = [
+    entry = [
         make_listing(name="base", tags=("weather",)),
         make_listing(name="both", networks=(OPTIMISM, BASE), pay_to=BOB),
         make_listing(name="ether", currency="ETH", networks=(OPTIMISM,)),
         make_listing(name="free", price=Price.parse("0.00")),
         make_listing(name="operations", price=Price.parse("0"), operations=(operation,)),
     ]
-    await publish_all(catalog, [*shelf, paused, retired, suspended])
+    await publish_all(catalog, [*entry, paused, retired, suspended])
     await catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
     await catalog.revise(replace(suspended, suspended_ms=1), expected_revision=1)
     for query, names in MARKETS:

@@ -1,4 +1,4 @@
-"""Clocks that jump, in the books: the database's own, set by hand, and this gateway's."""
+"""Clocks that jump, in the ledger: the database's own, set by hand, and this gateway's."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ from tests.kit.ledger_records import (
 from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.sweeper import REST_MAX_MS
-from tollway.storage.book_store import BookStore
+from tollway.payments.sweeper import POSTPONE_MAX_MS
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database, connect_database
 
 HOUR = 3_600_000
@@ -46,7 +46,7 @@ class Clocks:
 class Gateway:
     def __init__(self, database: Database, clocks: Clocks, owner_id: str, *, skew_ms: int = 0) -> None:
         self.skew_ms, self._clocks = skew_ms, clocks
-        self.book: Any = BookStore(
+        self.ledger: Any = LedgerStore(
             database,
             owner_id=owner_id,
             now_ms=self.now_ms,
@@ -59,11 +59,11 @@ class Gateway:
         return self._clocks.ticks + self.skew_ms
 
     async def renew(self) -> None:
-        await self.book.renew_ownership(now_ms=self.now_ms())
+        await self.ledger.renew_ownership(now_ms=self.now_ms())
 
     async def recover(self) -> int:
         await self.renew()
-        return int(await self.book.recover(now_ms=self.now_ms()))
+        return int(await self.ledger.recover(now_ms=self.now_ms()))
 
 
 class Stage:
@@ -78,13 +78,13 @@ class Stage:
     async def enter(self, owner_id: str, *, skew_ms: int = 0) -> Gateway:
         gateway = Gateway(self._database, self.clocks, owner_id, skew_ms=skew_ms)
         self._gateways.append(gateway)
-        self._group.create_task(gateway.book.run())
-        await gateway.book.open()
+        self._group.create_task(gateway.ledger.run())
+        await gateway.ledger.open()
         return gateway
 
     def close(self) -> None:
         for gateway in self._gateways:
-            gateway.book.stop()
+            gateway.ledger.stop()
 
 
 @contextlib.asynccontextmanager
@@ -107,20 +107,20 @@ async def open_postgres(url: str) -> AsyncIterator[Database]:
 
 
 async def claim(gateway: Gateway, name: str = "tx") -> Any:
-    (payment,) = await gateway.book.record_payments([new_payment(10, name)], now_ms=gateway.now_ms())
+    (payment,) = await gateway.ledger.record_payments([new_payment(10, name)], now_ms=gateway.now_ms())
     wanted = claim_on(payment)
-    await gateway.book.claim(wanted)
+    await gateway.ledger.claim(wanted)
     return wanted
 
 
 async def hold(gateway: Gateway, name: str = "tx") -> Any:
     wanted = await claim(gateway, name)
-    assert isinstance(await gateway.book.close(close_of(wanted, CallState.UNKNOWN)), Closed)
+    assert isinstance(await gateway.ledger.close(close_of(wanted, CallState.UNKNOWN)), Closed)
     return wanted
 
 
 async def state_of(gateway: Gateway, wanted: Any) -> CallState:
-    return CallState((await gateway.book.find_call(wanted.call_id)).state)
+    return CallState((await gateway.ledger.find_call(wanted.call_id)).state)
 
 
 @pytest.mark.parametrize("skew_ms", [HOUR, -HOUR])
@@ -147,20 +147,20 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
     """Its beginning, its end and the end of its settlement, whatever the clock of its gateway says."""
     async with open_stage(database) as stage:
         gateway = await stage.enter("one", skew_ms=skew_ms)
-        (payment,) = await gateway.book.record_payments([new_payment(10)], now_ms=gateway.now_ms())
+        (payment,) = await gateway.ledger.record_payments([new_payment(10)], now_ms=gateway.now_ms())
         paid = claim_on(payment, created_ms=gateway.now_ms())
         settled = authorized_claim(authorization_of(), created_ms=gateway.now_ms())
         for one in (paid, settled):
-            assert isinstance(await gateway.book.claim(one), Claimed)
-        await gateway.book.close(close_of(paid))
-        await gateway.book.settle(close_of(settled, CallState.SETTLING), attempt=None, digest=None)
+            assert isinstance(await gateway.ledger.claim(one), Claimed)
+        await gateway.ledger.close(close_of(paid))
+        await gateway.ledger.settle(close_of(settled, CallState.SETTLING), attempt=None, digest=None)
         stage.clocks.pass_time(40)
-        gateway.book.finish(finish_of(paid, completed_ms=gateway.now_ms()))
-        await gateway.book.conclude(
-            settled.call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=gateway.now_ms()
+        gateway.ledger.finish(finish_of(paid, completed_ms=gateway.now_ms()))
+        await gateway.ledger.conclude(
+            settled.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=gateway.now_ms()
         )
         for one in (paid, settled):
-            record = await gateway.book.find_call(one.call_id)
+            record = await gateway.ledger.find_call(one.call_id)
             assert (record.created_ms, record.completed_ms) == (NOW_MS, NOW_MS + 40)
         assert record.latency_ms == 12 + 40  # of the head, and of the wait for the money
 
@@ -205,4 +205,4 @@ async def test_who_died_before_the_database_s_clock_was_set_back_is_dead(postgre
 
 
 def test_no_settlement_is_postponed_for_longer_than_counts() -> None:
-    assert REST_MAX_MS < POSTPONED_MS_MAX < HOUR
+    assert POSTPONE_MAX_MS < POSTPONED_MS_MAX < HOUR

@@ -16,10 +16,10 @@ from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.catalog import Catalog
 from tollway.registry.creation import (
-    Begun,
-    CreationAnswer,
+    CreationBegun,
+    CreationInProgress,
+    CreationResponse,
     Creations,
-    InProgress,
     KeyedCreation,
     OtherRequest,
     TooManyKeys,
@@ -55,7 +55,7 @@ class Setup:
         asked = KeyedCreation(wallet=wallet, key=key, fingerprint=body * 32)
         return await self.creations.begin(asked, claim=os.urandom(16))
 
-    async def publish(self, begun: Begun, listing_id: str = "api_1", body: bytes = b"{}") -> bool:
+    async def publish(self, begun: CreationBegun, listing_id: str = "api_1", body: bytes = b"{}") -> bool:
         listing = replace(LISTING, id=ListingId(listing_id))
         return await self.catalog.publish_once(listing, under=begun, answer=answer_for(listing_id, body))
 
@@ -63,8 +63,8 @@ class Setup:
         return await self.catalog.find(ListingId(listing_id)) is not None
 
 
-def answer_for(listing_id: str, body: bytes | None = b"{}") -> CreationAnswer:
-    return CreationAnswer(listing_id=ListingId(listing_id), location="/there", etag='"r1-x"', body=body)
+def answer_for(listing_id: str, body: bytes | None = b"{}") -> CreationResponse:
+    return CreationResponse(listing_id=ListingId(listing_id), location="/there", etag='"r1-x"', body=body)
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -91,12 +91,12 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
 
 async def test_what_was_created_under_a_key_is_answered_again(setup: Setup) -> None:
     begun = await setup.begin()
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, CreationBegun)
     assert await setup.publish(begun)
     assert await setup.begin() == answer_for("api_1")
     assert await setup.begin(body=b"b") == OtherRequest()
-    assert isinstance(await setup.begin(wallet=BOB), Begun)
-    assert isinstance(await setup.begin(key="other"), Begun)
+    assert isinstance(await setup.begin(wallet=BOB), CreationBegun)
+    assert isinstance(await setup.begin(key="other"), CreationBegun)
 
 
 async def test_an_answer_without_a_body_is_known_without_it(setup: Setup) -> None:
@@ -107,21 +107,21 @@ async def test_an_answer_without_a_body_is_known_without_it(setup: Setup) -> Non
 
 async def test_of_many_at_once_one_begins(setup: Setup) -> None:
     outcomes = await asyncio.gather(*(setup.begin() for _ in range(20)))
-    assert sum(isinstance(outcome, Begun) for outcome in outcomes) == 1
-    assert sum(isinstance(outcome, InProgress) for outcome in outcomes) == 19
+    assert sum(isinstance(outcome, CreationBegun) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, CreationInProgress) for outcome in outcomes) == 19
 
 
 async def test_one_that_runs_says_how_long_at_most(setup: Setup) -> None:
     await setup.begin()
-    assert await setup.begin() == InProgress(wait_s=60)
+    assert await setup.begin() == CreationInProgress(wait_s=60)
     assert await setup.begin(body=b"b") == OtherRequest()
     setup.clock.now_ms += LEASE_MS - 1
-    assert await setup.begin() == InProgress(wait_s=1)
+    assert await setup.begin() == CreationInProgress(wait_s=1)
 
 
 async def test_one_that_failed_frees_its_key_for_any_body(setup: Setup) -> None:
     await setup.creations.give_up(await setup.begin())
-    assert isinstance(await setup.begin(body=b"b"), Begun)
+    assert isinstance(await setup.begin(body=b"b"), CreationBegun)
 
 
 async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -> None:
@@ -129,11 +129,11 @@ async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -
     slow = await setup.begin()
     setup.clock.now_ms += LEASE_MS
     quick = await setup.begin(body=b"b")
-    assert isinstance(quick, Begun)
+    assert isinstance(quick, CreationBegun)
     assert not await setup.publish(slow, "api_slow")
     assert not await setup.has("api_slow")
     await setup.creations.give_up(slow)
-    assert await setup.begin(body=b"b") == InProgress(wait_s=60)
+    assert await setup.begin(body=b"b") == CreationInProgress(wait_s=60)
     assert await setup.publish(quick, "api_quick")
     assert not await setup.publish(slow, "api_slow")
     assert await setup.has("api_quick")
@@ -151,7 +151,7 @@ async def test_a_late_creation_counts_when_nobody_has_taken_its_key(setup: Setup
 async def test_a_clock_that_is_set_back_makes_no_lease_longer(setup: Setup) -> None:
     await setup.begin()
     setup.clock.now_ms -= 3_600_000
-    assert isinstance(await setup.begin(), Begun)
+    assert isinstance(await setup.begin(), CreationBegun)
 
 
 async def test_a_creation_counts_once(setup: Setup) -> None:
@@ -168,7 +168,7 @@ async def test_a_listing_that_cannot_be_written_leaves_no_answer(setup: Setup) -
     begun = await setup.begin()
     with pytest.raises(StorageUnavailable):
         await setup.publish(begun, "api_1")
-    assert await setup.begin() == InProgress(wait_s=60)
+    assert await setup.begin() == CreationInProgress(wait_s=60)
 
 
 async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
@@ -178,12 +178,12 @@ async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
     assert await setup.creations.prune() == 0
     setup.clock.now_ms += 1
     again = await setup.begin(body=b"b")
-    assert isinstance(again, Begun)
+    assert isinstance(again, CreationBegun)
     assert await setup.publish(again, "api_2")
     setup.clock.now_ms += DAY_MS
     assert await setup.creations.prune() == 1
     assert await setup.creations.prune() == 0
-    assert isinstance(await setup.begin(), Begun)
+    assert isinstance(await setup.begin(), CreationBegun)
 
 
 async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
@@ -192,11 +192,11 @@ async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
     assert await setup.publish(first, "api_1")
     assert await setup.begin(key="3") == TooManyKeys()
     assert await setup.begin(key="1") == answer_for("api_1")
-    assert isinstance(await setup.begin(wallet=BOB), Begun)
+    assert isinstance(await setup.begin(wallet=BOB), CreationBegun)
     await setup.creations.give_up(second)
-    assert isinstance(await setup.begin(key="3"), Begun)
+    assert isinstance(await setup.begin(key="3"), CreationBegun)
     setup.clock.now_ms += DAY_MS
-    assert isinstance(await setup.begin(key="4"), Begun)
+    assert isinstance(await setup.begin(key="4"), CreationBegun)
 
 
 async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
@@ -236,4 +236,4 @@ async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(d
     await catalog.publish(LISTING)
     assert await catalog.find(LISTING.id) is not None
     await database.write(creation_table.create)
-    assert isinstance(await creations.begin(asked, claim=bytes(16)), Begun)
+    assert isinstance(await creations.begin(asked, claim=bytes(16)), CreationBegun)

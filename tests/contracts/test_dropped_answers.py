@@ -2,7 +2,7 @@
 dropped. No caller pays twice, and none pays for nothing, whatever was committed, and whoever comes back where.
 
 Each row: how the call is paid and named, which write fails, whether it was committed all the same; and what the same
-request gets at once, after the sweeper, and after the hold.
+request gets at once, after settlement recovery, and after the hold.
 """
 
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ from tests.kit.payer import Payer, has_terms
 from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, FaultyLedger, open_faulty_gateways
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState
-from tollway.ledger.open_calls import CallOpen
+from tollway.ledger.open_calls import RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database, connect_database
 
@@ -44,7 +44,7 @@ CONCLUDE_LOST, CONCLUDE_LANDED = Fault(number=2, landed=False), Fault(number=2, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`soon`: what the same request gets at once: 200, or the code of a refusal. `swept`: after the sweeper has looked.
+    """`soon`: what the same request gets at once: 200, or the code of a refusal. `swept`: after settlement recovery has looked.
     `held`: the call is given back after the hold, and its price is credit."""
 
     name: str
@@ -242,16 +242,16 @@ class Scene:
 
     async def sweep(self) -> None:
         """What a gateway does every few seconds."""
-        await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
+        await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
         for _ in range(2):  # it is sent, and then looked for
             await self.gateway.settlement.sweep()
 
     async def wait_hold(self) -> None:
         for gateway in self.gateways:
-            await gateway.book.renew_ownership(now_ms=gateway.clock.ms)
+            await gateway.ledger.renew_ownership(now_ms=gateway.clock.ms)
         self.gateways[0].clock.ms += HOLD_MS + 1
-        await self.gateways[0].book.renew_ownership(now_ms=self.gateways[0].clock.ms)
-        await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
+        await self.gateways[0].ledger.renew_ownership(now_ms=self.gateways[0].clock.ms)
+        await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
 
     async def call(self) -> Any:
         (call,) = await self.gateway.history()
@@ -262,7 +262,7 @@ class Scene:
         assert call.state is CallState.CONSUMED
         assert self.gateway.served == 2, "the run that was dropped, and its one repeat"
         if self.row.rail == "tx":
-            assert await self.gateway.rest_units(self.payment) == 0
+            assert await self.gateway.remaining_units(self.payment) == 0
         else:
             assert (self.gateway.earned, self.gateway.transfers) == (PRICE, 1)
 
@@ -270,8 +270,8 @@ class Scene:
         """The price buys something else."""
         call = await self.call()
         assert (call.state, self.gateway.served) == (CallState.RELEASED, 1)
-        payments = await self.gateway.book.find_payments(call.tx_hash)
-        assert [one.rest_units for one in payments] == [PRICE]
+        payments = await self.gateway.ledger.find_payments(call.tx_hash)
+        assert [one.remaining_units for one in payments] == [PRICE]
 
 
 def told(answer: Exchange) -> str:
@@ -288,7 +288,7 @@ async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool
     await scene.pay()
     await scene.lose(leaves=leaves)
     if is_written:
-        await gateways[0].book._batches.write_late()
+        await gateways[0].ledger._group_commit.write_late()
     answer = await scene.ask(at)
     assert told(answer) == row.soon
     if row.swept:
@@ -386,14 +386,14 @@ async def open_ledger(database: Database) -> AsyncIterator[FaultyLedger]:
     yield ledger
     ledger.reconnect()
     await ledger.close()
-    assert (await ledger.book.audit()).wrong == ()
+    assert (await ledger.ledger.audit()).wrong == ()
 
 
 async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
-    await ledger.book.claim(claim)
+    await ledger.ledger.claim(claim)
     ledger.database.is_away = True
     with pytest.raises(StorageUnavailable):
-        await ledger.book.close(close_of(claim))
+        await ledger.ledger.close(close_of(claim))
     ledger.reconnect()
 
 
@@ -403,8 +403,8 @@ async def test_a_claim_beside_a_late_close_finds_it_written(database: Database) 
         payment = await ledger.pay(10)
         claim = claim_on(payment, 1)
         await lose_close(ledger, claim)
-        again = await ledger.book.claim(claim_on(payment, 1, digest=claim.digest))
-        assert isinstance(again, CallOpen)
+        again = await ledger.ledger.claim(claim_on(payment, 1, digest=claim.digest))
+        assert isinstance(again, RepeatsOpenCall)
         assert (again.call.call_id, again.call.state) == (claim.call_id, CallState.UNKNOWN)
 
 
@@ -415,42 +415,42 @@ async def test_what_its_provider_has_decided_is_not_dropped_later(database: Data
         claim = claim_on(payment)
         await lose_close(ledger, claim)
         ledger.database.fail_after = ledger.disconnect_after_commit
-        await ledger.book._batches.write_late()
+        await ledger.ledger._group_commit.write_late()
         ledger.reconnect()
-        assert await ledger.book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
-        await ledger.book._batches.write_late()
-        assert await ledger.book.find_repeat(payment.id, claim.digest) is None
-        assert (await ledger.book.find_call(claim.call_id)).state is CallState.CONSUMED
+        assert await ledger.ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
+        await ledger.ledger._group_commit.write_late()
+        assert await ledger.ledger.find_open_call(payment.id, claim.digest) is None
+        assert (await ledger.ledger.find_call(claim.call_id)).state is CallState.CONSUMED
 
 
 async def test_a_settlement_that_came_too_late_moves_nothing(database: Database) -> None:
     async with open_ledger(database) as ledger:
         claim = authorized_claim(authorization_of(4))
-        await ledger.book.claim(claim)
+        await ledger.ledger.claim(claim)
         ledger.database.is_away = True
         close = close_of(claim, CallState.SETTLING)
         with pytest.raises(StorageUnavailable):
-            await ledger.book.settle(close, attempt=attempt_of(claim, 0), digest=None)
+            await ledger.ledger.settle(close, attempt=attempt_of(claim, 0), digest=None)
         ledger.reconnect()
-        await ledger.book._batches.write_late()
-        assert await ledger.book.attempts_of(claim.call_id) == ()
-        assert (await ledger.book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
+        await ledger.ledger._group_commit.write_late()
+        assert await ledger.ledger.attempts_of(claim.call_id) == ()
+        assert (await ledger.ledger.find_authorized_call(claim.authorization.key)).state is CallState.UNKNOWN
 
 
 async def test_a_lost_call_is_not_shown_as_it_was_while_nothing_can_be_written(database: Database) -> None:
     """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
     async with open_ledger(database) as ledger:
         claim = claim_on(await ledger.pay(10), idempotency_key="k")
-        await ledger.book.claim(claim)
+        await ledger.ledger.claim(claim)
         ledger.database.fail_after = ledger.disconnect_after_commit
         with pytest.raises(StorageUnavailable):
-            await ledger.book.close(close_of(claim))
+            await ledger.ledger.close(close_of(claim))
         ledger.reconnect()
         ledger.database.fail_before = lambda: True
         with pytest.raises(StorageUnavailable):
-            await ledger.book.find_keyed(claim.payer, "k", since_ms=0)
+            await ledger.ledger.find_keyed_call(claim.payer, "k", since_ms=0)
         ledger.database.fail_before = lambda: False
-        found = await ledger.book.find_keyed(claim.payer, "k", since_ms=0)
+        found = await ledger.ledger.find_keyed_call(claim.payer, "k", since_ms=0)
         assert (found.state, found.is_lost) == (CallState.CONSUMED, True)
 
 

@@ -14,12 +14,12 @@ from sqlalchemy import event, insert, select, text
 
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tollway.chain.rules import ChainRules
-from tollway.chain.watcher import Watcher
+from tollway.chain.watcher import ReorgWatcher
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.call import PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.book_tables import payment_table
 from tollway.storage.database import Database, SqliteDatabase
 
@@ -42,10 +42,10 @@ def payment_hash(number: int) -> TxHash:
 
 
 class Hour:
-    """A chain with a block every two seconds, and the books of a gateway that records all that is paid in it."""
+    """A chain with a block every two seconds, and the ledger of a gateway that records all that is paid in it."""
 
-    def __init__(self, database: Database, book: Any) -> None:
-        self.database, self.book = database, book
+    def __init__(self, database: Database, ledger: Any) -> None:
+        self.database, self.ledger = database, ledger
         self.chain = MemoryChain(CHAIN, finality_depth=FINALITY_BLOCKS, block_time_s=BLOCK_S)
         self.now_s = 1_800_000_000
         self.ends_s = self.now_s + SECONDS
@@ -54,8 +54,8 @@ class Hour:
         self.recorded = 0
         self.reorgs = 0
         self.done = asyncio.Event()
-        self.watcher = Watcher(
-            book,
+        self.watcher = ReorgWatcher(
+            ledger,
             self.chain,
             {CHAIN: RULES},
             limits=DEFAULT_LIMITS,
@@ -71,7 +71,7 @@ class Hour:
             await self.mine_payments()
             if self.recorded == PAYMENTS_PER_S * SECONDS // 2:
                 await self.replace_blocks()
-        self.oldest_look_s = max(self.oldest_look_s, self.watcher.look_age_s(CHAIN))
+        self.oldest_look_s = max(self.oldest_look_s, self.watcher.check_age_s(CHAIN))
         if self.now_s >= self.ends_s:
             self.done.set()
             await asyncio.sleep(3600)
@@ -133,7 +133,7 @@ class Hour:
 
 
 async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(database: Database) -> None:
-    hour = Hour(database, BookStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
+    hour = Hour(database, LedgerStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     await hour.run()
     states = await hour.count_states()
     looks = hour.chain.requests["fetch_tip", CHAIN]
@@ -168,7 +168,7 @@ async def test_a_look_takes_three_statements_and_one_for_each_block_that_is_fina
     for engine in (database._write_engine, database._read_engine):
         event.listen(engine, "before_cursor_execute", lambda _c, _u, sql, *_: statements.append(sql))
     await database.open()
-    hour = Hour(database, BookStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
+    hour = Hour(database, LedgerStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     for _ in range(FINALITY_BLOCKS + 5):
         hour.now_s += BLOCK_S
         await hour.mine_payments()

@@ -10,10 +10,10 @@ from sqlalchemy.util import await_only
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
 from tollway.identifiers import Address
 from tollway.ledger.statement import HistoryQuery
-from tollway.storage.book_reader import BookReader
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_reader import LedgerReader
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.book_tables import call_table, call_total_table
-from tollway.storage.call_totals import count_lot
+from tollway.storage.call_totals import count_batch
 from tollway.storage.database import Database
 
 OTHER = Address(b"\x0c" * 20)
@@ -24,7 +24,7 @@ async def add(database: Database, *rows: dict[str, Any]) -> None:
 
 
 async def totals(database: Database) -> dict[str, int]:
-    reader = BookReader(database, now_ms=lambda: NOW_MS)
+    reader = LedgerReader(database, now_ms=lambda: NOW_MS)
     asked = {
         "payer": HistoryQuery(wallet=PAYER),
         "provider": HistoryQuery(wallet=PROVIDER, role="provider"),
@@ -44,13 +44,13 @@ async def test_whoever_writes_calls_they_are_counted_for_payer_and_provider(data
 async def test_on_sqlite_calls_are_counted_in_lots_each_of_them_once(
     sqlite_url: str, open_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.call_totals.LOT", 2)
+    monkeypatch.setattr("tollway.storage.call_totals.CALLS_PER_BATCH", 2)
     async with open_database(sqlite_url) as database:
         await add(database, *(call_row(number) for number in range(3)), call_row(3, payer=None))
         expected = {"payer": 3, "provider": 4, "other": 0, "nobody": 0}
         assert await totals(database) == expected
         for is_more in (True, False, False):
-            assert await database.write(count_lot) is is_more
+            assert await database.write(count_batch) is is_more
             assert await totals(database) == expected
         await add(database, call_row(4))
         assert await totals(database) == {**expected, "payer": 4, "provider": 5}
@@ -60,9 +60,9 @@ async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
     sqlite_url: str, open_database: Any
 ) -> None:
     async with open_database(sqlite_url) as database:
-        book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+        ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
         await add(database, call_row(1), call_row(2))
-        await book.renew_ownership(now_ms=NOW_MS)
+        await ledger.renew_ownership(now_ms=NOW_MS)
         kept = select(call_total_table.c.calls).where(call_total_table.c.wallet == PAYER)
         assert await database.read(lambda connection: connection.scalar(kept)) == 2
 
@@ -77,14 +77,14 @@ async def test_what_is_rolled_back_is_not_counted(database: Database) -> None:
     assert (await totals(database))["payer"] == 0
 
 
-async def test_moving_a_call_changes_no_total(books: Any) -> None:
-    book = await books.gateway("one")
-    (payment,) = await book.record_payments([new_payment(10)], now_ms=NOW_MS)
+async def test_moving_a_call_changes_no_total(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    (payment,) = await ledger.record_payments([new_payment(10)], now_ms=NOW_MS)
     claim = claim_on(payment)
-    await book.claim(claim)
-    await book.close(close_of(claim))
-    await book.claim(claim_on(payment, 100))  # refused: more than there is
-    assert (await book.history(HistoryQuery(wallet=PAYER))).total == 1
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim))
+    await ledger.claim(claim_on(payment, 100))  # refused: more than there is
+    assert (await ledger.history(HistoryQuery(wallet=PAYER))).total == 1
 
 
 @pytest.mark.postgres

@@ -20,7 +20,7 @@ from tests.kit.ledger_records import (
 from tollway.identifiers import Address
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import CallState, Delivery
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.limits import DEFAULT_LIMITS
 
@@ -29,27 +29,27 @@ TTL_MS = DEFAULT_LIMITS.answer_ttl_s * 1000
 OTHER = Address(b"\x01" * 20)
 
 
-async def paid(book: Any, value_units: int = 100, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await book.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
+async def paid(ledger: Any, value_units: int = 100, name: str = "tx", **fields: Any) -> Any:
+    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
     return payment
 
 
-async def rest(book: Any, name: str = "tx") -> int:
-    (payment,) = await book.find_payments(tx_hash(name))
-    return payment.rest_units
+async def rest(ledger: Any, name: str = "tx") -> int:
+    (payment,) = await ledger.find_payments(tx_hash(name))
+    return payment.remaining_units
 
 
 def keyed(payment: Any, key: str | None = KEY, **fields: Any) -> Any:
     return claim_on(payment, 1, idempotency_key=key, **fields)
 
 
-async def test_finds_the_call_of_a_key_and_what_it_holds(book: Any) -> None:
-    payment = await paid(book)
+async def test_finds_the_call_of_a_key_and_what_it_holds(ledger: Any) -> None:
+    payment = await paid(ledger)
     claim = keyed(payment, created_ms=NOW_MS)
-    await book.claim(claim)
-    await book.claim(keyed(await paid(book, name="other", payer=OTHER)))
-    await book.claim(keyed(payment, "another"))
-    await book.close(close_of(claim, CallState.UNKNOWN))
+    await ledger.claim(claim)
+    await ledger.claim(keyed(await paid(ledger, name="other", payer=OTHER)))
+    await ledger.claim(keyed(payment, "another"))
+    await ledger.close(close_of(claim, CallState.UNKNOWN))
     named = KeyedCall(
         call_id=claim.call_id,
         listing_id=claim.listing_id,
@@ -61,65 +61,65 @@ async def test_finds_the_call_of_a_key_and_what_it_holds(book: Any) -> None:
         payment_id=payment.id,
         moved_ms=NOW_MS,
     )
-    assert await book.find_keyed(PAYER, KEY, since_ms=NOW_MS) == named
-    assert await book.find_keyed(PAYER, KEY, since_ms=NOW_MS + 1) is None
-    assert await book.find_keyed(PAYER, "nothing", since_ms=0) is None
-    assert (await book.find_keyed(OTHER, KEY, since_ms=0)).call_id != claim.call_id
+    assert await ledger.find_keyed_call(PAYER, KEY, since_ms=NOW_MS) == named
+    assert await ledger.find_keyed_call(PAYER, KEY, since_ms=NOW_MS + 1) is None
+    assert await ledger.find_keyed_call(PAYER, "nothing", since_ms=0) is None
+    assert (await ledger.find_keyed_call(OTHER, KEY, since_ms=0)).call_id != claim.call_id
 
 
-async def test_a_key_is_claimed_once_and_costs_nothing_more(book: Any) -> None:
-    payment = await paid(book)
+async def test_a_key_is_claimed_once_and_costs_nothing_more(ledger: Any) -> None:
+    payment = await paid(ledger)
     first = keyed(payment)
-    assert isinstance(await book.claim(first), Claimed)
-    named = await book.find_keyed(PAYER, KEY, since_ms=0)
+    assert isinstance(await ledger.claim(first), Claimed)
+    named = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)
     for _ in range(2):
-        assert await book.claim(keyed(payment)) == KeyTaken(call=named)
-    assert await rest(book) == 99
-    assert isinstance(await book.claim(keyed(payment, "another")), Claimed)
-    assert isinstance(await book.claim(keyed(payment, None)), Claimed)
-    assert isinstance(await book.claim(keyed(payment, None)), Claimed)
+        assert await ledger.claim(keyed(payment)) == KeyTaken(call=named)
+    assert await rest(ledger) == 99
+    assert isinstance(await ledger.claim(keyed(payment, "another")), Claimed)
+    assert isinstance(await ledger.claim(keyed(payment, None)), Claimed)
+    assert isinstance(await ledger.claim(keyed(payment, None)), Claimed)
 
 
-async def test_a_key_stands_for_its_wallet_whatever_it_pays_with(book: Any) -> None:
-    claim = keyed(await paid(book))
-    await book.claim(claim)
-    other = keyed(await paid(book, name="second"))
+async def test_a_key_stands_for_its_wallet_whatever_it_pays_with(ledger: Any) -> None:
+    claim = keyed(await paid(ledger))
+    await ledger.claim(claim)
+    other = keyed(await paid(ledger, name="second"))
     authorized = authorized_claim(authorization_of(), idempotency_key=KEY)
     for again in (other, authorized):
-        outcome = await book.claim(again)
+        outcome = await ledger.claim(again)
         assert isinstance(outcome, KeyTaken)
         assert outcome.call.call_id == claim.call_id
-    assert await book.find_authorized(authorized.authorization.key) is None
-    stranger = keyed(await paid(book, name="other", payer=OTHER))
-    assert isinstance(await book.claim(stranger), Claimed)
+    assert await ledger.find_authorized_call(authorized.authorization.key) is None
+    stranger = keyed(await paid(ledger, name="other", payer=OTHER))
+    assert isinstance(await ledger.claim(stranger), Claimed)
 
 
-async def test_the_call_of_a_key_names_the_authorisation_that_pays_it(book: Any) -> None:
+async def test_the_call_of_a_key_names_the_authorisation_that_pays_it(ledger: Any) -> None:
     claim = authorized_claim(authorization_of(), idempotency_key=KEY)
-    await book.claim(claim)
-    outcome = await book.claim(authorized_claim(authorization_of(), idempotency_key=KEY))
-    assert outcome == KeyTaken(call=await book.find_keyed(PAYER, KEY, since_ms=0))
+    await ledger.claim(claim)
+    outcome = await ledger.claim(authorized_claim(authorization_of(), idempotency_key=KEY))
+    assert outcome == KeyTaken(call=await ledger.find_keyed_call(PAYER, KEY, since_ms=0))
     assert (outcome.call.payment_id, outcome.call.authorization) == (None, claim.authorization.key)
 
 
-async def test_a_released_call_gives_its_key_back(book: Any) -> None:
-    payment = await paid(book)
+async def test_a_released_call_gives_its_key_back(ledger: Any) -> None:
+    payment = await paid(ledger)
     first = keyed(payment)
-    await book.claim(first)
-    await book.close(close_of(first, CallState.RELEASED))
-    assert await book.find_keyed(PAYER, KEY, since_ms=0) is None
-    assert isinstance(await book.claim(keyed(payment)), Claimed)
+    await ledger.claim(first)
+    await ledger.close(close_of(first, CallState.RELEASED))
+    assert await ledger.find_keyed_call(PAYER, KEY, since_ms=0) is None
+    assert isinstance(await ledger.claim(keyed(payment)), Claimed)
 
 
-async def test_a_released_call_that_came_later_hides_nobody(book: Any) -> None:
+async def test_a_released_call_that_came_later_hides_nobody(ledger: Any) -> None:
     """Which came first and which was claimed first is not the same: bodies take their time."""
-    payment = await paid(book)
+    payment = await paid(ledger)
     late, early = keyed(payment, created_ms=NOW_MS + 5), keyed(payment, created_ms=NOW_MS)
-    await book.claim(late)
-    await book.close(close_of(late, CallState.RELEASED))
-    assert isinstance(await book.claim(early), Claimed)
-    assert (await book.find_keyed(PAYER, KEY, since_ms=0)).call_id == early.call_id
-    assert isinstance(await book.claim(keyed(payment)), KeyTaken)
+    await ledger.claim(late)
+    await ledger.close(close_of(late, CallState.RELEASED))
+    assert isinstance(await ledger.claim(early), Claimed)
+    assert (await ledger.find_keyed_call(PAYER, KEY, since_ms=0)).call_id == early.call_id
+    assert isinstance(await ledger.claim(keyed(payment)), KeyTaken)
 
 
 @pytest.mark.parametrize(
@@ -131,46 +131,46 @@ async def test_a_released_call_that_came_later_hides_nobody(book: Any) -> None:
         (CallState.RELEASED, False),
     ],
 )
-async def test_a_key_is_taken_until_its_call_is_released(book: Any, to: CallState, is_taken: bool) -> None:
-    payment = await paid(book)
+async def test_a_key_is_taken_until_its_call_is_released(ledger: Any, to: CallState, is_taken: bool) -> None:
+    payment = await paid(ledger)
     claim = keyed(payment)
-    await book.claim(claim)
+    await ledger.claim(claim)
     if to is not CallState.FORWARDING:
-        await book.close(close_of(claim, to))
-    assert isinstance(await book.claim(keyed(payment)), KeyTaken) is is_taken
+        await ledger.close(close_of(claim, to))
+    assert isinstance(await ledger.claim(keyed(payment)), KeyTaken) is is_taken
 
 
-async def test_a_key_is_forgotten_with_its_answer(books: Any, book: Any) -> None:
-    payment = await paid(book)
-    await book.claim(keyed(payment, created_ms=NOW_MS))
-    books.clock.ms += TTL_MS
-    assert isinstance(await book.claim(keyed(payment, created_ms=NOW_MS + TTL_MS)), KeyTaken)
-    books.clock.ms += 1
-    assert isinstance(await book.claim(keyed(payment, created_ms=NOW_MS + TTL_MS + 1)), Claimed)
+async def test_a_key_is_forgotten_with_its_answer(ledgers: Any, ledger: Any) -> None:
+    payment = await paid(ledger)
+    await ledger.claim(keyed(payment, created_ms=NOW_MS))
+    ledgers.clock.ms += TTL_MS
+    assert isinstance(await ledger.claim(keyed(payment, created_ms=NOW_MS + TTL_MS)), KeyTaken)
+    ledgers.clock.ms += 1
+    assert isinstance(await ledger.claim(keyed(payment, created_ms=NOW_MS + TTL_MS + 1)), Claimed)
 
 
-async def test_a_key_goes_before_every_other_refusal(book: Any) -> None:
-    payment = await paid(book, 1)
+async def test_a_key_goes_before_every_other_refusal(ledger: Any) -> None:
+    payment = await paid(ledger, 1)
     claim = keyed(payment, nonce=b"\x07" * 32, ends_plain=True)
-    await book.claim(claim)
-    await book.close(close_of(claim))
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim))
     again = replace(keyed(payment), nonce=claim.nonce, is_first_price=True)
     for repeat in (again, keyed(payment, is_plain=True), keyed(payment)):
-        assert isinstance(await book.claim(repeat), KeyTaken)
+        assert isinstance(await ledger.claim(repeat), KeyTaken)
 
 
-async def test_a_free_call_has_no_wallet_whose_key_it_could_be(book: Any) -> None:
+async def test_a_free_call_has_no_wallet_whose_key_it_could_be(ledger: Any) -> None:
     for _ in range(2):
-        assert isinstance(await book.claim(keyed(None)), Claimed)
+        assert isinstance(await ledger.claim(keyed(None)), Claimed)
 
 
-async def test_a_key_is_still_taken_while_its_call_runs_again(book: Any) -> None:
-    payment = await paid(book)
+async def test_a_key_is_still_taken_while_its_call_runs_again(ledger: Any) -> None:
+    payment = await paid(ledger)
     claim = keyed(payment)
-    await book.claim(claim)
-    await book.close(close_of(claim, CallState.UNKNOWN))
-    await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
-    outcome = await book.claim(keyed(payment))
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim, CallState.UNKNOWN))
+    await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    outcome = await ledger.claim(keyed(payment))
     assert isinstance(outcome, KeyTaken)
     assert (outcome.call.state, outcome.call.epoch) == (CallState.FORWARDING, 2)
 
@@ -185,35 +185,35 @@ async def test_a_key_is_still_taken_while_its_call_runs_again(book: Any) -> None
     ],
 )
 async def test_a_keys_call_says_how_its_answer_ended(
-    books: Any, book: Any, finish: Any, is_lost: bool, is_delivered: bool
+    ledgers: Any, ledger: Any, finish: Any, is_lost: bool, is_delivered: bool
 ) -> None:
-    claim = keyed(await paid(book))
-    await book.claim(claim)
-    await book.close(close_of(claim))
+    claim = keyed(await paid(ledger))
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim))
     if finish is not None:
-        book.finish(finish_of(claim, **finish))
-        await book.claim(claim_on(None))  # written with it
-    stored = StoredAnswer(status=200, headers=(), body=b"")
-    await books.answers().keep(claim.call_id, PAYER, stored, now_ms=NOW_MS)
-    call = await book.find_keyed(PAYER, KEY, since_ms=0)
-    assert (call.is_lost, call.is_delivered, call.has_answer) == (is_lost, is_delivered, True)
+        ledger.finish(finish_of(claim, **finish))
+        await ledger.claim(claim_on(None))  # written with it
+    stored = StoredResponse(status=200, headers=(), body=b"")
+    await ledgers.answers().keep(claim.call_id, PAYER, stored, now_ms=NOW_MS)
+    call = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)
+    assert (call.is_lost, call.is_delivered, call.has_stored_response) == (is_lost, is_delivered, True)
 
 
-async def test_of_claims_under_one_key_at_two_gateways_one_is_granted(books: Any, book: Any) -> None:
+async def test_of_claims_under_one_key_at_two_gateways_one_is_granted(ledgers: Any, ledger: Any) -> None:
     """Each pays with something else, so that nothing but the key stands between them."""
-    both = (book, await books.gateway("two"))
+    both = (ledger, await ledgers.gateway("two"))
     for round_number in range(15):
-        claims = [keyed(await paid(book, 1, f"tx {round_number} {n}"), f"{round_number}") for n in range(4)]
+        claims = [keyed(await paid(ledger, 1, f"tx {round_number} {n}"), f"{round_number}") for n in range(4)]
         outcomes = await asyncio.gather(*(both[n % 2].claim(claim) for n, claim in enumerate(claims)))
         granted = [claim for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, Claimed)]
         taken = {one.call.call_id for one in outcomes if isinstance(one, KeyTaken)}
         assert [claim.call_id for claim in granted] == list(taken)
-    assert (await book.audit()).wrong == ()
+    assert (await ledger.audit()).wrong == ()
 
 
-async def test_of_claims_under_one_key_on_two_rails_one_is_granted(books: Any, book: Any) -> None:
-    both = (book, await books.gateway("two"))
-    claims = [keyed(await paid(book, 1, f"tx {n}")) for n in range(10)]
+async def test_of_claims_under_one_key_on_two_rails_one_is_granted(ledgers: Any, ledger: Any) -> None:
+    both = (ledger, await ledgers.gateway("two"))
+    claims = [keyed(await paid(ledger, 1, f"tx {n}")) for n in range(10)]
     claims += [authorized_claim(authorization_of(), idempotency_key=KEY) for _ in range(10)]
     outcomes = await asyncio.gather(*(both[n % 2].claim(claim) for n, claim in enumerate(claims)))
     assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1
@@ -221,11 +221,13 @@ async def test_of_claims_under_one_key_on_two_rails_one_is_granted(books: Any, b
 
 
 async def test_many_keys_at_two_gateways_wait_for_each_other_and_never_for_ever(
-    books: Any, book: Any
+    ledgers: Any, ledger: Any
 ) -> None:
-    other = await books.gateway("two")
-    payments = [await paid(book, 50, f"tx {n}") for n in range(3)]
+    other = await ledgers.gateway("two")
+    payments = [await paid(ledger, 50, f"tx {n}") for n in range(3)]
     claims = [keyed(payments[n % 3], f"key {n % 40}") for n in range(120)]
-    outcomes = await asyncio.gather(*((book, other)[n // 60].claim(claim) for n, claim in enumerate(claims)))
+    outcomes = await asyncio.gather(
+        *((ledger, other)[n // 60].claim(claim) for n, claim in enumerate(claims))
+    )
     assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 40
     assert sum(isinstance(outcome, KeyTaken) for outcome in outcomes) == 80

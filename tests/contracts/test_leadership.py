@@ -16,10 +16,10 @@ from sqlalchemy import Executable
 from tests.kit.chain import MemoryChain
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import StorageUnavailable
-from tollway.house import House
+from tollway.house import App
 from tollway.limits import DEFAULT_LIMITS
 from tollway.settings import load_settings
-from tollway.storage.database import Ask, Database, PostgresDatabase, Work, connect_database
+from tollway.storage.database import Database, FetchScalar, PostgresDatabase, Work, connect_database
 from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
 from tollway.telemetry import Metrics
 
@@ -44,7 +44,7 @@ class Candidate:
             database,
             duty=duty,
             limits=limits,
-            note=lambda duty, is_leading: self.heard.append(is_leading),
+            on_change=lambda duty, is_leading: self.heard.append(is_leading),
             count_lost=self.count_lost,
         )
 
@@ -172,7 +172,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
         databases[0],
         duty=duty,
         limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=2.0),  # never makes sure that it leads
-        note=lambda duty, is_leading: None,
+        on_change=lambda duty, is_leading: None,
     )
     forever = asyncio.Event()
 
@@ -207,16 +207,16 @@ class Wandering(PostgresDatabase):
     """Every question of a held session but the first two goes to another session, as behind a pooler."""
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[Ask]:
+    async def open_session(self) -> AsyncIterator[FetchScalar]:
         asked = 0
-        async with super().hold() as here, super().hold() as there:
+        async with super().open_session() as here, super().open_session() as there:
 
-            async def ask(question: Executable) -> Any:
+            async def fetch_scalar(question: Executable) -> Any:
                 nonlocal asked
                 asked += 1
                 return await (here if asked <= 2 else there)(question)
 
-            yield ask
+            yield fetch_scalar
 
 
 @pytest.mark.postgres
@@ -301,9 +301,11 @@ CHOICES = (
 )
 
 
-@pytest.mark.parametrize(("held", "wish", "others", "chosen"), CHOICES)
-def test_whoever_reads_most_leads(held: int, wish: int, others: tuple[int, ...], chosen: int | None) -> None:
-    assert choose_lock(held, wish=wish, others=others) == chosen
+@pytest.mark.parametrize(("held", "wanted", "others", "chosen"), CHOICES)
+def test_whoever_reads_most_leads(
+    held: int, wanted: int, others: tuple[int, ...], chosen: int | None
+) -> None:
+    assert choose_lock(held, wanted=wanted, others=others) == chosen
 
 
 @pytest.mark.parametrize("before", list(itertools.product(range(3), repeat=3)))
@@ -314,12 +316,12 @@ def test_whatever_networks_are_lost_a_duty_is_never_left_and_the_best_ends_up_al
     for after in itertools.product(range(3), repeat=3):
         locks: dict[int, int] = {}  # gateway -> the handicap whose lock it holds
         for turn, handicaps in enumerate([before] * 3 + [after] * 3):
-            for gateway, wish in enumerate(handicaps):
+            for gateway, wanted in enumerate(handicaps):
                 others = [locks[other] for other in locks if other != gateway]
                 if gateway in locks:
-                    chosen = choose_lock(locks.pop(gateway), wish=wish, others=others)
+                    chosen = choose_lock(locks.pop(gateway), wanted=wanted, others=others)
                 else:
-                    chosen = wish if all(other > wish for other in others) else None
+                    chosen = wanted if all(other > wanted for other in others) else None
                 if chosen is not None:
                     locks[gateway] = chosen
                 assert locks, (before, after, turn)
@@ -393,10 +395,10 @@ async def test_a_whole_gateway_without_its_nodes_gives_way(
             "TOLLWAY_LIMIT_LEADER_POLL_S": "0.01",
         }
     )
-    async with House(settings) as house:
+    async with App(settings) as app:
 
         def leads(duty: Duty) -> bool:
-            return house.metrics.registry.get_sample_value("tollway_leading", {"duty": duty.label}) == 1
+            return app.metrics.registry.get_sample_value("tollway_leading", {"duty": duty.label}) == 1
 
         await until(lambda: all(leads(duty) for duty in Duty))
         others = [Candidate(database, duty=duty) for database, duty in zip(databases, Duty, strict=True)]
@@ -435,11 +437,11 @@ class Lent(PostgresDatabase):
     """Behind a pooler: its sessions are those that everybody uses, for one transaction at a time."""
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[Ask]:
-        async def ask(question: Executable) -> Any:
+    async def open_session(self) -> AsyncIterator[FetchScalar]:
+        async def fetch_scalar(question: Executable) -> Any:
             return await self.read(lambda connection: connection.scalar(question))
 
-        yield ask
+        yield fetch_scalar
 
 
 async def examine_leaders(url: str, database: Database) -> Finding:

@@ -37,7 +37,7 @@ async def test_a_block_holds_at_once_until_it_is_lifted(moderation: Moderation) 
 async def test_blocking_twice_keeps_the_first_reason(moderation: Moderation) -> None:
     await moderation.block(ALICE, reason="spam", now_ms=1)
     assert not await moderation.block(ALICE, reason="other", now_ms=2)
-    assert [(block.reason, block.since_ms) for block in await moderation.blocks()] == [("spam", 1)]
+    assert [(block.reason, block.since_ms) for block in await moderation.list_blocked()] == [("spam", 1)]
 
 
 async def test_unblocking_a_stranger_reports_it(moderation: Moderation) -> None:
@@ -47,4 +47,4 @@ async def test_unblocking_a_stranger_reports_it(moderation: Moderation) -> None:
 async def test_blocks_are_listed_oldest_first(moderation: Moderation) -> None:
     await moderation.block(BOB, reason="", now_ms=1)
     await moderation.block(ALICE, reason="", now_ms=2)
-    assert [block.wallet for block in await moderation.blocks()] == [BOB, ALICE]
+    assert [block.wallet for block in await moderation.list_blocked()] == [BOB, ALICE]

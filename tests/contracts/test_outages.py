@@ -193,7 +193,7 @@ async def test_what_waits_for_a_gateway_that_stands_still_in_a_transaction_goes_
 ) -> None:
     """Its session ends before others give up on its lock."""
     await database.write(run("INSERT INTO t VALUES (1)"))
-    still = await database.line.dial(statement_deadline_s=COMMAND_TIMEOUT_S)
+    still = await database.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
     await still.execute("BEGIN")
     await still.execute("UPDATE t SET n = n + 1")
     await database.write(run("UPDATE t SET n = n + 10"))

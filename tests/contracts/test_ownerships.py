@@ -46,15 +46,15 @@ class Scene:
         return listing
 
     async def edit(self, listing: Listing, **changes: object) -> Listing:
-        shelf = await self.catalog.find(listing.id)
-        assert shelf is not None
-        changed = replace(shelf.listing, **changes)  # type: ignore[arg-type] # whatever a test says
-        outcome = await self.catalog.revise(changed, expected_revision=shelf.listing.revision)
+        entry = await self.catalog.find(listing.id)
+        assert entry is not None
+        changed = replace(entry.listing, **changes)  # type: ignore[arg-type] # whatever a test says
+        outcome = await self.catalog.revise(changed, expected_revision=entry.listing.revision)
         assert isinstance(outcome, Revised)
         return outcome.listing
 
     async def check(self, listing: Listing, *proved: Method, now_ms: int = 1) -> Ownership | None:
-        return await self.ownerships.note(about(listing), proved, now_ms=now_ms, failures_max=7)
+        return await self.ownerships.record_check(about(listing), proved, now_ms=now_ms, failures_max=7)
 
 
 def about(listing: Listing) -> Challenge:
@@ -155,7 +155,7 @@ async def test_what_was_found_out_about_an_older_state_is_not_written(
     listing = await scene.publish()
     asked = about(listing)
     await scene.edit(listing, **changes)
-    assert await scene.ownerships.note(asked, ["dns"], now_ms=1, failures_max=7) is None
+    assert await scene.ownerships.record_check(asked, ["dns"], now_ms=1, failures_max=7) is None
     assert await scene.ownerships.find(listing.id) is None
 
 
@@ -166,8 +166,8 @@ async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(scene:
     await scene.check(unproved, now_ms=1)
     await scene.check(recent, "dns", now_ms=30)
     due = await scene.ownerships.find_due(before_ms=30, limit=10)
-    assert [stake.listing_id for stake in due] == [early.id, late.id]
-    assert [stake.listing_id for stake in await scene.ownerships.find_due(before_ms=30, limit=1)] == [
+    assert [claim.listing_id for claim in due] == [early.id, late.id]
+    assert [claim.listing_id for claim in await scene.ownerships.find_due(before_ms=30, limit=1)] == [
         early.id
     ]
     (first, _) = due
@@ -184,13 +184,13 @@ async def test_the_oldest_listing_with_a_proof_holds_its_origin(scene: Scene) ->
     elsewhere = await scene.publish(provider=BOB, endpoint="https://other.example.com")
     await scene.check(elsewhere, "dns")
     await scene.check(first)
-    assert await scene.ownerships.find_holder(ORIGIN) is None
+    assert await scene.ownerships.find_owner(ORIGIN) is None
     await scene.check(second, "dns")
-    assert await scene.ownerships.find_holder(ORIGIN) == BOB
+    assert await scene.ownerships.find_owner(ORIGIN) == BOB
     await scene.check(first, "dns")
-    assert await scene.ownerships.find_holder(ORIGIN) == ALICE
+    assert await scene.ownerships.find_owner(ORIGIN) == ALICE
     await scene.edit(first, retired_ms=5)
-    assert await scene.ownerships.find_holder(ORIGIN) == BOB
+    assert await scene.ownerships.find_owner(ORIGIN) == BOB
 
 
 async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(scene: Scene) -> None:

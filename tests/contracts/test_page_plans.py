@@ -18,7 +18,7 @@ from tollway.storage.catalog_search import find_page, write_search
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table, total_table
 from tollway.storage.database import Database
 from tollway.storage.history_page import history
-from tollway.storage.ownership_store import find_due, find_holder
+from tollway.storage.ownership_store import find_due, find_owner
 from tollway.storage.payment_store import insert_payment, unfinal_query
 from tollway.storage.standing_tables import ownership_table, quality_table
 
@@ -30,12 +30,12 @@ def plans_of(connection: Connection, work: Callable[[Connection], object]) -> li
     """The plan of each statement that `work` runs, on one line."""
     asked: list[tuple[str, Any]] = []
 
-    def note(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
+    def record_check(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
         asked.append((sql, values))
 
-    event.listen(connection, "before_cursor_execute", note)
+    event.listen(connection, "before_cursor_execute", record_check)
     work(connection)
-    event.remove(connection, "before_cursor_execute", note)
+    event.remove(connection, "before_cursor_execute", record_check)
     is_sqlite = connection.dialect.name == "sqlite"
     words = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (COSTS OFF) "
     return [
@@ -203,7 +203,7 @@ async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
 ) -> None:
     asked: list[tuple[str, Callable[[Connection], object]]] = [
         ("due", lambda connection: find_due(connection, 5, 10)),
-        ("origin", lambda connection: find_holder(connection, "https://a.example")),
+        ("origin", lambda connection: find_owner(connection, "https://a.example")),
     ]
     for name, question in asked:
 

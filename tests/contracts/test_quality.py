@@ -13,9 +13,9 @@ from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_quality import MemoryQuality
 from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.registry.quality_book import QualityBook
+from tollway.registry.quality_book import QualityRecords
 from tollway.registry.quality_tally import FAILED, Bucket, bucket_of, latency_of
-from tollway.registry.standing import UNKNOWN_STANDING, Quality
+from tollway.registry.standing import UNKNOWN_REPUTATION, Quality
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
 from tollway.storage.quality_store import QualityStore
@@ -30,13 +30,13 @@ ONE, TWO, NOBODY = ListingId("api_1"), ListingId("api_2"), ListingId("api_nobody
 @dataclass
 class Setup:
     catalog: Catalog
-    book: QualityBook
-    neighbour: QualityBook
+    book: QualityRecords
+    neighbour: QualityRecords
     """The same, as another gateway opens it."""
     database: Database | None = None
 
     async def quality(self, listing_id: ListingId = ONE) -> Quality | None:
-        return (await self.catalog.standing(listing_id)).quality
+        return (await self.catalog.reputation(listing_id)).quality
 
     async def count(self, listing_id: ListingId, *counts: tuple[Bucket, int], day: int = TODAY) -> None:
         await self.book.add({(listing_id, bucket): calls for bucket, calls in counts}, day=day)
@@ -74,22 +74,22 @@ async def publish(catalog: Catalog) -> None:
 async def test_calls_add_up_over_days_and_show_once_they_are_enough(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 10), (FAILED, 4), day=TODAY - 29)
     await setup.count(ONE, (FAST, 3))
-    assert await setup.book.sum_up([ONE], today=TODAY) == {ONE: 17}
-    assert await setup.catalog.standing(ONE) == UNKNOWN_STANDING
+    assert await setup.book.update_sums([ONE], today=TODAY) == {ONE: 17}
+    assert await setup.catalog.reputation(ONE) == UNKNOWN_REPUTATION
     await setup.count(ONE, (FAST, 1), (SLOW, 2))
     assert await setup.quality() is None  # not summed up yet
-    assert await setup.neighbour.sum_up([ONE, TWO], today=TODAY) == {ONE: 20, TWO: 0}
+    assert await setup.neighbour.update_sums([ONE, TWO], today=TODAY) == {ONE: 20, TWO: 0}
     quality = Quality(calls=20, success_ppm=800_000, p50_ms=10, p95_ms=latency_of(SLOW))
     assert await setup.quality() == quality
     assert await setup.quality(TWO) is None
     page = await setup.catalog.search(ListingQuery())
-    assert [found.standing.quality for found in page.found] == [None, quality]
+    assert [found.reputation.quality for found in page.found] == [None, quality]
 
 
 async def test_a_day_that_is_over_thirty_days_ago_counts_no_more(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 20), day=TODAY - 30)
     await setup.count(ONE, (FAILED, 20), day=TODAY - 29)
-    await setup.book.sum_up([ONE], today=TODAY)
+    await setup.book.update_sums([ONE], today=TODAY)
     assert await setup.quality() == Quality(calls=20, success_ppm=0, p50_ms=None, p95_ms=None)
 
 
@@ -97,17 +97,17 @@ async def test_sums_age_without_new_calls_until_they_say_nothing(setup: Setup) -
     await setup.count(ONE, (FAST, 20))
     await setup.count(TWO, (FAST, 30))
     await setup.count(ONE, (FAILED, 20), day=TODAY - 10)
-    await setup.book.sum_up([ONE, TWO], today=TODAY)
+    await setup.book.update_sums([ONE, TWO], today=TODAY)
     assert await setup.book.find_outdated(today=TODAY, count_max=10) == ()
     later = TODAY + 20
     assert await setup.book.find_outdated(today=later, count_max=1) == (ONE,)
     assert await setup.book.find_outdated(today=later, count_max=10) == (ONE, TWO)
-    await setup.book.sum_up([ONE], today=later)
+    await setup.book.update_sums([ONE], today=later)
     quality = await setup.quality()
     assert quality is not None
     assert (quality.calls, quality.success_ppm) == (20, 1_000_000)
     assert await setup.book.find_outdated(today=later, count_max=10) == (TWO,)
-    await setup.book.sum_up([ONE, TWO], today=TODAY + 30)
+    await setup.book.update_sums([ONE, TWO], today=TODAY + 30)
     assert (await setup.quality(ONE), await setup.quality(TWO)) == (None, None)
     assert await setup.book.find_outdated(today=TODAY + 99, count_max=10) == ()
 
@@ -120,7 +120,7 @@ async def test_what_counts_no_more_is_forgotten_in_pieces(setup: Setup) -> None:
     assert await setup.book.forget(today=TODAY, rows_max=4) == 0
     if setup.database is not None:
         assert await setup.database.read(count_days) == 2
-    assert await setup.book.sum_up([ONE], today=TODAY - 3) == {ONE: 60}
+    assert await setup.book.update_sums([ONE], today=TODAY - 3) == {ONE: 60}
 
 
 def count_days(connection: Connection) -> int | None:
@@ -129,29 +129,29 @@ def count_days(connection: Connection) -> int | None:
 
 async def test_calls_of_no_listing_are_written_and_never_shown(setup: Setup) -> None:
     await setup.count(NOBODY, (FAST, 30))
-    assert await setup.book.sum_up([NOBODY], today=TODAY) == {}
-    assert await setup.book.sum_up([], today=TODAY) == {}
+    assert await setup.book.update_sums([NOBODY], today=TODAY) == {}
+    assert await setup.book.update_sums([], today=TODAY) == {}
     await setup.book.add({}, day=TODAY)
-    assert await setup.catalog.standing(NOBODY) == UNKNOWN_STANDING
-    assert await setup.catalog.standing(ListingId("\x00" * 80)) == UNKNOWN_STANDING
+    assert await setup.catalog.reputation(NOBODY) == UNKNOWN_REPUTATION
+    assert await setup.catalog.reputation(ListingId("\x00" * 80)) == UNKNOWN_REPUTATION
 
 
 async def test_quality_survives_an_edit(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 20))
-    await setup.book.sum_up([ONE], today=TODAY)
-    shelf = await setup.catalog.find(ONE)
-    assert shelf is not None
-    await setup.catalog.revise(replace(shelf.listing, name="Another name"), expected_revision=1)
+    await setup.book.update_sums([ONE], today=TODAY)
+    entry = await setup.catalog.find(ONE)
+    assert entry is not None
+    await setup.catalog.revise(replace(entry.listing, name="Another name"), expected_revision=1)
     quality = await setup.quality()
     assert quality is not None
     assert quality.calls == 20
 
 
 async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup) -> None:
-    async def work(book: QualityBook) -> None:
+    async def work(book: QualityRecords) -> None:
         for _ in range(10):
             await book.add({(TWO, FAST): 1, (ONE, FAILED): 1, (ONE, FAST): 1}, day=TODAY)
-            await book.sum_up([TWO, ONE], today=TODAY)
+            await book.update_sums([TWO, ONE], today=TODAY)
 
     async with asyncio.TaskGroup() as group:
         for book in (setup.book, setup.neighbour) * 3:
@@ -174,7 +174,7 @@ async def test_a_sum_waits_for_another_one_and_then_knows_what_was_added_meanwhi
     try:
         async with asyncio.TaskGroup() as group, asyncio.timeout(20), other.transaction():
             await other.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
-            summing = group.create_task(book.sum_up([ONE], today=TODAY))
+            summing = group.create_task(book.update_sums([ONE], today=TODAY))
             while not summing.done() and not await other.fetchval(waiting):
                 await asyncio.sleep(0.001)
             await book.add({(ONE, FAST): 20}, day=TODAY)  # which waits for nobody

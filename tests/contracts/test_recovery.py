@@ -18,10 +18,16 @@ from tollway.ledger.book import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import book_store
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
-from tollway.storage.generation import mark_path, stamp_copy
-from tollway.storage.recovery import OWNER_KEPT_MS, Stranded, prune_owners, read_shared_clock, settle
+from tollway.storage.generation import mark_as_backup, mark_path
+from tollway.storage.recovery import (
+    OWNER_KEPT_MS,
+    AbandonedCall,
+    prune_owners,
+    read_shared_clock,
+    recover_calls,
+)
 
 HOLD_MS = 86_400_000
 LIFE_ONE: Callable[[Connection], str] = lambda _: "life-1"  # noqa: E731
@@ -46,20 +52,20 @@ class Gateway:
     """One gateway's books, from start to stop."""
 
     def __init__(self, database: Database, owner_id: str = "one", **options: Any) -> None:
-        self.book: Any = BookStore(database, owner_id=owner_id, now_ms=lambda: NOW_MS, **options)
+        self.ledger: Any = LedgerStore(database, owner_id=owner_id, now_ms=lambda: NOW_MS, **options)
 
     async def __aenter__(self) -> Any:
-        self._task = asyncio.get_running_loop().create_task(self.book.run())
-        await self.book.open()
-        return self.book
+        self._task = asyncio.get_running_loop().create_task(self.ledger.run())
+        await self.ledger.open()
+        return self.ledger
 
     async def __aexit__(self, *_: object) -> None:
-        self.book.stop()
+        self.ledger.stop()
         await self._task
 
 
-async def paid(book: Any, value_units: int = 10, name: str = "tx") -> Any:
-    (payment,) = await book.record_payments([new_payment(value_units, name)], now_ms=NOW_MS)
+async def paid(ledger: Any, value_units: int = 10, name: str = "tx") -> Any:
+    (payment,) = await ledger.record_payments([new_payment(value_units, name)], now_ms=NOW_MS)
     return payment
 
 
@@ -71,8 +77,8 @@ async def outlive(clock: SharedClock, *living: Any) -> None:
     """A lease goes by in which only these renew, without a gap."""
     for _ in range(10):
         clock.ms += LEASE_MS // 10
-        for book in living:
-            await book.renew_ownership(now_ms=NOW_MS)
+        for ledger in living:
+            await ledger.renew_ownership(now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +165,8 @@ async def test_what_moved_on_since_it_was_found_is_left_alone(
     async with Gateway(database) as one:
         claim = claim_on(await paid(one))
         await one.claim(claim)
-        stale = Stranded(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
-        assert await database.write(lambda c: settle(c, [stale], now_ms=NOW_MS)) == 0
+        stale = AbandonedCall(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
+        assert await database.write(lambda c: recover_calls(c, [stale], now_ms=NOW_MS)) == 0
         assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
 
 
@@ -219,7 +225,7 @@ async def test_a_stall_of_all_gateways_fences_none(shared_database: Database) ->
 async def test_a_renewal_that_hangs_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_store, "RENEW_TIMEOUT_S", 0)
     with pytest.raises(StorageUnavailable):
-        await Gateway(database).book.renew_ownership(now_ms=NOW_MS)
+        await Gateway(database).ledger.renew_ownership(now_ms=NOW_MS)
 
 
 def test_the_lease_outlives_every_timeout_of_the_database() -> None:
@@ -239,8 +245,8 @@ async def test_gateways_long_dead_are_forgotten_unless_they_left_calls_open(data
     async with Gateway(database, "late", shared_clock=clock):
         assert await owners(database) >= {"idle"}
     clock.ms += 1
-    book = Gateway(database, "new", shared_clock=clock).book
-    await book.renew_ownership(now_ms=NOW_MS)
+    ledger = Gateway(database, "new", shared_clock=clock).ledger
+    await ledger.renew_ownership(now_ms=NOW_MS)
     await execute(database, "UPDATE call SET state = 'forwarding'")
     await database.write(lambda c: prune_owners(c, "new", now_ms=NOW_MS, shared_clock=clock))
     assert await owners(database) == {"busy", "late", "new"}
@@ -283,14 +289,14 @@ async def test_a_payment_debited_behind_the_books_back_is_not_overspent(database
 
 async def restarted(path: Path, owner_id: str, job: Any) -> Any:
     database = SqliteDatabase(path)
-    async with Gateway(database, owner_id) as book:
-        outcome = await job(book)
+    async with Gateway(database, owner_id) as ledger:
+        outcome = await job(ledger)
     await database.close()
     return outcome
 
 
-async def held_before(book: Any) -> int | None:
-    recorded = await book.find_recorded(tx_hash("any"))
+async def held_before(ledger: Any) -> int | None:
+    recorded = await ledger.find_transaction(tx_hash("any"))
     ms: int | None = recorded.held_before_ms
     return ms
 
@@ -299,21 +305,21 @@ async def test_a_restored_file_holds_its_balances_until_released(sqlite_url: str
     path, backup = tmp_path / "tollway.sqlite3", tmp_path / "backup"
     payment = await restarted(path, "one", paid)
     shutil.copyfile(path, backup)
-    outcome = await restarted(path, "two", lambda book: book.claim(claim_on(payment)))
+    outcome = await restarted(path, "two", lambda ledger: ledger.claim(claim_on(payment)))
     assert isinstance(outcome, Claimed)  # an ordinary restart
     shutil.copyfile(backup, path)
 
-    async def look(book: Any) -> None:
-        assert await held_before(book) == NOW_MS
-        assert await book.claim(claim_on(payment)) == Unspendable(is_held=True)
-        assert await book.release_held() == 1
-        assert isinstance(await book.claim(claim_on(payment)), Claimed)
+    async def look(ledger: Any) -> None:
+        assert await held_before(ledger) == NOW_MS
+        assert await ledger.claim(claim_on(payment)) == Unspendable(is_held=True)
+        assert await ledger.release_held() == 1
+        assert isinstance(await ledger.claim(claim_on(payment)), Claimed)
 
     await restarted(path, "three", look)
 
-    async def look_again(book: Any) -> None:
-        assert await held_before(book) is None
-        assert (await book.audit()).held_payments == ()
+    async def look_again(ledger: Any) -> None:
+        assert await held_before(ledger) is None
+        assert (await ledger.audit()).held_payments == ()
 
     await restarted(path, "four", look_again)
 
@@ -331,7 +337,7 @@ async def test_a_copy_in_the_place_of_a_database_is_a_restore(
     path = tmp_path / "tollway.sqlite3"
     await restarted(path, "one", paid)
     database = SqliteDatabase(path)
-    await database.write(stamp_copy)
+    await database.write(mark_as_backup)
     await database.close()
     if not has_mark:
         mark_path(path).unlink()
@@ -357,30 +363,30 @@ async def test_a_lost_mark_is_not_a_restore(sqlite_url: str, tmp_path: Path, mar
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from tollway.ledger.book import Claimed
+from tollway.ledger.ledger import Claimed
 from tollway.ledger.call import CallState
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import SqliteDatabase
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 
-async def call(book, payment, price):
+async def call(ledger, payment, price):
     while True:
         claim = claim_on(payment, price)
-        if not isinstance(await book.claim(claim), Claimed):
+        if not isinstance(await ledger.claim(claim), Claimed):
             return
         print("claimed", claim.call_id, flush=True)
         after = CallState.RELEASED if price == 2 else CallState.CONSUMED
-        await book.close(close_of(claim, after))
+        await ledger.close(close_of(claim, after))
         print(after.value, claim.call_id, flush=True)
 
 async def main():
-    book = BookStore(SqliteDatabase(Path(sys.argv[1])), owner_id="child", now_ms=lambda: NOW_MS)
+    ledger = LedgerStore(SqliteDatabase(Path(sys.argv[1])), owner_id="child", now_ms=lambda: NOW_MS)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(book.run())
-        await book.open()
-        payments = await book.record_payments([new_payment(10**9, f"tx{n}") for n in range(4)], now_ms=NOW_MS)
+        tasks.create_task(ledger.run())
+        await ledger.open()
+        payments = await ledger.record_payments([new_payment(10**9, f"tx{n}") for n in range(4)], now_ms=NOW_MS)
         for number in range(16):
-            tasks.create_task(call(book, payments[number % 4], number % 3 + 1))
+            tasks.create_task(call(ledger, payments[number % 4], number % 3 + 1))
 
 asyncio.run(main())
 """
@@ -407,17 +413,17 @@ async def test_the_books_balance_after_kill_9(sqlite_url: str, tmp_path: Path) -
             state, call_id = line.decode().split()
             told[call_id] = state
 
-    async def look(book: Any) -> None:
-        report = await book.audit()
+    async def look(ledger: Any) -> None:
+        report = await ledger.audit()
         assert (report.wrong, report.payments) == ((), 4)
         for call_id, state in told.items():
-            record = await book.find_call(call_id)
+            record = await ledger.find_call(call_id)
             assert record is not None, "an acknowledged claim is gone"
             if state != "claimed":
                 assert record.state == state, "an acknowledged close is gone"
             else:
                 assert record.state is not CallState.FORWARDING
-        (payment,) = await book.find_payments(tx_hash("tx0"))
-        assert isinstance(await book.claim(claim_on(payment, call_id="call_after")), Claimed)
+        (payment,) = await ledger.find_payments(tx_hash("tx0"))
+        assert isinstance(await ledger.claim(claim_on(payment, call_id="call_after")), Claimed)
 
     await restarted(path, "parent", look)

@@ -9,13 +9,13 @@ import pytest
 
 from tests.kit.memory_sessions import MemorySessions
 from tests.kit.payer import KeyWallet
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import Code, Refusal
 from tollway.identifiers import Address, ChainId, keccak256
-from tollway.identity.front_desk import Admission, FrontDesk
+from tollway.identity.front_desk import NewSession, SignIn
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.sessions import Session, SessionStore, SignInNonce
-from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import connect_database
 from tollway.storage.session_store import SqlSessions
@@ -73,8 +73,8 @@ async def test_fifty_racers_for_one_nonce_have_one_winner(store: SessionStore) -
 class NoChain:
     chain_ids = (ChainId(84532),)
 
-    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractAnswer:
-        return ContractAnswer(reverted=False, payload=b"")
+    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractResult:
+        return ContractResult(reverted=False, payload=b"")
 
 
 class Unmetered:
@@ -86,7 +86,7 @@ class Unmetered:
     def give_back(self, *, client_address: str, signer: str) -> None:
         pass
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         pass
 
 
@@ -106,29 +106,29 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
             opened.append(session)
             await store.put_session(session)
 
-    desk = FrontDesk(
+    sign_in = SignIn(
         Watched(),
-        SignatureJudge(NoChain(), limits=DEFAULT_LIMITS),
+        SignatureVerifier(NoChain(), limits=DEFAULT_LIMITS),
         Unmetered(),
         origin=parse_origin("https://gw.example.com"),
         limits=DEFAULT_LIMITS,
         now_ms=lambda: NOW_MS,
         entropy=entropy,
     )
-    text = (await desk.invite()).write(address=wallet.address, chain_id=ChainId(84532))
+    text = (await sign_in.create_challenge()).write(address=wallet.address, chain_id=ChainId(84532))
     signature = wallet.sign(eip191_digest(text.encode()))
     outcomes = await asyncio.gather(
         *(
-            desk.open_session(text=text, signature=signature, client_address=f"192.0.2.{n}")
+            sign_in.open_session(text=text, signature=signature, client_address=f"192.0.2.{n}")
             for n in range(RACERS)
         ),
         return_exceptions=True,
     )
-    (admission,) = [outcome for outcome in outcomes if isinstance(outcome, Admission)]
+    (admission,) = [outcome for outcome in outcomes if isinstance(outcome, NewSession)]
     refused = [outcome.problem.code for outcome in outcomes if isinstance(outcome, Refusal)]
     assert refused == [Code.NONCE_REUSED] * (RACERS - 1)
     assert len(opened) == 1
-    assert (await desk.find_session(admission.token)).address == wallet.address
+    assert (await sign_in.find_session(admission.token)).address == wallet.address
 
 
 async def test_fifty_racers_with_one_signature_have_one_winner(store: SessionStore) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Unspendable
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase
 from tollway.storage.recovery import OWNER_KEPT_MS
 
@@ -34,8 +34,8 @@ class Clock:
 class Scene:
     """One gateway that has claimed, and another connection to its database for what happens behind its back."""
 
-    def __init__(self, database: Database, gateway: Any, clock: Clock, setbacks: list[int]) -> None:
-        self.database, self.one, self.clock, self.setbacks = database, gateway, clock, setbacks
+    def __init__(self, database: Database, gateway: Any, clock: Clock, restores: list[int]) -> None:
+        self.database, self.one, self.clock, self.restores = database, gateway, clock, restores
         self.payment: Any = None
 
     async def do(self, *statements: str) -> None:
@@ -73,30 +73,30 @@ class Scene:
         return bool(len(report.held_payments) == report.payments > 0)
 
     async def check(self, *, is_found: bool) -> None:
-        assert self.setbacks == [1] * is_found
+        assert self.restores == [1] * is_found
         assert await self.is_all_held() is is_found
-        recorded = await self.one.find_recorded(tx_hash("any"))
+        recorded = await self.one.find_transaction(tx_hash("any"))
         assert (recorded.held_before_ms is not None) is is_found
 
 
 @pytest.fixture
-def setbacks() -> list[int]:
+def restores() -> list[int]:
     return []
 
 
 @pytest.fixture
-async def scene(database: Database, setbacks: list[int]) -> AsyncIterator[Scene]:
+async def scene(database: Database, restores: list[int]) -> AsyncIterator[Scene]:
     clock = Clock()
-    gateway = BookStore(
+    gateway = LedgerStore(
         database,
         owner_id="one",
         now_ms=lambda: NOW_MS,
         shared_clock=clock,
-        on_setback=lambda: setbacks.append(1),
+        on_restore=lambda: restores.append(1),
     )
     writing = asyncio.get_running_loop().create_task(gateway.run())
     await gateway.open()
-    yield Scene(database, gateway, clock, setbacks)
+    yield Scene(database, gateway, clock, restores)
     gateway.stop()
     await writing
 
@@ -137,7 +137,7 @@ async def test_it_is_found_once_and_released_for_good(scene: Scene) -> None:
     assert await scene.one.release_held() == 1
     await scene.renew()
     assert isinstance(await scene.one.claim(claim_on(scene.payment)), Claimed)
-    assert scene.setbacks == [1]
+    assert scene.restores == [1]
 
 
 async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(scene: Scene) -> None:

@@ -24,31 +24,31 @@ from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address
 from tollway.ledger.book import AuthorizationTaken, Claimed, Closed, Fenced, NotCovered
 from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import NonceUnavailable
 from tollway.storage.authorization_store import find_known
 from tollway.storage.database import Database, connect_database
 
-SETTLED = Closed(rest_units=None)
+SETTLED = Closed(remaining_units=None)
 
 
 @pytest.fixture
 async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
     it = FaultyLedger(database)
-    await it.book.open()
+    await it.ledger.open()
     yield it
     await it.close()
-    assert (await it.book.audit()).wrong == ()
+    assert (await it.ledger.audit()).wrong == ()
 
 
 async def opened(ledger: FaultyLedger, **fields: Any) -> Any:
     claim = authorized_claim(authorization_of(4), **fields)
-    assert isinstance(await ledger.book.claim(claim), Claimed)
+    assert isinstance(await ledger.ledger.claim(claim), Claimed)
     return claim
 
 
 async def settle(ledger: FaultyLedger, claim: Any, nonce: int = 0) -> Any:
     close = close_of(claim, CallState.SETTLING)
-    return await ledger.book.settle(close, attempt=attempt_of(claim, nonce), digest=None)
+    return await ledger.ledger.settle(close, attempt=attempt_of(claim, nonce), digest=None)
 
 
 async def settling(ledger: FaultyLedger, nonce: int = 0, **fields: Any) -> Any:
@@ -58,8 +58,8 @@ async def settling(ledger: FaultyLedger, nonce: int = 0, **fields: Any) -> Any:
 
 
 async def conclude(ledger: FaultyLedger, claim: Any, name: str = "settled", **fields: Any) -> Any:
-    options = {"epoch": 1, "transfer": transfer_in(name), "is_adrift": False, "now_ms": NOW_MS}
-    return await ledger.book.conclude(claim.call_id, **{**options, **fields})
+    options = {"epoch": 1, "transfer": transfer_in(name), "is_orphaned": False, "now_ms": NOW_MS}
+    return await ledger.ledger.conclude(claim.call_id, **{**options, **fields})
 
 
 async def states(ledger: FaultyLedger) -> list[str]:
@@ -68,8 +68,8 @@ async def states(ledger: FaultyLedger) -> list[str]:
     return found
 
 
-async def adrift_ids(ledger: FaultyLedger) -> list[str]:
-    return [one.call_id for one in await ledger.book.unsettled(limit=99)]
+async def orphaned_ids(ledger: FaultyLedger) -> list[str]:
+    return [one.call_id for one in await ledger.ledger.unsettled(limit=99)]
 
 
 async def test_many_settlements_and_conclusions_share_a_commit_that_is_flushed(ledger: FaultyLedger) -> None:
@@ -80,7 +80,7 @@ async def test_many_settlements_and_conclusions_share_a_commit_that_is_flushed(l
     await asyncio.gather(*(conclude(ledger, claim, f"tx {n % 3}") for n, claim in enumerate(claims)))
     assert (ledger.sizes, ledger.database.flushed) == ([10, 10], [True, True])
     assert await states(ledger) == ["consumed"] * 10
-    values = [(await ledger.book.find_payments(tx_hash(f"tx {n}")))[0].value_units for n in range(3)]
+    values = [(await ledger.ledger.find_payments(tx_hash(f"tx {n}")))[0].value_units for n in range(3)]
     assert values == [16, 12, 12]
 
 
@@ -89,12 +89,12 @@ async def test_claims_settlements_and_conclusions_of_one_batch_see_each_other(le
     late = authorized_claim(authorization_of(4), balance_units=11)
     begun = ledger.database.begun
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.database.begun > begun)
     jobs = [
         start(settle(ledger, running, 1)),
         start(conclude(ledger, ending)),
-        start(ledger.book.claim(late)),
+        start(ledger.ledger.claim(late)),
     ]
     await asyncio.sleep(0)
     ledger.database.before.set()
@@ -110,10 +110,10 @@ async def test_a_settlement_whose_answer_was_lost_is_looked_up_not_repeated(ledg
     outcomes = await asyncio.gather(
         settle(ledger, claims[0], 0), settle(ledger, claims[1], 1), settle(ledger, claims[2], 7)
     )
-    assert outcomes == [SETTLED, SETTLED, LaneTaken(next_nonce=2)]
+    assert outcomes == [SETTLED, SETTLED, NonceUnavailable(next_nonce=2)]
     assert await states(ledger) == ["settling", "settling", "forwarding"]
-    assert len(await ledger.book.attempts_of(claims[0].call_id)) == 1
-    assert await ledger.book.recover(now_ms=NOW_MS) == 0
+    assert len(await ledger.ledger.attempts_of(claims[0].call_id)) == 1
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 0
 
 
 async def test_a_settlement_that_lost_its_answer_is_not_taken_for_another(ledger: FaultyLedger) -> None:
@@ -132,7 +132,7 @@ async def test_a_conclusion_whose_answer_was_lost_is_looked_up_not_repeated(
     ends = CallState.RELEASED if transfer is None else CallState.CONSUMED
     ledger.database.fail_after = once()
     assert await conclude(ledger, claim, transfer=transfer) is ends
-    payments = await ledger.book.find_payments(tx_hash("settled"))
+    payments = await ledger.ledger.find_payments(tx_hash("settled"))
     assert [one.value_units for one in payments] == ([] if transfer is None else [4])
     ledger.database.fail_before = once()
     assert await conclude(ledger, claim, "another") is None
@@ -141,7 +141,7 @@ async def test_a_conclusion_whose_answer_was_lost_is_looked_up_not_repeated(
 async def test_a_claim_whose_answer_was_lost_is_looked_up_not_repeated(ledger: FaultyLedger) -> None:
     claims = [authorized_claim(authorization_of(4), balance_units=8) for _ in range(3)]
     ledger.database.fail_after = once()
-    outcomes = await asyncio.gather(*(ledger.book.claim(claim) for claim in claims))
+    outcomes = await asyncio.gather(*(ledger.ledger.claim(claim) for claim in claims))
     assert [type(one) for one in outcomes] == [Claimed, Claimed, NotCovered]
     assert await states(ledger) == ["forwarding"] * 2
 
@@ -152,14 +152,14 @@ async def test_one_bad_settlement_does_not_fail_the_others(ledger: FaultyLedger)
     twin = attempt_of(second, 1, f"{first.call_id} 0")  # the hash of another's transaction
     close = close_of(second, CallState.SETTLING)
     outcomes = await asyncio.gather(
-        ledger.book.settle(close, attempt=twin, digest=None),
+        ledger.ledger.settle(close, attempt=twin, digest=None),
         settle(ledger, third, 1),
         conclude(ledger, first),
         return_exceptions=True,
     )
     assert isinstance(outcomes[0], StorageUnavailable)
     assert outcomes[1:] == [SETTLED, CallState.CONSUMED]
-    await ledger.book.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS)
     assert await states(ledger) == ["consumed", "unknown", "settling"]
 
 
@@ -176,11 +176,11 @@ async def test_a_settlement_whose_caller_left_is_adrift_soon(ledger: FaultyLedge
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
     getattr(ledger.database, gate).set()
-    await ledger.book.claim(claim_on(None))
+    await ledger.ledger.claim(claim_on(None))
     assert (await states(ledger))[0] == "settling"
-    assert await adrift_ids(ledger) == []
-    assert await ledger.book.recover(now_ms=NOW_MS) == 1
-    assert await adrift_ids(ledger) == [claim.call_id]
+    assert await orphaned_ids(ledger) == []
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
+    assert await orphaned_ids(ledger) == [claim.call_id]
 
 
 async def test_a_settlement_of_unknown_outcome_is_given_up_by_whoever_asked(ledger: FaultyLedger) -> None:
@@ -189,12 +189,12 @@ async def test_a_settlement_of_unknown_outcome_is_given_up_by_whoever_asked(ledg
     with pytest.raises(StorageUnavailable):
         await settle(ledger, claim)
     with pytest.raises(StorageUnavailable):
-        await ledger.book.set_adrift(claim.call_id, epoch=1)
+        await ledger.ledger.mark_orphaned(claim.call_id, epoch=1)
     ledger.reconnect()
     assert await states(ledger) == ["settling"]
-    await ledger.book.wait_closed(timeout_s=60)
-    assert await ledger.book.recover(now_ms=NOW_MS) == 1
-    assert await adrift_ids(ledger) == [claim.call_id]
+    await ledger.ledger.wait_closed(timeout_s=60)
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
+    assert await orphaned_ids(ledger) == [claim.call_id]
 
 
 async def test_a_settlement_whose_caller_left_before_it_was_written_moves_nothing(
@@ -205,9 +205,9 @@ async def test_a_settlement_whose_caller_left_before_it_was_written_moves_nothin
     await asyncio.sleep(0)
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
-    await ledger.book.claim(claim_on(None))
+    await ledger.ledger.claim(claim_on(None))
     assert (await states(ledger))[0] == "unknown"
-    assert await ledger.book.attempts_of(claim.call_id) == ()
+    assert await ledger.ledger.attempts_of(claim.call_id) == ()
 
 
 async def test_a_settlement_that_was_not_written_has_no_other_end_than_unknown(ledger: FaultyLedger) -> None:
@@ -218,8 +218,8 @@ async def test_a_settlement_that_was_not_written_has_no_other_end_than_unknown(l
         await settle(ledger, claim)
     ledger.reconnect()
     with pytest.raises(StorageUnavailable):  # it stands behind the late end, which is written first
-        await ledger.book.close(close_of(claim, CallState.RELEASED))
-    assert await ledger.book.close(close_of(claim, CallState.RELEASED)) == Fenced()
+        await ledger.ledger.close(close_of(claim, CallState.RELEASED))
+    assert await ledger.ledger.close(close_of(claim, CallState.RELEASED)) == Fenced()
     assert await states(ledger) == ["unknown"]
 
 
@@ -231,8 +231,8 @@ async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown
     with pytest.raises(StorageUnavailable):
         await settle(ledger, claim)
     ledger.reconnect()
-    assert await ledger.book.set_adrift(claim.call_id, epoch=1) is False
-    assert await ledger.book.recover(now_ms=NOW_MS) == 0  # it was written before recovery looked
+    assert await ledger.ledger.mark_orphaned(claim.call_id, epoch=1) is False
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 0  # it was written before recovery looked
     assert await states(ledger) == ["unknown"]
 
 
@@ -244,18 +244,18 @@ async def test_a_conclusion_that_found_no_database_leaves_the_call_to_the_sweepe
     with pytest.raises(StorageUnavailable):
         await conclude(ledger, claim)
     ledger.reconnect()
-    assert await ledger.book.recover(now_ms=NOW_MS) == 1
-    assert await adrift_ids(ledger) == [claim.call_id]
-    assert await conclude(ledger, claim, is_adrift=True) is CallState.CONSUMED
-    assert (await ledger.book.find_authorized(claim.authorization.key)).is_lost
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
+    assert await orphaned_ids(ledger) == [claim.call_id]
+    assert await conclude(ledger, claim, is_orphaned=True) is CallState.CONSUMED
+    assert (await ledger.ledger.find_authorized_call(claim.authorization.key)).is_lost
 
 
 async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(ledger: FaultyLedger) -> None:
     first, second = await settling(ledger, 0), await settling(ledger, 1)
-    waiting = start(ledger.book.wait_closed(timeout_s=60))
+    waiting = start(ledger.ledger.wait_closed(timeout_s=60))
     await conclude(ledger, first)
     assert not waiting.done()
-    await ledger.book.set_adrift(second.call_id, epoch=1)
+    await ledger.ledger.mark_orphaned(second.call_id, epoch=1)
     await waiting
 
 
@@ -263,9 +263,9 @@ async def test_what_settles_is_still_written_while_the_books_close(ledger: Fault
     claim = await opened(ledger)
     begun = ledger.database.begun
     ledger.database.before.clear()
-    plug = start(ledger.book.claim(claim_on(None)))
+    plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.database.begun > begun)
-    ledger.book.stop()
+    ledger.ledger.stop()
     job = start(settle(ledger, claim))
     await asyncio.sleep(0)
     ledger.database.before.set()
@@ -276,7 +276,7 @@ async def test_what_settles_is_still_written_while_the_books_close(ledger: Fault
 async def test_another_gateway_that_died_leaves_its_settlements_adrift(database: Database) -> None:
     dead, living = FaultyLedger(database, "dead"), FaultyLedger(database, "living")
     for one in (dead, living):
-        await one.book.renew_ownership(now_ms=NOW_MS)
+        await one.ledger.renew_ownership(now_ms=NOW_MS)
     claim = await settling(dead)
     await dead.close()
     if (
@@ -285,9 +285,9 @@ async def test_another_gateway_that_died_leaves_its_settlements_adrift(database:
         await database.write(
             lambda c: c.execute(text("UPDATE gateway_owner SET seen_ms = 0 WHERE id = 'dead'"))
         )
-        living.book._lease._steady_from_ms = 0
-    assert await living.book.recover(now_ms=NOW_MS) == 1
-    assert await adrift_ids(living) == [claim.call_id]
+        living.ledger._lease._steady_from_ms = 0
+    assert await living.ledger.recover(now_ms=NOW_MS) == 1
+    assert await orphaned_ids(living) == [claim.call_id]
     await living.close()
 
 
@@ -299,12 +299,12 @@ async def test_fifty_authorisations_at_two_gateways_buy_what_the_balance_covers(
     for number in range(4):
         payer = Address(bytes([number + 1]) * 20)
         claims = [authorized_claim(authorization_of(10, payer=payer), balance_units=79) for _ in range(50)]
-        outcomes = await asyncio.gather(*(desks[n % 2].book.claim(claim) for n, claim in enumerate(claims)))
+        outcomes = await asyncio.gather(*(desks[n % 2].ledger.claim(claim) for n, claim in enumerate(claims)))
         kinds = [type(one) for one in outcomes]
         assert (kinds.count(Claimed), kinds.count(NotCovered)) == (7, 43)
     for ledger in desks:
         await ledger.close()
-    assert (await desks[0].book.audit()).wrong == ()
+    assert (await desks[0].ledger.audit()).wrong == ()
 
 
 async def test_one_authorisation_at_two_gateways_opens_one_call(database: Database) -> None:
@@ -312,7 +312,7 @@ async def test_one_authorisation_at_two_gateways_opens_one_call(database: Databa
     for _ in range(4):
         authorization = authorization_of(10)
         outcomes = await asyncio.gather(
-            *(ledger.book.claim(authorized_claim(authorization)) for ledger in desks * 25)
+            *(ledger.ledger.claim(authorized_claim(authorization)) for ledger in desks * 25)
         )
         kinds = [type(one) for one in outcomes]
         assert (kinds.count(Claimed), kinds.count(AuthorizationTaken)) == (1, 49)
@@ -327,7 +327,7 @@ async def test_two_gateways_on_one_lane_take_every_nonce_once(database: Database
     async def settle_some(ledger: FaultyLedger) -> None:
         for _ in range(10):
             claim, nonce = await opened(ledger), 0
-            while isinstance(outcome := await settle(ledger, claim, nonce), LaneTaken):
+            while isinstance(outcome := await settle(ledger, claim, nonce), NonceUnavailable):
                 nonce = outcome.next_nonce
             assert outcome == SETTLED
 
@@ -344,11 +344,11 @@ async def test_two_gateways_conclude_into_one_payment_without_loss(database: Dat
     settled = [(ledger, await settling(ledger, n)) for n, ledger in enumerate(desks * 8)]
     done = await asyncio.gather(*(conclude(ledger, claim) for ledger, claim in settled))
     assert done == [CallState.CONSUMED] * 16
-    (payment,) = await desks[0].book.find_payments(tx_hash("settled"))
+    (payment,) = await desks[0].ledger.find_payments(tx_hash("settled"))
     assert (payment.value_units, payment.taken_units, payment.calls) == (64, 64, 16)
     for ledger in desks:
         await ledger.close()
-    assert (await desks[0].book.audit()).wrong == ()
+    assert (await desks[0].ledger.audit()).wrong == ()
 
 
 async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(database: Database) -> None:
@@ -358,7 +358,7 @@ async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
     fresh = [authorized_claim(authorization_of(4), balance_units=40) for _ in range(10)]
     outcomes = await asyncio.gather(
         *(conclude(desks[0], claim) for claim in running),
-        *(desks[1].book.claim(claim) for claim in fresh),
+        *(desks[1].ledger.claim(claim) for claim in fresh),
     )
     assert outcomes[10:] == [NotCovered(held_units=40)] * 10
     for ledger in desks:
@@ -405,7 +405,7 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
         ending = await settling(desks[0])
         kind = "valid_before, call.state, call.price_units"
         with Barrier(database, kind, stop_before=stop_before) as searches:
-            claiming = start(desks[1].book.claim(authorized_claim(authorization_of(4), balance_units=4)))
+            claiming = start(desks[1].ledger.claim(authorized_claim(authorization_of(4), balance_units=4)))
             async with asyncio.timeout(10):
                 await searches.reached.wait()
             assert await conclude(desks[0], ending) is CallState.CONSUMED
@@ -428,14 +428,14 @@ async def test_a_conclusion_that_saw_a_call_before_it_was_unknown_is_asked_for_a
     try:
         claim = await opened(desks[0])
         with Barrier(database, "FROM call.*FOR UPDATE") as locks:
-            concluding = start(conclude(desks[1], claim, is_adrift=True))
+            concluding = start(conclude(desks[1], claim, is_orphaned=True))
             async with asyncio.timeout(10):
                 await locks.reached.wait()
-            await desks[0].book.close(close_of(claim, CallState.UNKNOWN))
+            await desks[0].ledger.close(close_of(claim, CallState.UNKNOWN))
             locks.go_on.set()
             assert await concluding is None
         assert await states(desks[0]) == ["unknown"]
-        assert await conclude(desks[1], claim, is_adrift=True) is CallState.CONSUMED
+        assert await conclude(desks[1], claim, is_orphaned=True) is CallState.CONSUMED
     finally:
         for ledger in desks:
             await ledger.close()
@@ -461,16 +461,16 @@ async def test_a_sweeper_and_a_gateway_that_gives_up_conclude_once(database: Dat
     for number in range(5):
         claim, name = await settling(desks[0], number, method="POST"), f"tx {number}"
         await asyncio.gather(
-            desks[0].book.set_adrift(claim.call_id, epoch=1),
+            desks[0].ledger.mark_orphaned(claim.call_id, epoch=1),
             conclude(desks[0], claim, name),
-            *(conclude(ledger, claim, name, is_adrift=True) for ledger in desks * 2),
+            *(conclude(ledger, claim, name, is_orphaned=True) for ledger in desks * 2),
         )
-        await conclude(desks[1], claim, name, is_adrift=True)
-        (payment,) = await desks[0].book.find_payments(tx_hash(name))
+        await conclude(desks[1], claim, name, is_orphaned=True)
+        (payment,) = await desks[0].ledger.find_payments(tx_hash(name))
         assert payment.value_units == 4
     for ledger in desks:
         await ledger.close()
-    assert (await desks[0].book.audit()).wrong == ()
+    assert (await desks[0].ledger.audit()).wrong == ()
 
 
 async def test_the_audit_finds_an_authorised_call_that_took_without_paying(
@@ -481,5 +481,5 @@ async def test_the_audit_finds_an_authorised_call_that_took_without_paying(
         await database.write(
             lambda c, wrong=wrong: c.execute(text(f"UPDATE call SET {wrong} WHERE id = '{claim.call_id}'"))
         )
-        assert len((await ledger.book.audit()).wrong) == 1
+        assert len((await ledger.ledger.audit()).wrong) == 1
         await database.write(lambda c: c.execute(text("UPDATE call SET state = 'settling', taken_units = 0")))

@@ -1,4 +1,4 @@
-"""What every keeper of the books tells a wallet about its calls and payments."""
+"""What every keeper of the ledger tells a wallet about its calls and payments."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,26 +19,26 @@ from tests.kit.ledger_records import (
 from tollway.identifiers import Address
 from tollway.ledger.call import CallState, Delivery, Rail
 from tollway.ledger.statement import HistoryQuery
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database
 
 STRANGER = Address(b"\x09" * 20)
 
 
-async def pay(book: Any, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await book.record_payments([new_payment(1000, name, **fields)], now_ms=NOW_MS)
+async def pay(ledger: Any, name: str = "tx", **fields: Any) -> Any:
+    (payment,) = await ledger.record_payments([new_payment(1000, name, **fields)], now_ms=NOW_MS)
     return payment
 
 
-async def ids(book: Any, query: HistoryQuery) -> list[str]:
-    return [call.id for call in (await book.history(query)).calls]
+async def ids(ledger: Any, query: HistoryQuery) -> list[str]:
+    return [call.id for call in (await ledger.history(query)).calls]
 
 
 @pytest.fixture
-async def calls(book: Any) -> dict[str, str]:
+async def calls(ledger: Any) -> dict[str, str]:
     """One call of each kind, oldest first; two of them in the same millisecond."""
-    payment = await pay(book)
-    unfinal = await pay(book, "unfinal", is_final=False)
+    payment = await pay(ledger)
+    unfinal = await pay(ledger, "unfinal", is_final=False)
     ends: list[tuple[str, CallState | None, dict[str, Any], dict[str, Any]]] = [
         ("running", None, {}, {}),
         ("good", CallState.CONSUMED, {"upstream_status": 204}, {"listing_id": "api_2"}),
@@ -51,14 +51,14 @@ async def calls(book: Any) -> dict[str, str]:
     for number, (name, after, closing, claiming) in enumerate(ends):
         created_ms = NOW_MS + max(number, 1) * 10
         claim = claim_on(payment, 5, **{"created_ms": created_ms, "call_id": f"call_{number}", **claiming})
-        await book.claim(claim)
+        await ledger.claim(claim)
         if after is not None:
-            await book.close(close_of(claim, after, **closing))
+            await ledger.close(close_of(claim, after, **closing))
         names[name] = claim.call_id
-    await book.mark_gone(unfinal.id, now_ms=NOW_MS)
-    stranger = await pay(book, "other", payer=STRANGER)
-    await book.claim(claim_on(stranger, provider=PAYER))
-    await book.claim(claim_on(None))
+    await ledger.mark_gone(unfinal.id, now_ms=NOW_MS)
+    stranger = await pay(ledger, "other", payer=STRANGER)
+    await ledger.claim(claim_on(stranger, provider=PAYER))
+    await ledger.claim(claim_on(None))
     return names
 
 
@@ -79,44 +79,44 @@ FILTERS = [
 
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
 async def test_filters_the_history(
-    book: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
+    ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
 ) -> None:
-    page = await book.history(HistoryQuery(wallet=PAYER, **wanted))
+    page = await ledger.history(HistoryQuery(wallet=PAYER, **wanted))
     assert [call.id for call in page.calls] == [calls[name] for name in expected]
     assert (page.total, page.is_lower_bound) == (len(expected), False)
 
 
-async def test_pages_by_offset_and_by_the_last_call_seen(book: Any, calls: dict[str, str]) -> None:
+async def test_pages_by_offset_and_by_the_last_call_seen(ledger: Any, calls: dict[str, str]) -> None:
     query = HistoryQuery(wallet=PAYER, limit=2)
-    everything = await ids(book, replace(query, limit=50))
+    everything = await ids(ledger, replace(query, limit=50))
     assert everything == sorted(calls.values(), reverse=True)
-    assert await ids(book, query) == everything[:2]
-    assert await ids(book, replace(query, offset=4)) == everything[4:]
-    assert await ids(book, replace(query, offset=9)) == []
-    assert (await book.history(replace(query, offset=9))).total == 6
+    assert await ids(ledger, query) == everything[:2]
+    assert await ids(ledger, replace(query, offset=4)) == everything[4:]
+    assert await ids(ledger, replace(query, offset=9)) == []
+    assert (await ledger.history(replace(query, offset=9))).total == 6
     for number, call_id in enumerate(everything):
-        page = await book.history(replace(query, before=call_id))
+        page = await ledger.history(replace(query, before=call_id))
         assert [call.id for call in page.calls] == everything[number + 1 : number + 3]
         assert page.total == 6
-    assert await ids(book, replace(query, before="call_nowhere")) == []
+    assert await ids(ledger, replace(query, before="call_nowhere")) == []
 
 
-async def test_a_provider_sees_the_calls_to_its_listings(book: Any, calls: dict[str, str]) -> None:
-    provided = await book.history(HistoryQuery(wallet=PROVIDER, role="provider"))
+async def test_a_provider_sees_the_calls_to_its_listings(ledger: Any, calls: dict[str, str]) -> None:
+    provided = await ledger.history(HistoryQuery(wallet=PROVIDER, role="provider"))
     assert provided.total == 7  # all but the stranger's, which went to PAYER's own listing
-    assert await ids(book, HistoryQuery(wallet=PROVIDER)) == []
-    assert len(await ids(book, HistoryQuery(wallet=PAYER, role="provider"))) == 1
-    assert len(await ids(book, HistoryQuery(wallet=STRANGER))) == 1
+    assert await ids(ledger, HistoryQuery(wallet=PROVIDER)) == []
+    assert len(await ids(ledger, HistoryQuery(wallet=PAYER, role="provider"))) == 1
+    assert len(await ids(ledger, HistoryQuery(wallet=STRANGER))) == 1
 
 
-async def test_a_record_tells_the_whole_call(book: Any) -> None:
-    payment = await pay(book)
+async def test_a_record_tells_the_whole_call(ledger: Any) -> None:
+    payment = await pay(ledger)
     claim = claim_on(payment, 5, idempotency_key="k", method="POST", path="/a/b")
-    await book.claim(claim)
-    await book.close(close_of(claim, http_status=201, upstream_status=201, upstream_latency_ms=9))
-    book.finish(finish_of(claim, delivery=Delivery.PARTIAL))
-    await book.claim(claim_on(None))
-    record = await book.find_call(claim.call_id)
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim, http_status=201, upstream_status=201, upstream_latency_ms=9))
+    ledger.finish(finish_of(claim, delivery=Delivery.PARTIAL))
+    await ledger.claim(claim_on(None))
+    record = await ledger.find_call(claim.call_id)
     assert (record.method, record.path, record.listing_name) == ("POST", "/a/b", "Quotes")
     assert (record.state, record.rail, record.delivery) == (CallState.CONSUMED, Rail.TX, Delivery.PARTIAL)
     assert (record.http_status, record.upstream_status, record.upstream_latency_ms) == (201, 201, 9)
@@ -130,27 +130,27 @@ async def test_a_record_tells_the_whole_call(book: Any) -> None:
     assert (record.request_bytes, record.response_bytes) == (3, 1000)
     assert (record.created_ms, record.completed_ms) == (claim.created_ms, NOW_MS + 50)
     assert (record.idempotency_key, record.request_id, record.error) == ("k", claim.request_id, None)
-    assert await book.find_call("call_nowhere") is None
+    assert await ledger.find_call("call_nowhere") is None
 
 
-async def test_a_free_call_has_no_payment_in_its_record(book: Any) -> None:
+async def test_a_free_call_has_no_payment_in_its_record(ledger: Any) -> None:
     claim = claim_on(None)
-    await book.claim(claim)
-    record = await book.find_call(claim.call_id)
+    await ledger.claim(claim)
+    record = await ledger.find_call(claim.call_id)
     assert (record.payer, record.asset, record.tx_hash, record.chain_id, record.pay_to) == (None,) * 5
     assert (record.rail, record.price_units) == (Rail.NONE, 0)
 
 
-async def test_lists_the_payments_of_a_wallet_newest_first(book: Any) -> None:
-    old = await pay(book, "old", block_time=1)
-    new = await pay(book, "new", block_time=3)
-    middle = await pay(book, "middle", block_time=2)
-    stranger = await pay(book, "new", payer=STRANGER)
-    assert await book.payments_of(PAYER, limit=9, offset=0) == (new, middle, old)
-    assert await book.payments_of(PAYER, limit=1, offset=1) == (middle,)
-    assert await book.payments_in(PAYER, tx_hash("new")) == (new,)
-    assert await book.payments_in(STRANGER, tx_hash("new")) == (stranger,)
-    assert await book.payments_in(STRANGER, tx_hash("old")) == ()
+async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
+    old = await pay(ledger, "old", block_time=1)
+    new = await pay(ledger, "new", block_time=3)
+    middle = await pay(ledger, "middle", block_time=2)
+    stranger = await pay(ledger, "new", payer=STRANGER)
+    assert await ledger.payments_of(PAYER, limit=9, offset=0) == (new, middle, old)
+    assert await ledger.payments_of(PAYER, limit=1, offset=1) == (middle,)
+    assert await ledger.payments_in(PAYER, tx_hash("new")) == (new,)
+    assert await ledger.payments_in(STRANGER, tx_hash("new")) == (stranger,)
+    assert await ledger.payments_in(STRANGER, tx_hash("old")) == ()
 
 
 async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
@@ -163,10 +163,10 @@ async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> Non
         " 6, 'r', 'o', 1, 1, '', true, i, i FROM n"
     )
     await database.write(lambda c: c.execute(text(rows), {"who": PAYER}))
-    book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
-    page = await book.history(HistoryQuery(wallet=PAYER, limit=2))
+    ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2))
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)
-    page = await book.history(HistoryQuery(wallet=PAYER, limit=2, status="failed"))
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, status="failed"))
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_000, True, 2)
-    page = await book.history(HistoryQuery(wallet=PAYER, limit=2, from_ms=6))
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, from_ms=6))
     assert (page.total, page.is_lower_bound) == (10_000, False)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from tollway.errors import StorageUnavailable
 from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database
-from tollway.storage.statements import Prepared, Within, tell
+from tollway.storage.statements import Prepared, Within, execute_text
 
 OWNERS = owner_table.c
 ADD = Prepared(insert(owner_table).values({name: bindparam(name) for name in OWNERS.keys()}))  # noqa: SIM118
@@ -178,7 +178,7 @@ async def test_whoever_listens_to_statements_hears_these_and_they_do_the_same(da
         event.listen(engine, "before_cursor_execute", lambda _c, _u, sql, *_: heard.append(sql))
 
     def work(connection: Any) -> list[int]:
-        tell(connection, "SELECT 1" if database.dialect == "sqlite" else "SET LOCAL jit = off")
+        execute_text(connection, "SELECT 1" if database.dialect == "sqlite" else "SET LOCAL jit = off")
         rows = [owner("one"), owner("two")]
         return [ADD.run(connection, rows), RENEW.run(connection, [{"at_id": "one", "seen_ms": 2}])]
 

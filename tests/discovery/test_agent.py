@@ -9,20 +9,20 @@ import pytest
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
-from tollway.discovery.shown_listing import ShownListing
+from tollway.discovery.shown_listing import ListingView
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit
-from tollway.registry.standing import Quality, Standing
+from tollway.registry.standing import Quality, Reputation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 
 WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"
 
 
-def write(shown: ShownListing) -> dict[str, Any]:
+def write(view: ListingView) -> dict[str, Any]:
     """As it goes over the wire, and within its size."""
-    body = json.dumps(describe_for_agents(shown, DEFAULT_LIMITS), ensure_ascii=False, separators=(",", ":"))
+    body = json.dumps(describe_for_agents(view, DEFAULT_LIMITS), ensure_ascii=False, separators=(",", ":"))
     assert len(body.encode()) <= AGENT_BYTES_MAX
     written: dict[str, Any] = json.loads(body)
     return written
@@ -113,7 +113,9 @@ def test_what_is_charged_follows_the_listing(charge_on: ChargeOn) -> None:
 
 def test_trust_is_what_is_known() -> None:
     quality = Quality(calls=120, success_ppm=998_100, p50_ms=120, p95_ms=480)
-    known = write(show_listing(standing=Standing(quality=quality, verified_ms=1_795_239_000_000)))["trust"]
+    known = write(show_listing(reputation=Reputation(quality=quality, verified_ms=1_795_239_000_000)))[
+        "trust"
+    ]
     assert known["ownershipVerified"] is True
     assert known["verifiedAt"] == "2026-11-21T05:30:00.000Z"
     assert known["quality"] == {"calls30d": 120, "successRate30d": 0.9981, "p50Ms": 120, "p95Ms": 480}
@@ -130,8 +132,8 @@ def test_limits_are_those_of_the_listing() -> None:
 
 
 def test_nothing_of_the_endpoint_or_its_secret_is_told() -> None:
-    shown = show_listing(endpoint="https://hidden.example.com/base")
-    assert "hidden.example.com" not in json.dumps(write(shown))
+    view = show_listing(endpoint="https://hidden.example.com/base")
+    assert "hidden.example.com" not in json.dumps(write(view))
 
 
 # ---- What gives way.
@@ -165,20 +167,20 @@ def test_remarks_go_before_demands() -> None:
 
 
 def test_of_many_operations_the_first_are_whole_and_the_rest_are_named_then_counted() -> None:
-    shown = show_listing(openapi=document_of(2_000))
-    agent = write(shown)
+    view = show_listing(openapi=document_of(2_000))
+    agent = write(view)
     told, named = agent["operations"], agent["otherOperations"]
     assert told[0]["inputSchema"]["type"] == "object"
     assert named[0] == f"GET /v1/things/{len(told)}"
-    assert len(told) + len(named) + agent["operationsLeftOut"] == len(shown.operations) == 2_000
+    assert len(told) + len(named) + agent["operationsLeftOut"] == len(view.operations) == 2_000
     assert len(told) >= 5
     assert len(named) >= 20
 
 
 def test_a_name_with_another_price_says_it() -> None:
-    shown = show_listing(openapi=document_of(400))
-    last = replace(shown.operations[30], price=Price.parse("3"))
-    agent = write(replace(shown, operations=(*shown.operations[:30], last, *shown.operations[31:])))
+    view = show_listing(openapi=document_of(400))
+    last = replace(view.operations[30], price=Price.parse("3"))
+    agent = write(replace(view, operations=(*view.operations[:30], last, *view.operations[31:])))
     assert f"GET {last.path} (3 USDC)" in agent["otherOperations"]
 
 

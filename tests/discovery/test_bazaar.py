@@ -14,11 +14,11 @@ from x402.schemas import PaymentRequirements
 
 from tests.kit.payer import PAY_TO, USDC, requirement_of
 from tollway.discovery.bazaar import (
-    Entry,
+    RepresentativeCall,
     ResourceFilter,
+    choose_representative_call,
     describe_call,
     describe_resource,
-    find_entry,
     resources_json,
     search_json,
 )
@@ -275,29 +275,35 @@ def operation(method: str, path: str) -> Operation:
 @pytest.mark.parametrize(
     ("given_", "expected"),
     [
-        ({}, Entry(method="GET", path="")),
-        ({"methods": ("OPTIONS", "POST")}, Entry(method="POST", path="")),
-        ({"methods": ("PURGE",)}, Entry(method="GET", path="")),
-        ({"operations": (operation("PUT", "/x"),)}, Entry(method="GET", path="")),
-        ({"other_paths": "refuse", "openapi": DESCRIBED}, Entry(method="PUT", path="/d")),
-        ({"other_paths": "refuse", "openapi": DESCRIBED, "methods": ("GET",)}, Entry(method="GET", path="")),
+        ({}, RepresentativeCall(method="GET", path="")),
+        ({"methods": ("OPTIONS", "POST")}, RepresentativeCall(method="POST", path="")),
+        ({"methods": ("PURGE",)}, RepresentativeCall(method="GET", path="")),
+        ({"operations": (operation("PUT", "/x"),)}, RepresentativeCall(method="GET", path="")),
+        ({"other_paths": "refuse", "openapi": DESCRIBED}, RepresentativeCall(method="PUT", path="/d")),
+        (
+            {"other_paths": "refuse", "openapi": DESCRIBED, "methods": ("GET",)},
+            RepresentativeCall(method="GET", path=""),
+        ),
         (
             {"other_paths": "refuse", "openapi": DESCRIBED, "operations": (operation("GET", "/c/{id}"),)},
-            Entry(method="PUT", path="/d"),
+            RepresentativeCall(method="PUT", path="/d"),
         ),
         (
             {"other_paths": "refuse", "operations": (operation("GET", "/c/{id}"), operation("PUT", "/x"))},
-            Entry(method="PUT", path="/x"),
+            RepresentativeCall(method="PUT", path="/x"),
         ),
         (
             {"other_paths": "refuse", "operations": (operation("GET", "/c/{id}"),)},
-            Entry(method="GET", path="/c/{id}"),
+            RepresentativeCall(method="GET", path="/c/{id}"),
         ),
-        ({"other_paths": "refuse", "operations": (operation("GET", "/"),)}, Entry(method="GET", path="")),
+        (
+            {"other_paths": "refuse", "operations": (operation("GET", "/"),)},
+            RepresentativeCall(method="GET", path=""),
+        ),
     ],
 )
-def test_one_call_stands_for_a_listing(given_: dict[str, Any], expected: Entry) -> None:
-    assert find_entry(listing(**given_)) == expected
+def test_one_call_stands_for_a_listing(given_: dict[str, Any], expected: RepresentativeCall) -> None:
+    assert choose_representative_call(listing(**given_)) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 import jsonschema
 
 from tests.kit.listings import show_listing
-from tollway.discovery.closed_schema import DEFINITIONS_MAX, SchemaCloser
+from tollway.discovery.closed_schema import DEFINITIONS_MAX, SchemaBundler
 from tollway.discovery.plain_schema import SchemaCopier
-from tollway.discovery.sold_operations import list_sold_operations
+from tollway.discovery.sold_operations import list_operations
 from tollway.registry.openapi_document import ProviderDocument
 
 COUNT = 1_000
@@ -25,42 +25,42 @@ WEB = {
 DOCUMENT = {"openapi": "3.1.0", "components": {"schemas": WEB}}
 
 
-def open_closer(**options: int) -> tuple[SchemaCopier, SchemaCloser]:
+def open_closer(**options: int) -> tuple[SchemaCopier, SchemaBundler]:
     copier = SchemaCopier(ProviderDocument(DOCUMENT), prefix="#/$defs/", is_checked=True)
-    return copier, SchemaCloser(copier, weight_max=16_384, **options)
+    return copier, SchemaBundler(copier, weight_max=16_384, **options)
 
 
 def test_a_schema_comes_with_all_that_it_names() -> None:
-    copier, closer = open_closer()
-    closed = closer.close(copier.copy({"type": "object", "properties": {"x": refer(5)}}))
+    copier, bundler = open_closer()
+    closed = bundler.bundle(copier.copy({"type": "object", "properties": {"x": refer(5)}}))
     assert closed["properties"]["x"] == {"$ref": "#/$defs/N5"}
     assert {"N5", "N6", "N38"} <= closed["$defs"].keys()
     jsonschema.validate({"x": {"a": {"b": {}}}}, closed)
 
 
 def test_one_that_names_nothing_stays_as_it_is() -> None:
-    copier, closer = open_closer()
+    copier, bundler = open_closer()
     copied = copier.copy({"type": "string"})
-    assert closer.close(copied) is copied.schema
+    assert bundler.bundle(copied) is copied.schema
 
 
 def test_one_that_is_too_long_is_open() -> None:
     copier, _ = open_closer()
-    closer = SchemaCloser(copier, weight_max=20)
-    assert closer.close(copier.copy({"type": "string", "description": "d" * 100})) == {}
+    bundler = SchemaBundler(copier, weight_max=20)
+    assert bundler.bundle(copier.copy({"type": "string", "description": "d" * 100})) == {}
 
 
 def test_equal_sets_are_written_once() -> None:
-    copier, closer = open_closer()
-    first = closer.close(copier.copy({"items": refer(1)}))
-    again = closer.close(copier.copy({"anyOf": [refer(1)]}))
+    copier, bundler = open_closer()
+    first = bundler.bundle(copier.copy({"items": refer(1)}))
+    again = bundler.bundle(copier.copy({"anyOf": [refer(1)]}))
     assert first["$defs"] is again["$defs"]
 
 
 def test_when_it_is_too_much_definitions_are_open_and_still_there() -> None:
-    copier, closer = open_closer(definitions_max=10)
-    whole = closer.close(copier.copy({"items": refer(1)}))
-    later = closer.close(copier.copy({"items": refer(2)}))
+    copier, bundler = open_closer(definitions_max=10)
+    whole = bundler.bundle(copier.copy({"items": refer(1)}))
+    later = bundler.bundle(copier.copy({"items": refer(2)}))
     assert len(whole["$defs"]) > 10
     assert later == {"items": {"$ref": "#/$defs/N2"}, "$defs": {"N2": {}}}
     jsonschema.validate([{"anything": 1}], later)
@@ -78,7 +78,7 @@ def test_a_short_document_cannot_make_the_gateway_write_a_long_one() -> None:
         for number in range(2_000)
     }
     shown = show_listing(openapi={**DOCUMENT, "paths": paths}, sold=())
-    operations = list_sold_operations(shown.listing)
+    operations = list_operations(shown.listing)
     written = {id(one.input_schema["$defs"]): len(one.input_schema["$defs"]) for one in operations}
     assert len(operations) == 2_000
     assert sum(written.values()) <= DEFINITIONS_MAX + 2_000

@@ -7,15 +7,15 @@ import pytest
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.discovery_document import SCHEMAS_BYTES_MAX, describe_listing
-from tollway.discovery.operation_forms import size_of
-from tollway.discovery.shown_listing import PRICES_MAX, ShownListing
+from tollway.discovery.operation_forms import json_size
+from tollway.discovery.shown_listing import PRICES_MAX, ListingView
 from tollway.money import Price
 from tollway.registry.listing import Operation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 
 
-def describe(shown: ShownListing) -> dict[str, object]:
-    return describe_listing(shown, openapi={"openapi": "3.1.0"}, bazaar=None)
+def describe(view: ListingView) -> dict[str, object]:
+    return describe_listing(view, openapi={"openapi": "3.1.0"}, bazaar=None)
 
 
 def test_it_has_these_members_and_no_others() -> None:
@@ -28,8 +28,8 @@ def test_it_has_these_members_and_no_others() -> None:
 
 
 def test_what_the_details_tell_is_told_alike() -> None:
-    shown = show_listing(chains=3)
-    told = describe(shown)
+    view = show_listing(chains=3)
+    told = describe(view)
     for name in (
         "provider",
         "status",
@@ -41,7 +41,7 @@ def test_what_the_details_tell_is_told_alike() -> None:
         "updatedAt",
         "revision",
     ):
-        assert told[name] == shown.details[name]
+        assert told[name] == view.details[name]
 
 
 def test_an_operation_tells_how_it_is_called() -> None:
@@ -88,7 +88,7 @@ def test_schemas_have_room_for_so_many_bytes_and_the_rest_is_counted() -> None:
     with_schema = [one for one in operations if one["inputSchema"] is not None]
     assert len(operations) == 200
     assert told["schemasLeftOut"] == 200 - len(with_schema) > 0
-    assert sum(size_of(one["inputSchema"]) for one in with_schema) <= SCHEMAS_BYTES_MAX
+    assert sum(json_size(one["inputSchema"]) for one in with_schema) <= SCHEMAS_BYTES_MAX
 
 
 def test_words_of_the_provider_are_cleaned() -> None:

@@ -7,25 +7,25 @@ import pytest
 
 from tests.kit.listings import show_listing
 from tollway.discovery.example_call import EXAMPLE_BYTES_MAX, example_arguments, example_json
-from tollway.discovery.operation_forms import size_of
-from tollway.discovery.sold_operations import SoldOperation
+from tollway.discovery.operation_forms import json_size
+from tollway.discovery.sold_operations import ApiOperation
 from tollway.registry.listing import Listing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 
 GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
 
 
-def sold(document: dict[str, Any]) -> SoldOperation:
+def sold(document: dict[str, Any]) -> ApiOperation:
     operation, *_ = show_listing(openapi=document).operations
     return operation
 
 
-def query(schema: dict[str, Any], *, is_required: bool = True) -> SoldOperation:
+def query(schema: dict[str, Any], *, is_required: bool = True) -> ApiOperation:
     parameter = {"name": "q", "in": "query", "required": is_required, "schema": schema}
     return sold(_document("/a", "get", {"parameters": [parameter], "responses": {}}))
 
 
-def body(schema: dict[str, Any], *, media_type: str = "application/json") -> SoldOperation:
+def body(schema: dict[str, Any], *, media_type: str = "application/json") -> ApiOperation:
     content = {media_type: {"schema": schema}}
     return sold(
         _document("/a", "post", {"requestBody": {"required": True, "content": content}, "responses": {}})
@@ -100,7 +100,7 @@ def test_parts_of_a_path_are_escaped() -> None:
 
 def test_a_reference_is_followed_and_a_circle_ends() -> None:
     operation = body({"$ref": "#/components/schemas/Node"})
-    assert example_arguments(operation) is None or size_of(example_arguments(operation)) < 1_000
+    assert example_arguments(operation) is None or json_size(example_arguments(operation)) < 1_000
     document = _document(
         "/a",
         "post",
@@ -134,7 +134,7 @@ def test_a_reference_is_followed_and_a_circle_ends() -> None:
 )
 def test_no_example_is_long(schema: dict[str, Any]) -> None:
     told = example_json(body(schema), GATEWAY)
-    assert told is None or size_of(told) <= EXAMPLE_BYTES_MAX
+    assert told is None or json_size(told) <= EXAMPLE_BYTES_MAX
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.kit.listings import show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.discovery_document import describe_listing
-from tollway.discovery.listing_text import TEXT_LENGTH_MAX, write_text
+from tollway.discovery.listing_text import TEXT_LENGTH_MAX, write_listing_text
 from tollway.discovery.openapi import build_openapi
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
@@ -64,17 +64,17 @@ WORDS = (
 
 def write_all(openapi: dict[str, Any]) -> dict[str, Any]:
     """Every document of a listing; its OpenAPI is given back."""
-    shown = show_listing(openapi=openapi)
-    assert len(render_json(describe_for_agents(shown, DEFAULT_LIMITS))) <= AGENT_BYTES_MAX
-    assert len(write_text(shown)) <= TEXT_LENGTH_MAX
+    view = show_listing(openapi=openapi)
+    assert len(render_json(describe_for_agents(view, DEFAULT_LIMITS))) <= AGENT_BYTES_MAX
+    assert len(write_listing_text(view)) <= TEXT_LENGTH_MAX
     written = build_openapi(
-        shown.listing,
-        gateway_url=shown.gateway_url,
-        options_at=lambda price: shown.options.get(price.nano, ()),
+        view.listing,
+        gateway_url=view.gateway_url,
+        options_at=lambda price: view.options.get(price.nano, ()),
         has_mpp=True,
     )
-    render_json(describe_listing(shown, openapi=written, bazaar=None))
-    for operation in shown.operations:
+    render_json(describe_listing(view, openapi=written, bazaar=None))
+    for operation in view.operations:
         for schema in (operation.input_schema, operation.output_schema or {}):
             jsonschema.Draft202012Validator.check_schema(schema)
     return written

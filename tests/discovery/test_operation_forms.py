@@ -7,7 +7,12 @@ import jsonschema
 import pytest
 
 from tests.kit.listings import show_listing
-from tollway.discovery.operation_forms import WORDS_MAX, bare_schema, list_forms, shallow_schema
+from tollway.discovery.operation_forms import (
+    SUMMARY_LENGTH_MAX,
+    list_forms,
+    shallow_schema,
+    strip_annotations,
+)
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 
 SHOWN = show_listing(openapi=SAMPLE_DOCUMENT)
@@ -26,7 +31,7 @@ def test_from_the_whole_to_the_name() -> None:
 
 def test_a_summary_is_cut() -> None:
     form, *_ = list_forms(SHOWN, replace(QUOTE, summary="w" * 500))
-    assert len(form["summary"]) == WORDS_MAX
+    assert len(form["summary"]) == SUMMARY_LENGTH_MAX
 
 
 def test_a_description_stands_in_for_a_summary() -> None:
@@ -50,7 +55,7 @@ def test_a_description_stands_in_for_a_summary() -> None:
     ],
 )
 def test_remarks_go_and_demands_stay(schema: dict[str, Any], bare: dict[str, Any]) -> None:
-    assert bare_schema(schema) == bare
+    assert strip_annotations(schema) == bare
 
 
 def test_a_shallow_schema_asks_for_no_more_than_the_whole() -> None:
@@ -78,4 +83,4 @@ def test_a_shallow_schema_asks_for_no_more_than_the_whole() -> None:
 @pytest.mark.parametrize("odd", [{}, {"properties": 3}, {"required": 4}, {"properties": {"a": 5}}])
 def test_odd_schemas_hurt_nobody(odd: dict[str, Any]) -> None:
     assert shallow_schema(odd, {"a"})["type"] == "object"
-    bare_schema(odd)
+    strip_annotations(odd)

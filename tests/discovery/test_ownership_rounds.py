@@ -9,11 +9,11 @@ import pytest
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_ownerships import MemoryOwnerships
-from tollway.discovery.ownership_rounds import OwnershipRounds
+from tollway.discovery.ownership_rounds import OwnershipRecheck
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, Stake
+from tollway.registry.ownership import Challenge, Method, OwnershipClaim
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN, OTHER = "https://api.example.com", "https://other.example.com"
@@ -30,38 +30,38 @@ class Play:
 
     def __post_init__(self) -> None:
         self.ownerships = MemoryOwnerships(self.catalog)
-        self.rounds = self.make_rounds(self.look)
+        self.recheck = self.make_rounds(self.check)
 
-    def make_rounds(self, look: Look, *, round_max: int = 200) -> OwnershipRounds:
-        return OwnershipRounds(
+    def make_rounds(self, check: Look, *, batch_max: int = 200) -> OwnershipRecheck:
+        return OwnershipRecheck(
             self.ownerships,
             challenge=self.challenge,
-            look=look,
+            check=check,
             limits=LIMITS,
             now_ms=lambda: self.now_ms,
-            round_max=round_max,
+            batch_max=batch_max,
         )
 
-    def challenge(self, stake: Stake) -> Challenge:
+    def challenge(self, claim: OwnershipClaim) -> Challenge:
         return Challenge(
-            listing_id=stake.listing_id,
-            origin=stake.endpoint,
+            listing_id=claim.listing_id,
+            origin=claim.endpoint,
             host=None,
-            provider=stake.provider,
-            pay_to=stake.pay_to,
-            networks=stake.networks,
+            provider=claim.provider,
+            pay_to=claim.pay_to,
+            networks=claim.networks,
             content="line",
         )
 
-    async def look(self, challenge: Challenge) -> tuple[Method, ...]:
+    async def check(self, challenge: Challenge) -> tuple[Method, ...]:
         self.looked.append(challenge.origin)
         return self.proved.get(challenge.origin, ())
 
     async def prove(self, name: str, *, origin: str = ORIGIN, provider: Address = ALICE) -> Listing:
         listing = sample_listing(id=ListingId(name), provider=provider, name=name, endpoint=origin)
         await self.catalog.publish(listing)
-        challenge = self.challenge(Stake.of(listing))
-        await self.ownerships.note(challenge, ["dns"], now_ms=self.now_ms, failures_max=2)
+        challenge = self.challenge(OwnershipClaim.of(listing))
+        await self.ownerships.record_check(challenge, ["dns"], now_ms=self.now_ms, failures_max=2)
         return listing
 
 
@@ -73,11 +73,11 @@ def play() -> Play:
 async def test_nothing_is_looked_at_before_its_day_is_over(play: Play) -> None:
     await play.prove("api_1")
     play.now_ms = 100_000
-    await play.rounds.check_due()
+    await play.recheck.check_due()
     assert play.looked == []
     play.now_ms = 100_001
-    await play.rounds.check_due()
-    await play.rounds.check_due()
+    await play.recheck.check_due()
+    await play.recheck.check_due()
     assert play.looked == [ORIGIN]
 
 
@@ -86,7 +86,7 @@ async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_f
     play.proved = {ORIGIN: ("wellKnown",)}
     for day, is_lost in ((1, False), (2, True)):
         play.now_ms += 100_001
-        await play.rounds.check_due()
+        await play.recheck.check_due()
         standing = await play.ownerships.find(kept.id)
         assert standing is not None
         assert (standing.verified_ms, standing.method) == (play.now_ms, "wellKnown")
@@ -95,7 +95,7 @@ async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_f
         assert (standing.failures, standing.is_verified) == (day, not is_lost)
     play.looked.clear()
     play.now_ms += 100_001
-    await play.rounds.check_due()
+    await play.recheck.check_due()
     assert play.looked == [ORIGIN], "what is proved no more is not looked at either"
 
 
@@ -105,13 +105,13 @@ async def test_many_listings_at_one_origin_are_one_look_a_wallet(play: Play) -> 
     await play.prove("api_bob", provider=BOB)
     play.now_ms = 100_001
     play.proved = {ORIGIN: ("dns",)}
-    await play.rounds.check_due()
+    await play.recheck.check_due()
     assert play.looked == [ORIGIN, ORIGIN]
     assert await play.ownerships.find_due(before_ms=100_001, limit=99) == ()
 
     play.looked.clear()
     play.now_ms = 200_002
-    await play.make_rounds(play.look, round_max=3).check_due()
+    await play.make_rounds(play.check, batch_max=3).check_due()
     assert await play.ownerships.find_due(before_ms=200_002, limit=99) == (), "every round of it"
     assert len(play.looked) == 3 + 1
 
@@ -136,14 +136,14 @@ async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play)
 
     async def edit_again(challenge: Challenge) -> tuple[Method, ...]:
         play.looked.append(challenge.origin)
-        shelf = await play.catalog.find(ListingId("api_1"))
-        assert shelf is not None
-        other = replace(shelf.listing, pay_to=Address(len(play.looked).to_bytes(20, "big")))
-        await play.catalog.revise(other, expected_revision=shelf.listing.revision)
+        entry = await play.catalog.find(ListingId("api_1"))
+        assert entry is not None
+        other = replace(entry.listing, pay_to=Address(len(play.looked).to_bytes(20, "big")))
+        await play.catalog.revise(other, expected_revision=entry.listing.revision)
         return ("dns",)
 
     async with asyncio.timeout(5):
-        await play.make_rounds(edit_again, round_max=1).check_due()
+        await play.make_rounds(edit_again, batch_max=1).check_due()
     assert play.looked == [ORIGIN]
 
 
@@ -151,12 +151,12 @@ async def test_a_look_that_fails_in_a_way_nobody_thought_of_stops_no_other(play:
     odd, kept = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
     play.now_ms = 100_001
 
-    async def look(challenge: Challenge) -> tuple[Method, ...]:
+    async def check(challenge: Challenge) -> tuple[Method, ...]:
         if challenge.origin == ORIGIN:
             raise RuntimeError("what is this")
         return ("dns",)
 
-    await play.make_rounds(look).check_due()
+    await play.make_rounds(check).check_due()
     for listing, failures in ((odd, 1), (kept, 0)):
         known = await play.ownerships.find(listing.id)
         assert known is not None

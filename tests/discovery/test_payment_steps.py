@@ -39,7 +39,7 @@ reader = _load_reader()
 def agent_of(**changes: Any) -> dict[str, Any]:
     """The part of an agent document that tells how to pay."""
     shown = show_listing(**changes)
-    options = shown.options[shown.shown_price.nano]
+    options = shown.options[shown.quoted_price.nano]
     rails = list_rails(shown, frozenset(option["rail"] for option in options), DEFAULT_LIMITS)
     return {
         "interfaces": {"http": {"url": shown.gateway_url}},

@@ -12,32 +12,32 @@ DEAR = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
 
 
 def test_the_shown_price_is_the_listings_own_where_something_is_sold_at_it() -> None:
-    assert show_listing().shown_price.text == "0.01"
-    assert show_listing(operations=(DEAR,)).shown_price.text == "0.01"
+    assert show_listing().quoted_price.text == "0.01"
+    assert show_listing(operations=(DEAR,)).quoted_price.text == "0.01"
 
 
 def test_else_it_is_the_first_that_something_costs() -> None:
     free = Operation(method="GET", path="/free", price=Price.parse("0"))
-    assert show_listing(operations=(free, DEAR), other_paths="refuse").shown_price.text == "2.5"
-    assert show_listing(operations=(free,), other_paths="refuse").shown_price.text == "0"
+    assert show_listing(operations=(free, DEAR), other_paths="refuse").quoted_price.text == "2.5"
+    assert show_listing(operations=(free,), other_paths="refuse").quoted_price.text == "0"
 
 
 def test_each_price_is_listed_once_its_own_first_and_only_so_many() -> None:
-    shown = show_listing(operations=(DEAR, replace(DEAR, path="/other", price=Price.parse("2.50"))))
-    assert [price.text for price in list_prices(shown.listing, shown.operations)] == ["0.01", "2.5"]
+    view = show_listing(operations=(DEAR, replace(DEAR, path="/other", price=Price.parse("2.50"))))
+    assert [price.text for price in list_prices(view.listing, view.operations)] == ["0.01", "2.5"]
     (whole,) = show_listing().operations
     many = [replace(whole, price=Price.from_nano(number + 1)) for number in range(500)]
-    prices = list_prices(shown.listing, many)
+    prices = list_prices(view.listing, many)
     assert len(prices) == PRICES_MAX
     assert prices[0].text == "0.01"
 
 
 def test_the_url_of_an_operation_keeps_the_braces_of_its_template() -> None:
-    shown = show_listing()
+    view = show_listing()
     base = f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}"
-    (whole,) = shown.operations
+    (whole,) = view.operations
     for path, url in (("", ""), ("/a/{b}", "/a/{b}"), ("/ä b", "/%C3%A4%20b"), ("/a%2Fb", "/a%2Fb")):
-        assert shown.url_of(replace(whole, path=path)) == base + url
+        assert view.url_of(replace(whole, path=path)) == base + url
 
 
 def test_arguments_say_where_they_go() -> None:

@@ -8,18 +8,18 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tollway.discovery.featured import FeaturedOperation
-from tollway.discovery.site_contract import PROBLEM_TYPE, TERMS_CODES, SiteKind
+from tollway.discovery.site_contract import PROBLEM_TYPE, QUOTE_CODES, SiteProblemKind
 from tollway.discovery.site_openapi import DOCUMENT_BYTES_MAX, FEATURED_MAX, Site, build_site_openapi
-from tollway.discovery.sold_operations import Argument, SoldOperation
+from tollway.discovery.sold_operations import ApiOperation, Argument
 from tollway.errors import Code
 from tollway.money import Price
-from tollway.web.problems import KINDS
+from tollway.web.problems import PROBLEM_KINDS
 
 PUBLIC_URL = "https://gw.example.com"
 SITE = Site(public_url=PUBLIC_URL, version="1.2.3")
 KIND_TABLE = {
-    code: SiteKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
-    for code, kind in KINDS.items()
+    code: SiteProblemKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
+    for code, kind in PROBLEM_KINDS.items()
 }
 PAYMENT = {
     "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
@@ -48,7 +48,7 @@ def sold(
         for name, place in places.items()
     )
     one = {"type": "string"} if schema is None else schema
-    operation = SoldOperation(
+    operation = ApiOperation(
         tool=f"post_{number:08x}",
         method="POST",
         path=path,
@@ -98,7 +98,9 @@ def test_every_problem_is_declared_under_its_own_status() -> None:
             if PROBLEM_TYPE not in content or path.startswith("/x402/history"):
                 continue
             codes = content[PROBLEM_TYPE]["schema"]["properties"]["code"]["enum"]
-            named = {KINDS[Code(code)].status for code in codes if (code, status) != UNREADABLE_ON_MPP}
+            named = {
+                PROBLEM_KINDS[Code(code)].status for code in codes if (code, status) != UNREADABLE_ON_MPP
+            }
             assert named == {int(status)}, (path, method)
             declared.update(codes)
     assert declared == {code.value for code in Code} - {Code.INTERNAL_ERROR.value}
@@ -107,8 +109,8 @@ def test_every_problem_is_declared_under_its_own_status() -> None:
 def test_only_payment_problems_come_with_terms() -> None:
     terms = build()["components"]["responses"]["PaymentRequired"]
     told = terms["content"][PROBLEM_TYPE]["schema"]["properties"]
-    assert set(told["code"]["enum"]) == {code.value for code in TERMS_CODES}
-    assert {KINDS[code].status for code in TERMS_CODES - {Code.PAYMENT_MALFORMED}} == {402}
+    assert set(told["code"]["enum"]) == {code.value for code in QUOTE_CODES}
+    assert {PROBLEM_KINDS[code].status for code in QUOTE_CODES - {Code.PAYMENT_MALFORMED}} == {402}
     assert {"payment", "x402Version", "accepts", "error"} <= set(told)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.kit.listings import sample_listing
-from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
+from tollway.discovery.sold_operations import ApiOperation, list_operations
 from tollway.identifiers import Address
 from tollway.money import Price
 from tollway.registry.listing import Operation
@@ -11,10 +11,10 @@ from tollway.registry.listing import Operation
 PROVIDER = Address.parse("0x" + "11" * 20)
 
 
-def sold(paths: Any = None, **changes: Any) -> dict[str, SoldOperation]:
+def sold(paths: Any = None, **changes: Any) -> dict[str, ApiOperation]:
     document = None if paths is None else {"openapi": "3.1.0", "paths": paths}
     listing = sample_listing(provider=PROVIDER, **{"openapi": document, **changes})
-    return {f"{one.method} {one.path}": one for one in list_sold_operations(listing)}
+    return {f"{one.method} {one.path}": one for one in list_operations(listing)}
 
 
 def priced(method: str, path: str, price: str) -> Operation:

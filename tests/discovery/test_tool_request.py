@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tollway.discovery.sold_operations import Argument, SoldOperation
+from tollway.discovery.sold_operations import ApiOperation, Argument
 from tollway.discovery.tool_request import ToolRequest, make_request
 from tollway.errors import FieldError
 from tollway.money import Price
@@ -17,7 +17,7 @@ def argument(name: str, place: Any = "query", **given: Any) -> Argument:
     return Argument(name=name, place=place, **{**fields, **given})
 
 
-def operation(*arguments: Argument, **given: Any) -> SoldOperation:
+def operation(*arguments: Argument, **given: Any) -> ApiOperation:
     fields: dict[str, Any] = {
         "tool": "get_1",
         "method": "GET",
@@ -29,10 +29,10 @@ def operation(*arguments: Argument, **given: Any) -> SoldOperation:
         "body_type": None,
         "price": Price.parse("0.01"),
     }
-    return SoldOperation(arguments=arguments, **{**fields, **given})
+    return ApiOperation(arguments=arguments, **{**fields, **given})
 
 
-def make(sold: SoldOperation, arguments: dict[str, Any]) -> ToolRequest:
+def make(sold: ApiOperation, arguments: dict[str, Any]) -> ToolRequest:
     request = make_request(sold, arguments)
     assert isinstance(request, ToolRequest), request
     return request

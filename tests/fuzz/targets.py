@@ -11,27 +11,27 @@ from pydantic_core import to_json
 
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
-from tollway.chain.answers import Unusable, parse_batch
+from tollway.chain.answers import UnusableResponse, parse_batch
 from tollway.chain.rlp_items import decode_item
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
 from tollway.client.key_directory import read_directory
 from tollway.client.quote import read_offers
 from tollway.client.x402_offer import read_receipt, read_x402_offers
 from tollway.discovery.plain_words import clean_prose
-from tollway.discovery.sold_operations import list_sold_operations
+from tollway.discovery.sold_operations import list_operations
 from tollway.errors import Problem, Refusal
 from tollway.gateway.headers import check_control_headers
 from tollway.gateway.target import Target, build_upstream_target, split_target
-from tollway.gateway.upstream_signature import Cover, UpstreamSigner, cover_body
+from tollway.gateway.upstream_signature import BodyCoverage, UpstreamSigner, cover_body
 from tollway.identifiers import Address
 from tollway.identity.http_signature import SignedRequest, read_http_proofs
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import parse_signature
 from tollway.identity.signin import SignInProof, format_sign_in, parse_sign_in, read_siwx
 from tollway.limits import DEFAULT_LIMITS
-from tollway.outbound.answer_head import AnswerMalformed, ChunkedBody, HeadLimits, parse_head
-from tollway.outbound.policy import Allowed, Denied, Endpoint, judge_address, parse_endpoint
-from tollway.payments.mpp import Challenger, Route
+from tollway.outbound.answer_head import ChunkedBody, HeadLimits, ResponseMalformed, parse_head
+from tollway.outbound.policy import Allowed, Denied, Endpoint, check_address, parse_endpoint
+from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.presented import parse_presented
 from tollway.payments.proof import format_binding, parse_binding, parse_proof
 from tollway.registry.draft import Draft, parse_draft
@@ -44,18 +44,18 @@ from tollway.registry.words import query_words
 from tollway.registry.yaml_document import YamlRefused, parse_yaml_object
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_query import parse_listing_query
-from tollway.web.listing_routes import endpoint_judge
+from tollway.web.listing_routes import make_endpoint_check
 
 NOW_S = 1_795_239_000
 ORIGIN = parse_origin("https://gw.example.com")
 SIGNER = UpstreamSigner.derive([b"\x07" * 32])
 CHALLENGER = Challenger(secret=b"\x01" * 32, realm="gw.example.com")
-ROUTE = Route(api_id="api_quotes", method="GET", target="/quote")
+ROUTE = ChallengeRoute(api_id="api_quotes", method="GET", target="/quote")
 RULES = DraftRules(
     assets=(USDC,),
     main_networks=frozenset({USDC.chain_id}),
     allow_private_endpoints=False,
-    judge_endpoint=endpoint_judge(allow_private=False),
+    check_endpoint=make_endpoint_check(allow_private=False),
 )
 HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=16_384, headers=100)
 PROVIDER = Address(b"\xaa" * 20)
@@ -170,7 +170,7 @@ def documents(raw: bytes) -> None:
     document = ProviderDocument(content)
     for operation in document.operations:
         list(document.list_parameters(operation))
-    for sold in list_sold_operations(sample_listing(provider=PROVIDER, openapi=content)):
+    for sold in list_operations(sample_listing(provider=PROVIDER, openapi=content)):
         check(find_unclean(sold.summary, is_multiline=True) is None, "a summary hides nothing")
         json.dumps(sold.input_schema).encode()
 
@@ -194,7 +194,7 @@ def answer_heads(raw: bytes) -> None:
     """The head of an upstream's answer."""
     try:
         head = parse_head(raw, method="GET", limits=HEAD_LIMITS)
-    except AnswerMalformed:
+    except ResponseMalformed:
         return
     for name, value in head.headers:
         check(not set(b"\r\n\0") & set(name + value), "a field is one line")
@@ -215,7 +215,7 @@ def _read_chunks(raw: bytes, step: int) -> bytes | None:
             break
         try:
             found += b"".join(body.feed(raw[start : start + step]))
-        except AnswerMalformed:
+        except ResponseMalformed:
             return None
     return found if body.is_whole else None
 
@@ -261,7 +261,7 @@ def endpoints(raw: bytes) -> None:
 
 
 def addresses(raw: bytes) -> None:
-    outcome = judge_address(raw.decode("latin-1"), allow_private=False)
+    outcome = check_address(raw.decode("latin-1"), allow_private=False)
     check(isinstance(outcome, Allowed | Denied), "an address is judged")
     if isinstance(outcome, Allowed):
         check(outcome.address.is_global, "only global addresses are dialled")
@@ -270,7 +270,7 @@ def addresses(raw: bytes) -> None:
 def node_answers(raw: bytes) -> None:
     try:
         parse_batch(raw, [1, 2])
-    except Unusable:
+    except UnusableResponse:
         return
 
 
@@ -321,8 +321,11 @@ def key_directories(raw: bytes) -> None:
 
 def given_digests(raw: bytes) -> None:
     """A caller's Content-Digest: signed as it stands, or not at all."""
-    cover = cover_body(_pieces(), length=7, given=raw)
-    check(cover == Cover(length=7) or cover.digest == raw.decode("latin-1").strip(" \t"), "as it was given")
+    cover = cover_body(_pieces(), length=7, declared=raw)
+    check(
+        cover == BodyCoverage(length=7) or cover.digest == raw.decode("latin-1").strip(" \t"),
+        "as it was given",
+    )
     check("\n" not in (cover.digest or "") and "\r" not in (cover.digest or ""), "one line")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.gateway.appraisal import appraise
+from tollway.gateway.appraisal import classify
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
 from tollway.registry.quality_tally import FAILED, Bucket
@@ -27,7 +27,7 @@ def told(gateway: InProcessGateway) -> list[str]:
     """How the calls since the last look were counted."""
     return [
         BAD if bucket == FAILED else GOOD
-        for (listing_id, bucket), count in gateway.tally.take().items()
+        for (listing_id, bucket), count in gateway.tally.take_counts().items()
         for _ in range(count)
         if listing_id == "api_quotes"
     ]
@@ -80,7 +80,7 @@ async def test_the_latency_is_the_upstreams(gateway: InProcessGateway) -> None:
     gateway.upstream.answer = slow
     payment = await gateway.pay()
     await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-    assert gateway.tally.take() == {("api_quotes", 8): 1}
+    assert gateway.tally.take_counts() == {("api_quotes", 8): 1}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_calls_that_the_provider_pays_for_count_nothing(
     payment = await gateway.pay()
     if own == "pay_to":
         new = gateway.sample_payment(payee=gateway.buyer.address)
-        (payment,) = await gateway.book.record_payments([new], now_ms=gateway.now_ms)
+        (payment,) = await gateway.ledger.record_payments([new], now_ms=gateway.now_ms)
     gateway.upstream.answer = plain(status=status)
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert answer.status == status
@@ -132,7 +132,7 @@ async def test_free_unpaid_and_refused_calls_count_nothing(gateway: InProcessGat
     assert (await gateway.ask()).status == 402
     await gateway.publish("api_free", price=Price.parse("0"))
     assert (await gateway.ask(listing="api_free")).status == 200
-    assert gateway.tally.take() == {}
+    assert gateway.tally.take_counts() == {}
 
 
 async def test_a_caller_that_left_says_nothing(gateway: InProcessGateway) -> None:
@@ -154,17 +154,19 @@ async def test_books_that_break_off_say_nothing(gateway: InProcessGateway) -> No
     await gateway.publish()
     payment = await gateway.pay()
 
-    async def lose_books(arrived: object, writer: Any) -> None:
-        gateway.book.away = True
+    async def lose_ledger(arrived: object, writer: Any) -> None:
+        gateway.ledger.away = True
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
-    gateway.upstream.answer = lose_books
+    gateway.upstream.answer = lose_ledger
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert answer.problem["code"] == "payment_outcome_unknown"
     assert told(gateway) == []
 
 
-async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(gateway: InProcessGateway) -> None:
+async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
+    gateway: InProcessGateway,
+) -> None:
     await gateway.publish()
     payer = Payer(buyer=gateway.buyer, gateway=gateway)
     payer.fund(1_000_000)
@@ -189,7 +191,7 @@ async def test_a_request_that_was_not_wholly_sent_says_nothing(gateway: InProces
     listing = await gateway.publish()
 
     def count(payment_state: str) -> Bucket | None:
-        return appraise(
+        return classify(
             listing,
             gateway.buyer.address,
             payment_state=payment_state,

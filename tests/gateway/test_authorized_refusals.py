@@ -1,5 +1,5 @@
 """Authorisations that do not count, row by row: each gets its code and its reason; nothing reaches the upstream, nothing is
-settled, nothing stands in the books. And the terms they are held against: of one version, in force lately, settled now.
+settled, nothing stands in the ledger. And the terms they are held against: of one version, in force lately, settled now.
 """
 
 import base64
@@ -22,7 +22,7 @@ from tests.kit.payer import (
     has_terms,
 )
 from tests.kit.upstream import plain
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.chain.tokens import ERC1271_MAGIC
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Dialect
@@ -55,7 +55,7 @@ async def payer(gateway: InProcessGateway) -> Payer:
 
 async def check_nothing_happened(gateway: InProcessGateway, answer: Exchange, *, calls: int = 0) -> None:
     assert answer.status >= 400
-    report = await gateway.book.audit()
+    report = await gateway.ledger.audit()
     assert (report.is_balanced, report.calls, report.payments) == (True, calls, calls)
     assert (gateway.served, gateway.transfers) == (calls, calls)
     assert answer.problem["paymentState"] in ("none", "released", "charged")
@@ -324,7 +324,7 @@ async def test_a_challenge_is_good_for_its_own_method_and_url_only(
 async def test_a_challenge_expires(gateway: InProcessGateway, payer: Payer) -> None:
     asked = await payer.quote()
     gateway.now_ms += 65_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     answer = await gateway.ask("GET", TARGET, payer.show(asked, Dialect.MPP))
     assert (answer.status, answer.problem["code"]) == (402, "payment_expired")
     assert answer.problem["reason"] == "challenge_expired"
@@ -437,7 +437,7 @@ async def test_a_chain_that_is_away_is_no_reason_to_pay_otherwise(
 async def pass_time(gateway: InProcessGateway, ms: int) -> None:
     gateway.now_ms += ms
     gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
 
 
 async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gateway: InProcessGateway) -> None:
@@ -535,17 +535,17 @@ Withdraw = Callable[[InProcessGateway], Awaitable[None]]
 
 async def gas_is_dear(gateway: InProcessGateway) -> None:
     gateway.chain.set_fees(CHAIN, base_fee_wei=501 * 10**9, tip_wei=1)
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
 
 
 async def the_key_is_below_its_floor(gateway: InProcessGateway) -> None:
     gateway.chain.fund_gas(CHAIN, GAS_KEY.address, ETHER // 1000 - 1)
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
 
 
 async def the_budget_is_spent(gateway: InProcessGateway) -> None:
-    await gateway.settlement.tank.refresh()
-    gateway.settlement.tank.note_spent(CHAIN, gateway.sample("api_quotes").id, ETHER)
+    await gateway.settlement.gas_budget.refresh()
+    gateway.settlement.gas_budget.add_spent(CHAIN, gateway.sample("api_quotes").id, ETHER)
 
 
 async def nothing_is_known_of_gas(gateway: InProcessGateway) -> None:
@@ -661,7 +661,7 @@ def _forge(content: dict[str, Any]) -> None:
 
 
 async def test_a_contract_is_a_customer_like_any_other(gateway: InProcessGateway, payer: Payer) -> None:
-    yes = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
+    yes = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
     gateway.chain.deploy(CHAIN, payer.address, lambda calldata: yes)
     assert (await payer.buy(edit=_forge)).status == 200  # the token took its signature, and so did the wallet
     gateway.blocked.add(payer.address)

@@ -1,5 +1,5 @@
 """Whole calls paid by an authorisation, from a 402 to the receipt: what each outcome at the upstream and on the chain means
-for the answer, the books and the money. The chain and the books are the twins in memory; everything else is the real thing.
+for the answer, the ledger and the money. The chain and the ledger is the twins in memory; everything else is the real thing.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tests.kit.payer import (
     read_receipt,
 )
 from tests.kit.upstream import Arrived, hang_up, plain, raw, until
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState, Delivery, Rail
 from tollway.registry.listing import ChargeOn
@@ -67,7 +67,7 @@ async def test_pays_in_every_dialect_and_is_told_so_in_the_same(
     assert receipt.get("transaction", receipt.get("reference")) == str(call.tx_hash)
     assert (gateway.earned, payer.balance, gateway.transfers) == (PRICE, 9 * PRICE, 1)
     assert call.tx_hash is not None
-    (payment,) = await gateway.book.find_payments(call.tx_hash)
+    (payment,) = await gateway.ledger.find_payments(call.tx_hash)
     assert (payment.value_units, payment.taken_units, payment.is_authorized) == (PRICE, PRICE, True)
     await gateway.check_balanced()
     (arrived,) = gateway.upstream.arrived
@@ -258,11 +258,11 @@ async def test_a_call_of_unknown_outcome_is_never_asked_to_pay_when_its_authoris
     assert (held.status, held.problem["code"]) == (409, "payment_already_used")
     payer.fund(PRICE)
     gateway.chain.set_fees(CHAIN, base_fee_wei=10**13, tip_wei=1)
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     withdrawn = await gateway.ask("GET", TARGET, shown)
     assert (withdrawn.status, withdrawn.problem["code"]) == (409, "payment_already_used")
     gateway.now_ms += 600_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     late = await gateway.ask("GET", TARGET, shown)
     assert (late.status, late.problem["code"]) == (409, "payment_already_used")
     for answer in (held, withdrawn, late):
@@ -418,9 +418,9 @@ async def test_whoever_is_overtaken_by_the_same_authorisation_is_not_asked_to_pa
 
 async def test_a_debt_is_paid_before_anything_new_is_bought(gateway: InProcessGateway, payer: Payer) -> None:
     new = gateway.sample_payment(is_final=False)
-    (payment,) = await gateway.book.record_payments([new], now_ms=gateway.now_ms)
+    (payment,) = await gateway.ledger.record_payments([new], now_ms=gateway.now_ms)
     assert (await gateway.ask("GET", TARGET, gateway.plain_proof(payment.tx_hash))).status == 200
-    assert await gateway.book.mark_gone(payment.id, now_ms=gateway.now_ms) == PRICE
+    assert await gateway.ledger.mark_gone(payment.id, now_ms=gateway.now_ms) == PRICE
     answer = await payer.buy()
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
     assert not has_terms(answer)
@@ -430,7 +430,7 @@ async def test_a_debt_is_paid_before_anything_new_is_bought(gateway: InProcessGa
 async def test_what_may_be_spent_before_it_is_final_has_a_limit_on_this_rail_too(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    gateway.book._unfinal_max_nano = {"USDC": 1}
+    gateway.ledger._unfinal_max_nano = {"USDC": 1}
     answer = await payer.buy()
     assert (answer.status, answer.problem["code"]) == (409, "payment_pending")
     assert (answer.problem["reason"], answer.problem["paymentState"]) == ("not_final", "none")
@@ -443,7 +443,7 @@ async def test_a_contract_wallet_that_signs_anew_is_not_asked_again(
     gateway: InProcessGateway, payer: Payer, valid_for_s: int
 ) -> None:
     """A passkey never signs the same twice: neither the claimed signature nor one that recovers, and yet its money."""
-    yes = ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+    yes = ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
     gateway.chain.deploy(CHAIN, payer.address, lambda calldata: yes)
     gateway.stop_mining()
     asked, nonce, ends_s = await payer.quote("POST"), b"\x33" * 32, NOW_MS // 1000 + valid_for_s

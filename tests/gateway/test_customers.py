@@ -9,14 +9,14 @@ import pytest
 from tests.kit.gateway import NOW_MS, USDC, gateway_listing
 from tests.kit.payer import KeyWallet
 from tollway.errors import Code, Problem
-from tollway.gateway.customers import Customers
-from tollway.gateway.exchange import Abandoned, Answer, Declined, IncomingCall, Outcome
-from tollway.gateway.meters import Meters
+from tollway.gateway.customers import AccessControl
+from tollway.gateway.exchange import Disconnected, IncomingCall, Outcome, ProblemResponse, ProxyResponse
+from tollway.gateway.meters import CallRateLimits
 from tollway.gateway.target import Target
 from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 from tollway.registry.listing import Listing, RateLimit
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
@@ -38,9 +38,9 @@ def call(client: str = "203.0.113.5", **headers: str) -> IncomingCall:
     )
 
 
-def customers(*blocked: Address) -> Customers:
-    return Customers(
-        Meters(limits=LIMITS, rates=Rates()),
+def access(*blocked: Address) -> AccessControl:
+    return AccessControl(
+        CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
         limits=LIMITS,
         is_blocked=blocked.__contains__,
         now_ms=lambda: NOW_MS,
@@ -48,18 +48,21 @@ def customers(*blocked: Address) -> Customers:
 
 
 async def check(
-    desk: Customers, asked: IncomingCall | None = None, listing: Listing = LISTING, payer: Address = PAYER
+    harness: AccessControl,
+    asked: IncomingCall | None = None,
+    listing: Listing = LISTING,
+    payer: Address = PAYER,
 ) -> Problem | None:
     """A visit that is over at once."""
-    with desk.receive(asked or call(), listing) as visit:
-        return await visit.check(payer, PRICE, USDC)
+    with harness.enter(asked or call(), listing) as active:
+        return await active.check(payer, PRICE, USDC)
 
 
-def note(
-    desk: Customers, outcome: Outcome, *, listing: Listing = LISTING, is_settled_here: bool = False
+def record_outcome(
+    harness: AccessControl, outcome: Outcome, *, listing: Listing = LISTING, is_settled_here: bool = False
 ) -> None:
-    with desk.receive(call(), listing, is_settled_here=is_settled_here) as visit:
-        visit.note(PAYER, outcome)
+    with harness.enter(call(), listing, is_settled_here=is_settled_here) as active:
+        active.record_outcome(PAYER, outcome)
 
 
 def code_of(problem: Problem | None) -> Code | None:
@@ -67,27 +70,27 @@ def code_of(problem: Problem | None) -> Code | None:
 
 
 def told(state: str) -> Outcome:
-    return Answer(status=200, headers=[(b"tollway-payment-state", state.encode())])
+    return ProxyResponse(status=200, headers=[(b"tollway-payment-state", state.encode())])
 
 
 def refused(state: str) -> Outcome:
     problem = Problem(code=Code.PAYMENT_SETTLEMENT_FAILED, detail="")
-    return Declined(problem=problem, headers=[(b"tollway-payment-state", state.encode())])
+    return ProblemResponse(problem=problem, headers=[(b"tollway-payment-state", state.encode())])
 
 
 async def test_whoever_is_not_blocked_may_buy() -> None:
-    assert await check(customers()) is None
-    assert await check(customers(OTHER)) is None
+    assert await check(access()) is None
+    assert await check(access(OTHER)) is None
 
 
 async def test_a_blocked_wallet_may_not_whatever_else_is_wrong() -> None:
-    problem = await check(customers(PAYER), call(tollway_max_price="0.001"))
+    problem = await check(access(PAYER), call(tollway_max_price="0.001"))
     assert problem is not None
     assert problem.code is Code.WALLET_BLOCKED
 
 
 async def test_a_caller_may_say_what_is_too_dear() -> None:
-    problem = await check(customers(), call(tollway_max_price="0.009"))
+    problem = await check(access(), call(tollway_max_price="0.009"))
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.PRICE_ABOVE_MAX, "released")
 
@@ -101,15 +104,15 @@ async def test_a_caller_may_say_what_is_too_dear() -> None:
         (told("held"), True),
         (refused("released"), True),
         (refused("held"), True),
-        (Abandoned(), True),
-        (Declined(problem=Problem(code=Code.UPSTREAM_UNREACHABLE, detail="", payment_state="released")), False),
+        (Disconnected(), True),
+        (ProblemResponse(problem=Problem(code=Code.UPSTREAM_UNREACHABLE, detail="", payment_state="released")), False),
     ],
 )  # fmt: skip
 async def test_what_ended_unbilled_or_unknown_after_a_claim_counts(outcome: Outcome, counts: bool) -> None:
-    desk = customers()
+    harness = access()
     for _ in range(2):
-        note(desk, outcome)
-    problem = await check(desk)
+        record_outcome(harness, outcome)
+    problem = await check(harness)
     assert (problem is not None) == counts
     if problem is not None:
         assert (problem.code, problem.payment_state) == (Code.FAILED_CALL_BUDGET_EXHAUSTED, "released")
@@ -119,20 +122,20 @@ async def test_what_ended_unbilled_or_unknown_after_a_claim_counts(outcome: Outc
 @pytest.mark.parametrize(
     ("asks", "is_refused"),
     [
-        (lambda desk: check(desk), True),
-        (lambda desk: check(desk, payer=OTHER), True),  # from the same address
-        (lambda desk: check(desk, call("198.51.100.9")), True),  # the same wallet
-        (lambda desk: check(desk, call("198.51.100.9"), payer=OTHER), False),
-        (lambda desk: check(desk, listing=replace(LISTING, id=ListingId("api_others"))), False),
+        (lambda harness: check(harness), True),
+        (lambda harness: check(harness, payer=OTHER), True),  # from the same address
+        (lambda harness: check(harness, call("198.51.100.9")), True),  # the same wallet
+        (lambda harness: check(harness, call("198.51.100.9"), payer=OTHER), False),
+        (lambda harness: check(harness, listing=replace(LISTING, id=ListingId("api_others"))), False),
     ],
 )
 async def test_failures_count_for_the_wallet_and_the_address_at_one_listing(
-    asks: Callable[[Customers], Awaitable[Problem | None]], is_refused: bool
+    asks: Callable[[AccessControl], Awaitable[Problem | None]], is_refused: bool
 ) -> None:
-    desk = customers()
+    harness = access()
     for _ in range(2):
-        note(desk, told("released"))
-    assert (await asks(desk) is not None) == is_refused
+        record_outcome(harness, told("released"))
+    assert (await asks(harness) is not None) == is_refused
 
 
 @pytest.mark.parametrize(
@@ -148,117 +151,127 @@ async def test_failures_count_for_the_wallet_and_the_address_over_all_listings(
     asked: IncomingCall, payer: Address, is_refused: bool
 ) -> None:
     """Each leaves a row, and listings cost nothing to make: five times as many as at one."""
-    desk = customers()
+    harness = access()
     for number in range(9):
-        note(desk, told("released"), listing=replace(LISTING, id=ListingId(f"api_{number}")))
-    assert await check(desk, asked, payer=payer) is None
-    note(desk, told("held"), listing=replace(LISTING, id=ListingId("api_9")))
-    problem = await check(desk, asked, payer=payer)
+        record_outcome(harness, told("released"), listing=replace(LISTING, id=ListingId(f"api_{number}")))
+    assert await check(harness, asked, payer=payer) is None
+    record_outcome(harness, told("held"), listing=replace(LISTING, id=ListingId("api_9")))
+    problem = await check(harness, asked, payer=payer)
     assert code_of(problem) == (Code.FAILED_CALL_BUDGET_EXHAUSTED if is_refused else None)
 
 
 async def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> None:
     limited = replace(LISTING, rate_limit=RateLimit(calls=1, per_s=60))
-    desk = customers()
-    assert await check(desk, call(tollway_max_price="0.001"), limited) is not None  # counts for nothing
-    assert await check(desk, listing=limited) is None
-    problem = await check(desk, listing=limited)
+    harness = access()
+    assert await check(harness, call(tollway_max_price="0.001"), limited) is not None  # counts for nothing
+    assert await check(harness, listing=limited) is None
+    problem = await check(harness, listing=limited)
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "released")
-    assert await check(desk, listing=limited, payer=OTHER) is None
+    assert await check(harness, listing=limited, payer=OTHER) is None
 
 
 async def test_free_calls_have_a_rate_by_address_and_listing() -> None:
-    desk = customers()
-    others: list[Any] = [await desk.check_free(call(), LISTING) for _ in range(2)]
+    harness = access()
+    others: list[Any] = [await harness.check_free(call(), LISTING) for _ in range(2)]
     assert others == [None, None]
-    problem = await desk.check_free(call(), LISTING)
+    problem = await harness.check_free(call(), LISTING)
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
-    assert await desk.check_free(call("198.51.100.9"), LISTING) is None
-    assert await desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
+    assert await harness.check_free(call("198.51.100.9"), LISTING) is None
+    assert await harness.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
 
 
 async def test_an_address_makes_five_listings_free_calls_over_all_of_them() -> None:
     """Each writes a row, and listings cost nothing to make."""
-    desk = customers()
+    harness = access()
     listings = [replace(LISTING, id=ListingId(f"api_{number}")) for number in range(20)]
-    outcomes = [await desk.check_free(call(), listing) for listing in listings for _ in range(2)]
+    outcomes = [await harness.check_free(call(), listing) for listing in listings for _ in range(2)]
     assert outcomes[:10] == [None] * 10  # two a minute for each listing, of five listings
     assert None not in outcomes[10:]
     (problem, *_) = outcomes[10:]
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
     assert problem.members["rateLimit"] == {"policy": "free-calls-address", "limit": 10, "windowSeconds": 60}
-    assert await desk.check_free(call("198.51.100.9"), LISTING) is None
+    assert await harness.check_free(call("198.51.100.9"), LISTING) is None
 
 
 async def test_a_free_call_that_is_refused_counts_for_no_other_rate() -> None:
-    meters, rate = Meters(limits=LIMITS, rates=Rates()), RateLimit(calls=4, per_s=3_600)
-    desk = Customers(meters, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS)
+    call_limits, rate = (
+        CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
+        RateLimit(calls=4, per_s=3_600),
+    )
+    harness = AccessControl(
+        call_limits, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS
+    )
     limited = replace(LISTING, rate_limit=rate)
-    told = [code_of(await desk.check_free(call(), limited)) for _ in range(10)]
+    told = [code_of(await harness.check_free(call(), limited)) for _ in range(10)]
     assert told == [
         None,
         None,
         *[Code.RATE_LIMITED] * 8,
     ]  # by the rate of the address, which allows two a minute
-    waits = [await meters.charge_free_listing(rate, LISTING.id, call().client_address) for _ in range(3)]
+    waits = [await call_limits.charge_free_listing(rate, LISTING.id, call().client_address) for _ in range(3)]
     assert [wait_s is None for wait_s in waits] == [True, True, False]
 
 
 async def test_a_free_call_that_is_refused_over_all_listings_counts_at_none() -> None:
-    meters, rate = Meters(limits=LIMITS, rates=Rates()), RateLimit(calls=1, per_s=3_600)
-    desk = Customers(meters, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS)
+    call_limits, rate = (
+        CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
+        RateLimit(calls=1, per_s=3_600),
+    )
+    harness = AccessControl(
+        call_limits, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS
+    )
     for number in range(10):
-        assert await desk.check_free(call(), replace(LISTING, id=ListingId(f"api_{number}"))) is None
+        assert await harness.check_free(call(), replace(LISTING, id=ListingId(f"api_{number}"))) is None
     for _ in range(5):
-        problem = await desk.check_free(call(), replace(LISTING, rate_limit=rate))
+        problem = await harness.check_free(call(), replace(LISTING, rate_limit=rate))
         assert problem is not None
         assert problem.members["rateLimit"]["policy"] == "free-calls-address"  # type: ignore[index] # JSON
     client = call().client_address
-    waits = [await meters.charge_free_call(client, LISTING.id) for _ in range(3)]
+    waits = [await call_limits.charge_free_call(client, LISTING.id) for _ in range(3)]
     assert [wait_s is None for wait_s in waits] == [True, True, False]
 
 
 async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
-    desk, limited = customers(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
-    assert await desk.check_free(call("2001:db8::1"), limited) is None
-    problem = await desk.check_free(call("2001:db8::2"), limited)
+    harness, limited = access(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
+    assert await harness.check_free(call("2001:db8::1"), limited) is None
+    problem = await harness.check_free(call("2001:db8::2"), limited)
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
     assert problem.members["rateLimit"] == {"policy": "listing", "limit": 1, "windowSeconds": 3_600}
     assert problem.retry_after_s is not None
     assert 60 < problem.retry_after_s <= 3_600
-    assert await desk.check_free(call(), limited) is None
-    assert await check(desk, listing=limited) is None  # whoever pays is counted by himself
+    assert await harness.check_free(call(), limited) is None
+    assert await check(harness, listing=limited) is None  # whoever pays is counted by himself
 
 
 async def test_a_call_that_runs_counts_until_its_visit_ends() -> None:
-    desk = customers()
-    note(desk, told("released"))
-    with desk.receive(call(), LISTING) as one, desk.receive(call(), LISTING) as two:
-        assert [await visit.check(PAYER, PRICE, USDC) for visit in (one, two)] == [None, None]
-        assert code_of(await check(desk)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
-        assert code_of(await check(desk, payer=OTHER)) is Code.FAILED_CALL_BUDGET_EXHAUSTED  # this address
-        assert await check(desk, call("198.51.100.9"), payer=OTHER) is None
-    assert await check(desk) is None
+    harness = access()
+    record_outcome(harness, told("released"))
+    with harness.enter(call(), LISTING) as one, harness.enter(call(), LISTING) as two:
+        assert [await active.check(PAYER, PRICE, USDC) for active in (one, two)] == [None, None]
+        assert code_of(await check(harness)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
+        assert code_of(await check(harness, payer=OTHER)) is Code.FAILED_CALL_BUDGET_EXHAUSTED  # this address
+        assert await check(harness, call("198.51.100.9"), payer=OTHER) is None
+    assert await check(harness) is None
 
 
 async def test_what_was_refused_runs_not() -> None:
-    desk = customers(OTHER)
-    refused = [desk.receive(call(), LISTING) for _ in range(3)]
-    for visit in refused:
-        assert await visit.check(OTHER, PRICE, USDC) is not None
-    assert await check(desk) is None
+    harness = access(OTHER)
+    refused = [harness.enter(call(), LISTING) for _ in range(3)]
+    for active in refused:
+        assert await active.check(OTHER, PRICE, USDC) is not None
+    assert await check(harness) is None
 
 
 async def test_a_paid_call_lets_one_more_run() -> None:
-    desk = customers()
-    note(desk, told("released"))
-    note(desk, told("charged"))
-    visits = [desk.receive(call(), LISTING) for _ in range(4)]
-    codes = [code_of(await visit.check(PAYER, PRICE, USDC)) for visit in visits]
+    harness = access()
+    record_outcome(harness, told("released"))
+    record_outcome(harness, told("charged"))
+    visits = [harness.enter(call(), LISTING) for _ in range(4)]
+    codes = [code_of(await active.check(PAYER, PRICE, USDC)) for active in visits]
     assert codes == [None, None, None, Code.FAILED_CALL_BUDGET_EXHAUSTED]
 
 
@@ -274,12 +287,14 @@ async def test_a_paid_call_lets_one_more_run() -> None:
 async def test_what_was_not_settled_counts_for_its_wallet_at_every_listing(
     code: Code, is_settled_here: bool, counts: bool
 ) -> None:
-    desk = customers()
-    outcome = Declined(problem=Problem(code=code, detail=""), headers=[(b"tollway-payment-state", b"held")])
+    harness = access()
+    outcome = ProblemResponse(
+        problem=Problem(code=code, detail=""), headers=[(b"tollway-payment-state", b"held")]
+    )
     for number in range(2):
         listing = replace(LISTING, id=ListingId(f"api_{number}"))
-        note(desk, outcome, listing=listing, is_settled_here=is_settled_here)
-    elsewhere = desk.receive(call("198.51.100.9"), LISTING, is_settled_here=True)
+        record_outcome(harness, outcome, listing=listing, is_settled_here=is_settled_here)
+    elsewhere = harness.enter(call("198.51.100.9"), LISTING, is_settled_here=True)
     assert (await elsewhere.check(PAYER, PRICE, USDC) is not None) == counts
-    assert await desk.receive(call(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC) is None
-    assert await check(desk) is None  # its own money has moved before: it costs this gateway nothing
+    assert await harness.enter(call(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC) is None
+    assert await check(harness) is None  # its own money has moved before: it costs this gateway nothing

@@ -1,4 +1,4 @@
-"""The table of outcomes, row by row: what happened, what the books say, what the caller gets, and whether the same
+"""The table of outcomes, row by row: what happened, what the ledger says, what the caller gets, and whether the same
 proof works again. The upstream's own log counts."""
 
 import asyncio
@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.gateway.prober import Prober
+from tollway.gateway.prober import HealthCheck
 from tollway.ledger.book import Close, Closed, Fenced
 from tollway.ledger.call import CallState, Delivery
 from tollway.money import Price
@@ -98,13 +98,13 @@ async def test_books_that_break_off_in_the_claim_send_nothing(gateway: InProcess
     proof = gateway.plain_proof(payment.tx_hash)
     for _ in range(2):
         assert (await gateway.ask(headers=proof)).status == 200
-    gateway.book.away = True  # the payment is known by now, so that the claim is the first to meet it
+    gateway.ledger.away = True  # the payment is known by now, so that the claim is the first to meet it
     answer = await gateway.ask(headers=proof)
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
     assert (answer.problem["paymentState"], answer.headers["retry-after"]) == ("held", "1")
     assert "payment" not in answer.problem
     assert len(gateway.upstream.arrived) == 2
-    gateway.book.away = False
+    gateway.ledger.away = False
     await check_works_again(gateway, proof)
 
 
@@ -123,7 +123,7 @@ async def test_a_reset_before_the_head_is_held_and_names_the_call(gateway: InPro
     assert answer.problem["call"] == f"{PUBLIC_URL}/api/v2/history/{call_id}"
     assert answer.headers["proxy-status"] == '"gw.example.com"; error=connection_terminated'
     assert await states(gateway) == [CallState.UNKNOWN]
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
     assert len(gateway.upstream.arrived) == 1
 
 
@@ -183,7 +183,7 @@ async def test_a_safe_repeat_runs_under_the_same_claim(
     assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
     assert second.headers["tollway-payment-state"] == "charged"
     assert await states(gateway) == [CallState.CONSUMED]
-    assert await gateway.rest_units(payment) == 20_000
+    assert await gateway.remaining_units(payment) == 20_000
     assert len(gateway.upstream.arrived) == 2
 
 
@@ -191,7 +191,7 @@ async def test_a_safe_repeat_runs_under_the_same_claim(
 async def test_a_safe_repeat_on_a_well_known_payment_runs_under_the_same_claim(
     gateway: InProcessGateway, failing: Any
 ) -> None:
-    """The books are not asked about a payment that is in use; that it has an open call is remembered."""
+    """The ledger is not asked about a payment that is in use; that it has an open call is remembered."""
     await gateway.publish()
     payment = await gateway.pay(50_000)
     proof = gateway.plain_proof(payment.tx_hash)
@@ -203,11 +203,11 @@ async def test_a_safe_repeat_on_a_well_known_payment_runs_under_the_same_claim(
     second = await gateway.ask("GET", "/q", proof)
     assert (second.status, second.body) == (200, b"late")
     assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
-    assert await gateway.rest_units(payment) == 20_000
+    assert await gateway.remaining_units(payment) == 20_000
 
 
 async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gateway: InProcessGateway) -> None:
-    """A new process knows of no unsettled call; it asks the books the first time that it meets a payment."""
+    """A new process knows of no unsettled call; it asks the ledger the first time that it meets a payment."""
     await gateway.publish()
     gateway.upstream.answer = hang_up
     payment = await gateway.pay(30_000)
@@ -218,9 +218,9 @@ async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gateway: InPro
     try:
         assert (await again.ask("GET", "/q", proof)).status == 200
     finally:
-        await again.dialer.close()
+        await again.http_client.close()
     assert await states(gateway) == [CallState.CONSUMED]
-    assert await gateway.rest_units(payment) == 20_000
+    assert await gateway.remaining_units(payment) == 20_000
 
 
 async def test_an_ended_plain_form_repeats_no_call(gateway: InProcessGateway) -> None:
@@ -263,7 +263,7 @@ async def test_a_repeat_that_is_broken_off_gives_nothing_of_the_first_run_back(
         exchange.leave()
     assert exchange.problem["paymentState"] == ("held" if state is CallState.UNKNOWN else "charged")
     assert await states(gateway) == [state]
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
 
 
 @pytest.mark.parametrize("units", [10_000, 15_000])
@@ -281,7 +281,7 @@ async def test_nobody_is_asked_to_pay_while_a_call_holds_the_payment(
     try:
         answer = await again.ask("POST", "/q" if is_same else "/r", proof, [b"a"])
     finally:
-        await again.dialer.close()
+        await again.http_client.close()
     assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
     assert answer.problem["paymentState"] == "held"
     assert "payment" not in answer.problem
@@ -311,7 +311,7 @@ async def test_another_request_is_no_repeat(gateway: InProcessGateway) -> None:
     gateway.upstream.answer = plain()
     assert (await gateway.ask("GET", "/q?x", proof)).status == 200
     assert await states(gateway) == [CallState.UNKNOWN, CallState.CONSUMED]
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 async def test_a_safe_request_runs_three_times_at_most(gateway: InProcessGateway) -> None:
@@ -350,7 +350,7 @@ async def test_a_nonce_buys_once(gateway: InProcessGateway) -> None:
     assert answer.problem["paymentState"] == "charged"
     assert "payment" not in answer.problem
     assert len(gateway.upstream.arrived) == 1
-    assert await gateway.rest_units(payment) == 20_000
+    assert await gateway.remaining_units(payment) == 20_000
 
 
 async def test_a_nonce_of_a_released_call_counts_again(gateway: InProcessGateway) -> None:
@@ -406,7 +406,7 @@ async def test_a_promised_body_that_differs_is_cut_before_its_end(gateway: InPro
     gateway.upstream.is_body_read_first, gateway.upstream.answer = True, plain()
     assert (await gateway.ask("POST", "", proof, BIG, is_chunked=True)).status == 200
     assert gateway.upstream.arrived[-1].body == body
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
 
 
 async def test_a_streamed_body_over_the_limit_is_cut_and_released(gateway: InProcessGateway) -> None:
@@ -543,7 +543,7 @@ async def test_an_answer_cut_by_the_upstream_breaks_visibly(
     assert await states(gateway) == [CallState.CONSUMED]
     (call,) = await gateway.history()
     assert (call.delivery, call.response_bytes) == (Delivery.PARTIAL, len(answer.body))
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
 
 
 @pytest.mark.parametrize("units", [10_000, 50_000])
@@ -555,7 +555,7 @@ async def test_a_cut_answer_may_be_asked_for_once_more(gateway: InProcessGateway
     first = await gateway.ask(headers=proof)
     second = await gateway.ask(headers=proof)
     assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
-    assert await gateway.rest_units(payment) == units - 10_000
+    assert await gateway.remaining_units(payment) == units - 10_000
     third = await gateway.ask(headers=proof)
     assert third.status == (409 if units == 10_000 else 200)
     assert len(await gateway.history()) == (1 if units == 10_000 else 2)
@@ -574,7 +574,7 @@ async def test_a_repeat_of_a_charged_call_that_gets_no_head_leaves_it_charged(
     told = await gateway.ask(headers=proof)
     assert (told.status, told.problem["paymentState"]) == (504, "charged")
     assert await states(gateway) == [CallState.CONSUMED]
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
 
 
 async def test_a_repeat_of_a_charged_call_that_gets_no_head_is_not_the_one_repeat(
@@ -640,23 +640,23 @@ async def test_whoever_breaks_the_own_upload_off_earns_no_repeat(gateway: InProc
     assert len(gateway.upstream.arrived) == 1
 
 
-# ---------------------------------------------------------------------- the books at the close
+# ---------------------------------------------------------------------- the ledger at the close
 
 
-class FencedBook:
+class FencedLedger:
     """Closes nothing: somebody else moved the call on."""
 
-    def __init__(self, book: Any, answer: Closed | Fenced | None) -> None:
-        self._book = book
+    def __init__(self, ledger: Any, answer: Closed | Fenced | None) -> None:
+        self._ledger = ledger
         self._answer = answer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._book, name)
+        return getattr(self._ledger, name)
 
     async def close(self, close: Close) -> Closed | Fenced:
         if self._answer is None:
-            self._book.away = True
-            return await self._book.close(close)  # type: ignore[no-any-return]
+            self._ledger.away = True
+            return await self._ledger.close(close)  # type: ignore[no-any-return]
         return self._answer
 
 
@@ -665,7 +665,7 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
     gateway: InProcessGateway, answer: Fenced | None
 ) -> None:
     await gateway.publish()
-    gateway.passage._book = FencedBook(gateway.book, answer)
+    gateway.proxy._ledger = FencedLedger(gateway.ledger, answer)
     payment = await gateway.pay()
     told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (told.status, told.problem["code"]) == (503, "payment_outcome_unknown")
@@ -673,13 +673,13 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
     assert told.problem["call"].endswith(told.headers["tollway-call-id"])
     assert told.headers["retry-after"] == "5"
     assert "payment" not in told.problem
-    gateway.book.away = False
+    gateway.ledger.away = False
     assert await states(gateway) == [CallState.UNKNOWN if answer is None else CallState.FORWARDING]
 
 
 async def test_a_release_that_cannot_be_written_is_not_promised(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    gateway.passage._book = FencedBook(gateway.book, None)
+    gateway.proxy._ledger = FencedLedger(gateway.ledger, None)
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
     payment = await gateway.pay()
@@ -849,9 +849,11 @@ async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_
         await asyncio.sleep(0.02)
         for answer in (await gateway.ask(), await gateway.ask(headers=proof)):
             assert answer.problem["code"] == "upstream_unavailable"
-        prober = Prober(gateway.breaker, knock=gateway.dialer.knock, tick_s=0.001)
+        health_check = HealthCheck(
+            gateway.breaker, check_connection=gateway.http_client.check_connection, tick_s=0.001
+        )
         async with asyncio.TaskGroup() as group:
-            probing = group.create_task(prober.run())
+            probing = group.create_task(health_check.run())
             await until(lambda: not gateway.breaker.find_due())  # it was probed, and nobody was there
             assert (await gateway.ask()).problem["code"] == "upstream_unavailable"
             server = await asyncio.start_server(

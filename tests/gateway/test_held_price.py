@@ -52,7 +52,7 @@ async def test_a_held_call_runs_again_although_the_current_price_is_above_the_ma
     again = await gateway.ask("GET", TARGET, [*proof, most(maximum)])
     assert (again.status, again.headers["tollway-price"]) == (200, "0.01 USDC")
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
-    assert await gateway.rest_units(payment) == rest
+    assert await gateway.remaining_units(payment) == rest
     assert (await gateway.ask("GET", TARGET, [*proof, most(maximum)])).status in (409, 412)
     assert gateway.served == 2
 
@@ -78,7 +78,7 @@ async def test_a_held_call_above_the_maximum_stays_held(
 async def test_the_held_call_of_a_second_payment_is_found(gateway: InProcessGateway) -> None:
     """One transaction pays two wallets, both of which the listing has named as `payTo`."""
     held = gateway.sample_payment(value_units=10_000, payee=ELSEWHERE)
-    await gateway.book.record_payments([held], now_ms=gateway.now_ms)
+    await gateway.ledger.record_payments([held], now_ms=gateway.now_ms)
     listing = await gateway.publish(pay_to=ELSEWHERE)
     proof = gateway.plain_proof(held.tx_hash)
     gateway.upstream.answer = hang_up
@@ -87,11 +87,11 @@ async def test_the_held_call_of_a_second_payment_is_found(gateway: InProcessGate
     await gateway.revise(listing, price=Price.parse("0.05"), pay_to=PAY_TO)
     gateway.now_ms += HOUR_MS
     other = replace(held, payee=PAY_TO, value_units=70_000, block_time=gateway.now_ms // 1000)
-    (payment,) = await gateway.book.record_payments([other], now_ms=gateway.now_ms)
-    gateway.till.forget(held.tx_hash)
+    (payment,) = await gateway.ledger.record_payments([other], now_ms=gateway.now_ms)
+    gateway.transaction_verifier.forget(held.tx_hash)
     again = await gateway.ask("GET", TARGET, [*proof, most("0.01")])
     assert (again.status, again.headers["tollway-call-id"]) == (200, lost.headers["tollway-call-id"])
-    assert payment.rest_units == 70_000
+    assert payment.remaining_units == 70_000
     assert (await gateway.ask("GET", "/other", [*proof, most("0.01")])).status == 412
 
 

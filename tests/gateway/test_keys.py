@@ -12,7 +12,7 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import Arrived, hang_up, plain, until
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tollway.identifiers import Address
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
@@ -35,7 +35,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         yield small
 
 
-class Desk:
+class Harness:
     """A caller that pays in one of five ways, and shows the same, or something fresh."""
 
     def __init__(self, gateway: InProcessGateway, payer: Payer, rail: str) -> None:
@@ -68,7 +68,7 @@ class Desk:
 
     async def paid(self) -> int:
         if self.is_by_transaction:
-            return 5 * PRICE - await self._gateway.rest_units(self._payment)
+            return 5 * PRICE - await self._gateway.remaining_units(self._payment)
         return self._gateway.earned
 
 
@@ -76,8 +76,8 @@ RAILS = ["plain", "bound", *(dialect.value for dialect in Dialect)]
 
 
 @pytest.fixture(params=RAILS)
-def desk(request: pytest.FixtureRequest, gateway: InProcessGateway, payer: Payer) -> Desk:
-    return Desk(gateway, payer, request.param)
+def harness(request: pytest.FixtureRequest, gateway: InProcessGateway, payer: Payer) -> Harness:
+    return Harness(gateway, payer, request.param)
 
 
 def told(answer: Exchange) -> tuple[int, str]:
@@ -93,30 +93,30 @@ def is_replayed(answer: Exchange) -> bool:
 
 
 async def test_under_a_key_an_unsafe_call_without_an_answer_runs_again_under_its_claim(
-    gateway: InProcessGateway, desk: Desk
+    gateway: InProcessGateway, harness: Harness
 ) -> None:
     gateway.upstream.answer = hang_up
-    lost = await desk.ask()
+    lost = await harness.ask()
     assert told(lost) == (504, "upstream_timeout")
     assert lost.headers["tollway-payment-state"] == "held"
     gateway.upstream.answer = plain(b"done")
-    again = await desk.ask()
+    again = await harness.ask()
     assert (again.status, again.body, is_replayed(again)) == (200, b"done", False)
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
-    last = await desk.ask()
+    last = await harness.ask()
     assert (last.body, is_replayed(last)) == (b"done", True)
-    assert (gateway.served, await desk.paid()) == (2, PRICE)
+    assert (gateway.served, await harness.paid()) == (2, PRICE)
     assert len(await gateway.history()) == 1
     await gateway.check_balanced()
 
 
 async def test_without_a_key_an_unsafe_call_without_an_answer_is_held(
-    gateway: InProcessGateway, desk: Desk
+    gateway: InProcessGateway, harness: Harness
 ) -> None:
     gateway.upstream.answer = hang_up
-    assert told(await desk.ask(key=())) == (504, "upstream_timeout")
+    assert told(await harness.ask(key=())) == (504, "upstream_timeout")
     gateway.upstream.answer = plain()
-    again = await desk.ask(key=())
+    again = await harness.ask(key=())
     if again.status == 200:  # a payment worth five pays for another call; the first stays held
         assert len(await gateway.history()) == 2
     else:
@@ -125,12 +125,14 @@ async def test_without_a_key_an_unsafe_call_without_an_answer_is_held(
     assert CallState.UNKNOWN in {call.state for call in await gateway.history()}
 
 
-async def test_it_runs_three_times_at_most_and_is_held_then(gateway: InProcessGateway, desk: Desk) -> None:
+async def test_it_runs_three_times_at_most_and_is_held_then(
+    gateway: InProcessGateway, harness: Harness
+) -> None:
     gateway.upstream.answer = hang_up
     for _ in range(3):
-        assert told(await desk.ask()) == (504, "upstream_timeout")
+        assert told(await harness.ask()) == (504, "upstream_timeout")
     for _ in range(2):
-        answer = await desk.ask()
+        answer = await harness.ask()
         assert told(answer) == (409, "payment_already_used")
         assert answer.problem["paymentState"] == "held"
     assert gateway.served == 3
@@ -141,15 +143,15 @@ async def test_it_runs_three_times_at_most_and_is_held_then(gateway: InProcessGa
 async def test_an_authorisation_that_is_signed_anew_runs_it_again_and_stays_unused(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gateway, payer, Dialect.X402_V2.value)
+    harness = Harness(gateway, payer, Dialect.X402_V2.value)
     gateway.upstream.answer = hang_up
-    lost = await desk.ask()
+    lost = await harness.ask()
     gateway.upstream.answer = plain(b"done")
-    again = await desk.ask(is_fresh=True)
+    again = await harness.ask(is_fresh=True)
     assert (again.status, again.body) == (200, b"done")
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
     assert (gateway.served, gateway.transfers, gateway.earned) == (2, 1, PRICE)
-    bought = await desk.ask(key=())  # the second one is still good
+    bought = await harness.ask(key=())  # the second one is still good
     assert (bought.status, is_replayed(bought), gateway.transfers) == (200, False, 2)
 
 
@@ -157,9 +159,9 @@ async def test_in_another_dialect_or_with_another_payment_it_is_held_and_nothing
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.upstream.answer = hang_up
-    lost = await Desk(gateway, payer, Dialect.X402_V2.value).ask()
+    lost = await Harness(gateway, payer, Dialect.X402_V2.value).ask()
     for rail in ("plain", "bound", Dialect.MPP.value):
-        other = Desk(gateway, payer, rail)
+        other = Harness(gateway, payer, rail)
         answer = await other.ask()
         assert told(answer) == (409, "payment_already_used")
         assert answer.problem["reason"] == "idempotency_key_used"
@@ -179,11 +181,11 @@ async def test_in_another_dialect_or_with_another_payment_it_is_held_and_nothing
 
 
 async def test_another_request_under_the_key_of_an_open_call_is_refused(
-    gateway: InProcessGateway, desk: Desk
+    gateway: InProcessGateway, harness: Harness
 ) -> None:
     gateway.upstream.answer = hang_up
-    assert (await desk.ask()).status == 504
-    assert told(await desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
+    assert (await harness.ask()).status == 504
+    assert told(await harness.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
     assert gateway.served == 1
 
 
@@ -191,18 +193,18 @@ async def test_another_key_is_another_call_while_the_first_is_open(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     """Else its answer would be under the key of the first, and the second would buy it once more."""
-    desk = Desk(gateway, payer, "plain")
+    harness = Harness(gateway, payer, "plain")
     gateway.upstream.answer = hang_up
-    lost = await desk.ask(method="GET", body=b"")
+    lost = await harness.ask(method="GET", body=b"")
     gateway.upstream.answer = plain()
     two = [("Idempotency-Key", "two")]
-    other = await desk.ask(method="GET", body=b"", key=two)
+    other = await harness.ask(method="GET", body=b"", key=two)
     assert other.headers["tollway-call-id"] != lost.headers["tollway-call-id"]
-    assert is_replayed(await desk.ask(method="GET", body=b"", key=two))
-    assert (await desk.ask(method="GET", body=b"")).headers["tollway-call-id"] == lost.headers[
+    assert is_replayed(await harness.ask(method="GET", body=b"", key=two))
+    assert (await harness.ask(method="GET", body=b"")).headers["tollway-call-id"] == lost.headers[
         "tollway-call-id"
     ]
-    assert await desk.paid() == 2 * PRICE
+    assert await harness.paid() == 2 * PRICE
 
 
 # ---------------------------------------------------------------------- answered in part
@@ -216,25 +218,25 @@ async def cut(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize(("method", "runs_again"), [("GET", True), ("POST", False)])
 async def test_an_answer_that_its_upstream_cut_short_is_repeated_where_the_method_is_safe(
-    gateway: InProcessGateway, desk: Desk, method: str, runs_again: bool
+    gateway: InProcessGateway, harness: Harness, method: str, runs_again: bool
 ) -> None:
     gateway.upstream.answer = cut
-    first = await desk.ask(b"", method=method)
+    first = await harness.ask(b"", method=method)
     assert (first.status, first.is_ended) == (200, False)
     gateway.upstream.answer = plain(b"whole")
-    again = await desk.ask(b"", method=method)
+    again = await harness.ask(b"", method=method)
     if runs_again:
         assert (again.status, again.body) == (200, b"whole")
-        assert is_replayed(await desk.ask(b"", method=method))
+        assert is_replayed(await harness.ask(b"", method=method))
     else:
         assert told(again) == (409, "payment_already_used")
         assert again.problem["callId"] == first.headers["tollway-call-id"]
-    assert (gateway.served, await desk.paid()) == (1 + runs_again, PRICE)
+    assert (gateway.served, await harness.paid()) == (1 + runs_again, PRICE)
     await gateway.check_balanced()
 
 
 async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_it(
-    gateway: InProcessGateway, desk: Desk
+    gateway: InProcessGateway, harness: Harness
 ) -> None:
     may_go_on = asyncio.Event()
 
@@ -246,82 +248,88 @@ async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_i
 
     gateway.upstream.answer = slow
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(desk.ask())
+        first = group.create_task(harness.ask())
         await until(lambda: gateway.served == 1)
         await until(lambda: any(call.state is CallState.CONSUMED for call in _calls(gateway)))
-        again = await desk.ask()
+        again = await harness.ask()
         may_go_on.set()
     assert told(again) == (409, "idempotency_in_progress")
     assert again.problem["paymentState"] == "charged"
     assert first.result().status == 200
-    assert (await desk.ask()).body == first.result().body
-    assert (gateway.served, await desk.paid()) == (1, PRICE)
+    assert (await harness.ask()).body == first.result().body
+    assert (gateway.served, await harness.paid()) == (1, PRICE)
 
 
 async def test_an_answer_that_is_read_for_too_long_is_told_as_not_stored(
-    gateway: InProcessGateway, desk: Desk
+    gateway: InProcessGateway, harness: Harness
 ) -> None:
     """Its gateway may have died over it."""
     reading_ms = int(gateway.limits.answer_reading_s * 1000)
-    first = await desk.ask()
+    first = await harness.ask()
     (call,) = _calls(gateway)
     call.finish = None  # the crash
-    gateway.book.rows.answers.clear()
+    gateway.ledger.rows.answers.clear()
     gateway.now_ms += reading_ms - 1
-    assert told(await desk.ask()) == (409, "idempotency_in_progress")
+    assert told(await harness.ask()) == (409, "idempotency_in_progress")
     gateway.now_ms += 1
-    gone = await desk.ask()
+    gone = await harness.ask()
     assert told(gone) == (409, "payment_already_used")
     assert gone.problem["callId"] == first.headers["tollway-call-id"]
     assert gone.problem["paymentState"] == "charged"
 
 
 def _calls(gateway: InProcessGateway) -> list[Any]:
-    return list(gateway.book.rows.calls.values())
+    return list(gateway.ledger.rows.calls.values())
 
 
-async def test_an_answer_that_was_dropped_is_not_bought_twice(gateway: InProcessGateway, desk: Desk) -> None:
-    first = await desk.ask()
-    gateway.book.rows.answers.clear()
-    again = await desk.ask()
+async def test_an_answer_that_was_dropped_is_not_bought_twice(
+    gateway: InProcessGateway, harness: Harness
+) -> None:
+    first = await harness.ask()
+    gateway.ledger.rows.answers.clear()
+    again = await harness.ask()
     assert told(again) == (409, "payment_already_used")
     assert again.problem["callId"] == first.headers["tollway-call-id"]
-    assert (gateway.served, await desk.paid()) == (1, PRICE)
+    assert (gateway.served, await harness.paid()) == (1, PRICE)
 
 
 # ---------------------------------------------------------------------- nothing speaks against a repeat
 
 
-async def test_a_repeat_goes_before_the_budget_of_failed_calls(gateway: InProcessGateway, desk: Desk) -> None:
-    assert (await desk.ask()).status == 200
+async def test_a_repeat_goes_before_the_budget_of_failed_calls(
+    gateway: InProcessGateway, harness: Harness
+) -> None:
+    assert (await harness.ask()).status == 200
     gateway.upstream.answer = plain(status=500)
     for number in range(20):
-        await desk.ask(key=[("Idempotency-Key", f"fails {number}")], is_fresh=True)
-    assert told(await desk.ask(key=(), is_fresh=True)) == (429, "failed_call_budget_exhausted")
-    assert is_replayed(await desk.ask())
+        await harness.ask(key=[("Idempotency-Key", f"fails {number}")], is_fresh=True)
+    assert told(await harness.ask(key=(), is_fresh=True)) == (429, "failed_call_budget_exhausted")
+    assert is_replayed(await harness.ask())
 
 
-async def test_a_repeat_goes_before_what_the_call_costs_by_now(gateway: InProcessGateway, desk: Desk) -> None:
-    assert (await desk.ask()).status == 200
+async def test_a_repeat_goes_before_what_the_call_costs_by_now(
+    gateway: InProcessGateway, harness: Harness
+) -> None:
+    assert (await harness.ask()).status == 200
     await gateway.revise(gateway.sample("api_quotes"), price=Price.parse("7"))
     gateway.now_ms += 3_600_000
-    await gateway.settlement.tank.refresh()
-    assert is_replayed(await desk.ask())
-    assert is_replayed(await desk.ask(is_fresh=True))
+    await gateway.settlement.gas_budget.refresh()
+    assert is_replayed(await harness.ask())
+    assert is_replayed(await harness.ask(is_fresh=True))
 
 
 async def test_a_repeat_goes_before_the_balance_of_its_wallet(gateway: InProcessGateway) -> None:
     payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(PRICE)
-    desk = Desk(gateway, payer, Dialect.X402_V2.value)
-    assert (await desk.ask()).status == 200
+    harness = Harness(gateway, payer, Dialect.X402_V2.value)
+    assert (await harness.ask()).status == 200
     assert payer.balance == 0
-    assert is_replayed(await desk.ask(is_fresh=True))
+    assert is_replayed(await harness.ask(is_fresh=True))
     assert (gateway.served, gateway.transfers) == (1, 1)
 
 
 async def test_a_repeat_goes_before_the_chain(gateway: InProcessGateway, payer: Payer) -> None:
-    assert (await Desk(gateway, payer, "bound").ask()).status == 200
+    assert (await Harness(gateway, payer, "bound").ask()).status == 200
     unseen = gateway.sample_payment().tx_hash  # it would have to be looked up
     shown = gateway.bound_proof(unseen, method="POST", target=TARGET, body=b"{}")
     assert is_replayed(await gateway.ask("POST", TARGET, [*shown, *KEY], [b"{}"]))
@@ -332,10 +340,10 @@ async def test_an_authorisation_whose_time_is_over_opens_nothing(
 ) -> None:
     """Old ones can be read on the chain by anybody."""
     asked = await payer.quote("POST", TARGET)
-    assert (await Desk(gateway, payer, Dialect.X402_V2.value).ask()).status == 200
+    assert (await Harness(gateway, payer, Dialect.X402_V2.value).ask()).status == 200
     old = payer.show(asked)
     gateway.now_ms += 3_600_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     answer = await gateway.ask("POST", TARGET, [*old, *KEY], [b"{}"])
     assert "idempotency-replayed" not in answer.headers
     assert answer.status == 402
@@ -344,12 +352,12 @@ async def test_an_authorisation_whose_time_is_over_opens_nothing(
 async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gateway, payer, "plain")
+    harness = Harness(gateway, payer, "plain")
     gateway.upstream.answer = hang_up
-    assert (await desk.ask()).status == 504
+    assert (await harness.ask()).status == 504
     await gateway.revise(gateway.sample("api_quotes"), currency="EURC")
     gateway.now_ms += 3_600_000
-    answer = await desk.ask()
+    answer = await harness.ask()
     assert told(answer) == (504, "upstream_timeout")  # it has run again, at the price that it had
     assert answer.problem["paymentState"] == "held"
     assert len(await gateway.history()) == 1
@@ -360,62 +368,62 @@ async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
 
 @pytest.mark.parametrize(("length", "status"), [(1, 200), (255, 200), (256, 400)])
 async def test_a_key_has_255_characters_at_most(
-    gateway: InProcessGateway, desk: Desk, length: int, status: int
+    gateway: InProcessGateway, harness: Harness, length: int, status: int
 ) -> None:
-    assert (await desk.ask(key=[("Idempotency-Key", "k" * length)])).status == status
+    assert (await harness.ask(key=[("Idempotency-Key", "k" * length)])).status == status
 
 
 @pytest.mark.parametrize("key", ["\0", "k\0"])
 async def test_a_key_without_a_column_that_holds_it_is_refused(
-    gateway: InProcessGateway, desk: Desk, key: str
+    gateway: InProcessGateway, harness: Harness, key: str
 ) -> None:
     """HTTP/1.1 cannot carry NUL; an argument of MCP can."""
-    answer = await desk.ask(key=[("Idempotency-Key", key)])
+    answer = await harness.ask(key=[("Idempotency-Key", key)])
     assert told(answer) == (400, "invalid_request")
     assert gateway.served == 0
 
 
 async def test_a_key_is_forgotten_after_a_day(gateway: InProcessGateway, payer: Payer) -> None:
-    desk = Desk(gateway, payer, "plain")
-    assert (await desk.ask()).status == 200
+    harness = Harness(gateway, payer, "plain")
+    assert (await harness.ask()).status == 200
     gateway.now_ms += 86_400_001
-    assert not is_replayed(await desk.ask())
+    assert not is_replayed(await harness.ask())
     assert gateway.served == 2
 
 
 # ---------------------------------------------------------------------- another gateway was faster
 
 
-class BlindBook(MemoryBook):
+class BlindLedger(MemoryLedger):
     """Another gateway claims between this one's look for the key and its own claim."""
 
-    async def find_keyed(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
+    async def find_keyed_call(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
         return None
 
 
 @pytest.fixture
 async def blind(gateway: InProcessGateway) -> AsyncIterator[InProcessGateway]:
     before = InProcessGateway(gateway.upstream, limits=gateway.limits)
-    before.book = BlindBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    before.ledger = BlindLedger(now_ms=lambda: NOW_MS, limits=gateway.limits)
     blind = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await blind.publish()
     async with blind.settlement.running():
         yield blind
-    await blind.dialer.close()
+    await blind.http_client.close()
 
 
 FRESH = ["plain", "bound", Dialect.X402_V2.value]
 
 
 @pytest.fixture(params=FRESH)
-def blind_desk(request: pytest.FixtureRequest, blind: InProcessGateway) -> Desk:
+def blind_desk(request: pytest.FixtureRequest, blind: InProcessGateway) -> Harness:
     payer = Payer(wallet=blind.wallet, gateway=blind)
     payer.fund(10 * PRICE)
-    return Desk(blind, payer, request.param)
+    return Harness(blind, payer, request.param)
 
 
 async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
-    blind: InProcessGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Harness
 ) -> None:
     assert (await blind_desk.ask()).status == 200
     (standing, *_) = blind_standings(blind)
@@ -433,7 +441,7 @@ def blind_standings(blind: InProcessGateway) -> list[Any]:
 
 
 async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
-    blind: InProcessGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Harness
 ) -> None:
     may_answer = asyncio.Event()
 
@@ -452,7 +460,7 @@ async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
 
 
 async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_held(
-    blind: InProcessGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Harness
 ) -> None:
     blind.upstream.answer = hang_up
     lost = await blind_desk.ask()
@@ -466,7 +474,7 @@ async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_h
         assert blind.served == 1
 
 
-class LateBook(MemoryBook):
+class LateLedger(MemoryLedger):
     """Another gateway runs each call again a moment before this one does."""
 
     async def reopen(self, call_id: Any, **options: Any) -> Any:
@@ -479,17 +487,17 @@ async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
     gateway: InProcessGateway, rail: str
 ) -> None:
     before = InProcessGateway(gateway.upstream, limits=gateway.limits)
-    before.book = LateBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    before.ledger = LateLedger(now_ms=lambda: NOW_MS, limits=gateway.limits)
     late = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await late.publish()
     async with late.settlement.running():
         payer = Payer(wallet=late.wallet, gateway=late)
         payer.fund(10 * PRICE)
-        desk = Desk(late, payer, rail)
+        harness = Harness(late, payer, rail)
         late.upstream.answer = hang_up
-        assert told(await desk.ask()) == (504, "upstream_timeout")
-        assert told(await desk.ask()) == (409, "idempotency_in_progress")
-    await late.dialer.close()
+        assert told(await harness.ask()) == (504, "upstream_timeout")
+        assert told(await harness.ask()) == (409, "idempotency_in_progress")
+    await late.http_client.close()
 
 
 # ---------------------------------------------------------------------- who may ask for a key's call
@@ -502,7 +510,7 @@ async def secret(request: pytest.FixtureRequest, gateway: InProcessGateway, paye
     """A 402; after it the wallet's call under the key was answered, or is open."""
     asked = await payer.quote("POST", TARGET)
     gateway.upstream.answer = request.param
-    await Desk(gateway, payer, Dialect.X402_V2.value).ask()
+    await Harness(gateway, payer, Dialect.X402_V2.value).ask()
     gateway.upstream.answer = plain(b"secret")
     return asked
 
@@ -521,9 +529,9 @@ async def test_an_authorisation_for_somebody_else_opens_nothing(
 async def test_an_authorisation_for_an_earlier_payee_and_price_opens_its_wallets_keys(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gateway, payer, Dialect.X402_V2.value)
+    harness = Harness(gateway, payer, Dialect.X402_V2.value)
     old = payer.show(await payer.quote("POST", TARGET))
-    assert (await desk.ask()).status == 200
+    assert (await harness.ask()).status == 200
     await gateway.revise(gateway.sample("api_quotes"), price=Price.parse("7"), pay_to=ELSEWHERE)
     assert is_replayed(await gateway.ask("POST", TARGET, [*old, *KEY], [b"{}"]))
 
@@ -535,7 +543,7 @@ async def change(gateway: InProcessGateway, *, is_long_ago: bool = True, **chang
     """`is_long_ago`: nothing of before counts any more, and no authorisation either."""
     await gateway.revise(gateway.sample("api_quotes"), **changes)
     gateway.now_ms += 3_600_000 if is_long_ago else 1_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
 
 
 CLOSED: list[dict[str, Any]] = [
@@ -549,61 +557,63 @@ CLOSED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
 async def test_a_stored_answer_is_given_out_whatever_its_listing_has_become(
-    gateway: InProcessGateway, desk: Desk, changes: dict[str, Any]
+    gateway: InProcessGateway, harness: Harness, changes: dict[str, Any]
 ) -> None:
-    assert (await desk.ask()).status == 200
+    assert (await harness.ask()).status == 200
     await change(gateway, **changes)
-    assert is_replayed(await desk.ask())
-    refused = await desk.ask(key=[("Idempotency-Key", "two")], is_fresh=desk.is_by_transaction)
+    assert is_replayed(await harness.ask())
+    refused = await harness.ask(key=[("Idempotency-Key", "two")], is_fresh=harness.is_by_transaction)
     assert refused.status >= 400
-    assert (gateway.served, await desk.paid()) == (1, PRICE)
+    assert (gateway.served, await harness.paid()) == (1, PRICE)
 
 
 @pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
 async def test_a_closed_listing_runs_nothing_again(
     gateway: InProcessGateway, payer: Payer, changes: dict[str, Any]
 ) -> None:
-    desk = Desk(gateway, payer, "plain")
+    harness = Harness(gateway, payer, "plain")
     gateway.upstream.answer = hang_up
-    assert (await desk.ask()).status == 504
+    assert (await harness.ask()).status == 504
     await change(gateway, **changes)
-    assert (await desk.ask()).problem["code"] not in ("payment_already_used", "upstream_timeout")
+    assert (await harness.ask()).problem["code"] not in ("payment_already_used", "upstream_timeout")
     assert gateway.served == 1
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
 async def test_under_its_key_a_call_that_was_paid_is_the_same_call_when_its_listing_is_free(
-    gateway: InProcessGateway, desk: Desk, is_answered: bool
+    gateway: InProcessGateway, harness: Harness, is_answered: bool
 ) -> None:
     gateway.upstream.answer = plain() if is_answered else hang_up
-    first = await desk.ask()
+    first = await harness.ask()
     gateway.upstream.answer = plain(b"done")
-    await change(gateway, price=Price.parse("0"), is_long_ago=desk.is_by_transaction)
-    again = await desk.ask()
+    await change(gateway, price=Price.parse("0"), is_long_ago=harness.is_by_transaction)
+    again = await harness.ask()
     assert (again.status, is_replayed(again)) == (200, is_answered)
     assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
-    assert is_replayed(await desk.ask())
-    assert (gateway.served, await desk.paid()) == (2 - is_answered, PRICE)
-    other = await desk.ask(key=[("Idempotency-Key", "two")])
-    assert (other.status, is_replayed(other), await desk.paid()) == (200, False, PRICE)
+    assert is_replayed(await harness.ask())
+    assert (gateway.served, await harness.paid()) == (2 - is_answered, PRICE)
+    other = await harness.ask(key=[("Idempotency-Key", "two")])
+    assert (other.status, is_replayed(other), await harness.paid()) == (200, False, PRICE)
     await gateway.check_balanced()
 
 
-async def test_a_free_call_is_refused_a_key_that_is_taken(gateway: InProcessGateway, desk: Desk) -> None:
-    assert (await desk.ask()).status == 200
+async def test_a_free_call_is_refused_a_key_that_is_taken(
+    gateway: InProcessGateway, harness: Harness
+) -> None:
+    assert (await harness.ask()).status == 200
     await change(gateway, price=Price.parse("0"))
-    assert told(await desk.ask(b"[]"))[1] in ("idempotency_key_reused", "payment_already_used")
-    gateway.book.rows.answers.clear()
-    assert told(await desk.ask()) == (409, "payment_already_used")
+    assert told(await harness.ask(b"[]"))[1] in ("idempotency_key_reused", "payment_already_used")
+    gateway.ledger.rows.answers.clear()
+    assert told(await harness.ask()) == (409, "payment_already_used")
     assert gateway.served == 1
 
 
 @pytest.mark.parametrize("size", [2_000_000, 100])
 async def test_a_free_call_that_shows_a_payment_and_a_new_key_is_free(
-    gateway: InProcessGateway, desk: Desk, size: int
+    gateway: InProcessGateway, harness: Harness, size: int
 ) -> None:
-    await desk.ask(b"x")
-    shown = await desk.prove(b"x" * size)
+    await harness.ask(b"x")
+    shown = await harness.prove(b"x" * size)
     await change(gateway, price=Price.parse("0"), is_long_ago=False)
     two = [("Idempotency-Key", "two")]
     answer = await gateway.ask("POST", TARGET, [*shown, *two], [b"x" * size])
@@ -616,14 +626,14 @@ async def test_a_free_call_with_a_key_and_a_payment_that_is_none_is_free(gateway
         assert (await gateway.ask("POST", TARGET, [junk, *KEY], [b"{}"], listing="api_free")).status == 200
 
 
-async def test_an_open_call_runs_again_at_its_own_price(gateway: InProcessGateway, desk: Desk) -> None:
+async def test_an_open_call_runs_again_at_its_own_price(gateway: InProcessGateway, harness: Harness) -> None:
     gateway.upstream.answer = hang_up
     most = ("Tollway-Max-Price", "0.01")
-    lost = await desk.ask(key=[*KEY, most])
-    await change(gateway, price=Price.parse("7"), is_long_ago=desk.is_by_transaction)
+    lost = await harness.ask(key=[*KEY, most])
+    await change(gateway, price=Price.parse("7"), is_long_ago=harness.is_by_transaction)
     gateway.upstream.answer = plain(b"done")
-    again = await desk.ask(key=[*KEY, most])
+    again = await harness.ask(key=[*KEY, most])
     assert (again.status, again.body) == (200, b"done")
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
     assert again.headers["tollway-price"] == "0.01 USDC"
-    assert await desk.paid() == PRICE
+    assert await harness.paid() == PRICE

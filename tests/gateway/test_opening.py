@@ -9,13 +9,13 @@ import pytest
 from tests.kit.gateway import NOW_MS, gateway_listing
 from tollway.errors import Code, Problem
 from tollway.gateway.exchange import IncomingCall
-from tollway.gateway.opening import Opening, Openings
-from tollway.gateway.parameters import Manuals
+from tollway.gateway.opening import Route, Router
+from tollway.gateway.parameters import RequestSchemas
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint
-from tollway.registry.listing import Operation, Shelf, UpstreamAuth
+from tollway.registry.listing import CatalogEntry, Operation, UpstreamAuth
 
 LISTING = gateway_listing()
 CITY = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0.02"))
@@ -43,17 +43,17 @@ def find(
     older: tuple[Operation, ...] | None = None,
     wait_s: int | None = None,
     **changes: Any,
-) -> Opening | Problem:
+) -> Route | Problem:
     listing = replace(LISTING, **changes)
     versions = [listing.current_terms(since_ms=0)]
     if older is not None:
         versions.append(replace(versions[0], operations=older))
-    openings = Openings(wait_s=lambda endpoint: wait_s, allow_private=False, manuals=Manuals())
-    return openings.find(Shelf(listing=listing, versions=tuple(versions)), asked)
+    router = Router(wait_s=lambda endpoint: wait_s, allow_private=False, schemas=RequestSchemas())
+    return router.find(CatalogEntry(listing=listing, versions=tuple(versions)), asked)
 
 
-def opened(found: Opening | Problem) -> Opening:
-    assert isinstance(found, Opening), found
+def opened(found: Route | Problem) -> Route:
+    assert isinstance(found, Route), found
     return found
 
 
@@ -99,7 +99,7 @@ def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
     opening = opened(
         find(call(), operations=operations, older=older, endpoint="https://api.example.com/base")
     )
-    assert [tariff.price.text for tariff in opening.tariffs] == prices
+    assert [operation_price.price.text for operation_price in opening.operation_prices] == prices
     assert opening.is_free == (prices[0] == "0")
 
 
@@ -136,19 +136,21 @@ def test_a_version_that_would_have_refused_the_call_sets_no_price(
     listing = replace(LISTING, price=Price.parse("7"), endpoint="https://api.example.com")
     current = listing.current_terms(since_ms=1)
     before = replace(current, price=Price.parse("0.5"), since_ms=0, until_ms=1, **older)
-    openings = Openings(wait_s=lambda endpoint: None, allow_private=False, manuals=Manuals())
-    shelf = Shelf(listing=listing, versions=(current, before))
+    router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
+    entry = CatalogEntry(listing=listing, versions=(current, before))
     for _ in range(2):  # what a version described is worked out once
-        opening = opened(openings.find(shelf, call(method=method)))
-        assert [tariff.terms for tariff in opening.tariffs] == [current, before][: 1 + is_sold]
+        opening = opened(router.find(entry, call(method=method)))
+        assert [operation_price.terms for operation_price in opening.operation_prices] == [current, before][
+            : 1 + is_sold
+        ]
 
 
 def test_a_paused_listing_sells_nothing_at_the_price_of_before() -> None:
     listing = replace(LISTING, status="paused", endpoint="https://api.example.com")
     before = replace(listing, status="active").current_terms(since_ms=0)
     versions = (listing.current_terms(since_ms=1), replace(before, until_ms=1))
-    openings = Openings(wait_s=lambda endpoint: None, allow_private=False, manuals=Manuals())
-    problem = openings.find(Shelf(listing=listing, versions=versions), call())
+    router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
+    problem = router.find(CatalogEntry(listing=listing, versions=versions), call())
     assert isinstance(problem, Problem)
     assert problem.code is Code.API_PAUSED
 
@@ -199,12 +201,12 @@ def test_a_listing_that_refuses_other_paths_serves_what_is_documented_or_priced(
     if isinstance(found, Problem):
         assert found.code is price
     else:
-        assert found.tariffs[0].price.text == price
+        assert found.operation_prices[0].price.text == price
 
 
 def test_the_document_serves_no_method_that_the_listing_does_not_take() -> None:
     open_host = {"other_paths": "refuse", "openapi": DOCUMENT, "endpoint": "https://api.example.com"}
-    assert isinstance(find(call(), methods=("GET",), **open_host), Opening)
+    assert isinstance(find(call(), methods=("GET",), **open_host), Route)
     problem = find(call(method="POST"), methods=("GET",), **open_host)
     assert isinstance(problem, Problem)
     assert problem.code is Code.METHOD_NOT_ALLOWED

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.listings import sample_listing
 from tollway.errors import Code
-from tollway.gateway.parameters import Manual
+from tollway.gateway.parameters import RequestSchema
 from tollway.identifiers import Address
 from tollway.registry.listing import UpstreamAuth
 
@@ -33,8 +33,8 @@ def missing(
 ) -> list:
     rest, _, query = target.partition("?")
     sent = [(name.encode(), b"1") for name in headers]
-    manual = Manual(sample_listing(provider=PROVIDER, openapi=doc, upstream_auth=given))
-    problem = manual.check(method=method, rest=rest, query=query, headers=sent)
+    schema = RequestSchema(sample_listing(provider=PROVIDER, openapi=doc, upstream_auth=given))
+    problem = schema.check(method=method, rest=rest, query=query, headers=sent)
     if problem is None:
         return []
     assert (problem.code, problem.payment_state) == (Code.VALIDATION_FAILED, "none")
@@ -162,8 +162,8 @@ def test_no_document_makes_it_fail(paths: Any, query: str) -> None:
 def test_a_required_body_is_missed(body: Any, has_body: bool, told: list[str]) -> None:
     doc = document(method="post", components={"requestBodies": {"needed": {"required": True}}})
     doc["paths"]["/q"]["post"]["requestBody"] = body
-    manual = Manual(sample_listing(provider=PROVIDER, openapi=doc))
-    problem = manual.check(method="POST", rest="/q", query="", headers=[], has_body=has_body)
+    schema = RequestSchema(sample_listing(provider=PROVIDER, openapi=doc))
+    problem = schema.check(method="POST", rest="/q", query="", headers=[], has_body=has_body)
     assert ([error.pointer for error in problem.errors] if problem else []) == told
 
 

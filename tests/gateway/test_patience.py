@@ -11,10 +11,10 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import Arrived, plain, until
-from tollway.gateway import patience as room
-from tollway.gateway.patience import Patience
+from tollway.gateway import patience as failure_budget
+from tollway.gateway.patience import FailureBudget
 from tollway.limits import DEFAULT_LIMITS
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=3, failed_calls_window_s=60, failed_calls_wait_s=0.0)
 ONE, TWO, BOTH = ("one",), ("two",), ("one", "two")
@@ -30,26 +30,28 @@ class Clock:
         return self.now_ms
 
 
-def patience(clock: Clock | None = None, **limits: Any) -> Patience:
-    return Patience(limits=replace(LIMITS, **limits), rates=Rates(), now_ms=clock or Clock())
+def failures(clock: Clock | None = None, **limits: Any) -> FailureBudget:
+    return FailureBudget(
+        limits=replace(LIMITS, **limits), rate_limiter=RateLimiter(), now_ms=clock or Clock()
+    )
 
 
-async def let_in(desk: Patience, keys: tuple[str, ...] = ONE, *, tries: int = 10) -> int:
+async def let_in(harness: FailureBudget, keys: tuple[str, ...] = ONE, *, tries: int = 10) -> int:
     """How many of so many that never end."""
-    return sum([await desk.enter(keys) is None for _ in range(tries)])
+    return sum([await harness.enter(keys) is None for _ in range(tries)])
 
 
 async def test_bears_so_many_failures_of_a_key_and_no_more() -> None:
-    desk = patience()
+    harness = failures()
     for _ in range(3):
-        assert await desk.enter(ONE) is None
-        desk.note_failed(ONE)
-        desk.leave(ONE)
-    wait_s = await desk.enter(ONE)
+        assert await harness.enter(ONE) is None
+        harness.record_failed(ONE)
+        harness.leave(ONE)
+    wait_s = await harness.enter(ONE)
     assert wait_s is not None
     assert 1 < wait_s <= 60
-    assert await desk.enter(TWO) is None
-    assert await desk.enter(BOTH) is not None
+    assert await harness.enter(TWO) is None
+    assert await harness.enter(BOTH) is not None
 
 
 @pytest.mark.parametrize(
@@ -60,122 +62,122 @@ async def test_bears_so_many_failures_of_a_key_and_no_more() -> None:
 async def test_calls_in_flight_count_in_the_measure_of_what_has_failed(
     budget: int, failed: int, may_run: int
 ) -> None:
-    desk = patience(failed_calls_per_window=budget)
+    harness = failures(failed_calls_per_window=budget)
     for _ in range(failed):
-        desk.note_failed(ONE)
-    assert await let_in(desk, tries=500) == may_run
-    assert await let_in(desk, TWO, tries=500) == 500
+        harness.record_failed(ONE)
+    assert await let_in(harness, tries=500) == may_run
+    assert await let_in(harness, TWO, tries=500) == 500
 
 
 async def test_a_first_failure_ends_a_burst_that_is_in_flight() -> None:
-    desk = patience(failed_calls_per_window=20)
-    assert await let_in(desk, tries=500) == 500
-    desk.note_failed(ONE)
-    desk.leave(ONE)
-    assert await let_in(desk) == 0
+    harness = failures(failed_calls_per_window=20)
+    assert await let_in(harness, tries=500) == 500
+    harness.record_failed(ONE)
+    harness.leave(ONE)
+    assert await let_in(harness) == 0
 
 
 async def test_one_full_key_is_enough_and_the_other_is_not_counted() -> None:
-    desk = patience()
-    desk.note_failed(BOTH)
-    assert await let_in(desk, ONE) == 6
-    assert await let_in(desk, BOTH) == 0
-    assert await let_in(desk, TWO) == 6
+    harness = failures()
+    harness.record_failed(BOTH)
+    assert await let_in(harness, ONE) == 6
+    assert await let_in(harness, BOTH) == 0
+    assert await let_in(harness, TWO) == 6
 
 
 async def test_one_that_ended_makes_room_for_another() -> None:
-    desk = patience()
-    desk.note_failed(ONE)
-    assert await let_in(desk) == 6
-    desk.leave(ONE)
-    assert await let_in(desk) == 1
+    harness = failures()
+    harness.record_failed(ONE)
+    assert await let_in(harness) == 6
+    harness.leave(ONE)
+    assert await let_in(harness) == 1
 
 
 async def test_every_paid_call_lets_one_more_run_for_a_while() -> None:
     clock = Clock()
-    desk = patience(clock)
+    harness = failures(clock)
     for _ in range(3):
-        desk.note_paid(ONE)
-    desk.note_failed(ONE)
-    assert await let_in(desk) == 9
+        harness.record_paid(ONE)
+    harness.record_failed(ONE)
+    assert await let_in(harness) == 9
     clock.now_ms += 60_000
-    assert await let_in(desk) == 0
+    assert await let_in(harness) == 0
     for _ in range(9):
-        desk.leave(ONE)
-    assert await let_in(desk) == 9
+        harness.leave(ONE)
+    assert await let_in(harness) == 9
     clock.now_ms += 60_000
-    desk.note_failed(ONE)
+    harness.record_failed(ONE)
     for _ in range(9):
-        desk.leave(ONE)
-    assert await let_in(desk) == 2
+        harness.leave(ONE)
+    assert await let_in(harness) == 2
 
 
 async def test_what_was_paid_before_a_long_pause_lets_nobody_run() -> None:
     clock = Clock()
-    desk = patience(clock)
-    desk.note_paid(ONE)
+    harness = failures(clock)
+    harness.record_paid(ONE)
     clock.now_ms += 120_000
-    desk.note_failed(ONE)
-    assert await let_in(desk) == 6
+    harness.record_failed(ONE)
+    assert await let_in(harness) == 6
 
 
 async def test_paid_calls_do_not_outweigh_a_budget_that_is_spent() -> None:
-    desk = patience()
+    harness = failures()
     for _ in range(9):
-        desk.note_paid(ONE)
+        harness.record_paid(ONE)
     for _ in range(3):
-        desk.note_failed(ONE)
-    assert await let_in(desk) == 0
+        harness.record_failed(ONE)
+    assert await let_in(harness) == 0
 
 
 async def test_waits_for_one_to_end_but_not_for_ever() -> None:
-    desk = patience(failed_calls_wait_s=0.01)
-    desk.note_failed(ONE)
-    assert await let_in(desk, tries=7) == 6
-    desk = patience(failed_calls_wait_s=60.0)
-    desk.note_failed(ONE)
-    await let_in(desk, tries=6)
+    harness = failures(failed_calls_wait_s=0.01)
+    harness.record_failed(ONE)
+    assert await let_in(harness, tries=7) == 6
+    harness = failures(failed_calls_wait_s=60.0)
+    harness.record_failed(ONE)
+    await let_in(harness, tries=6)
     async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(desk.enter(keys)) for keys in (ONE, ONE, BOTH, ONE)]
+        waiting = [group.create_task(harness.enter(keys)) for keys in (ONE, ONE, BOTH, ONE)]
         await asyncio.sleep(0)
-        desk.leave(ONE)
-        desk.note_paid(ONE)
-        desk.leave(ONE)
+        harness.leave(ONE)
+        harness.record_paid(ONE)
+        harness.leave(ONE)
         await until(lambda: sum(task.done() for task in waiting) == 3)
         assert not waiting[3].done()
         for _ in range(2):
-            desk.note_failed(ONE)
-        desk.leave(ONE)  # it failed, and with it the last patience
+            harness.record_failed(ONE)
+        harness.leave(ONE)  # it failed, and with it the last patience
     assert [task.result() is None for task in waiting] == [True, True, True, False]
 
 
 async def test_whoever_waits_and_leaves_takes_nothing() -> None:
-    desk = patience(failed_calls_wait_s=60.0)
-    desk.note_failed(ONE)
-    await let_in(desk, tries=6)
+    harness = failures(failed_calls_wait_s=60.0)
+    harness.record_failed(ONE)
+    await let_in(harness, tries=6)
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(desk.enter(ONE))
+        waiting = group.create_task(harness.enter(ONE))
         await asyncio.sleep(0)
         waiting.cancel()
-    desk.leave(ONE)
-    assert await desk.enter(ONE) is None
+    harness.leave(ONE)
+    assert await harness.enter(ONE) is None
 
 
 async def test_a_crowd_lets_nobody_off_who_failed_lately_or_still_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "KEYS_MAX", 6)
-    desk = patience()
+    monkeypatch.setattr(failure_budget, "KEYS_MAX", 6)
+    harness = failures()
     for _ in range(3):
-        desk.note_failed(ONE)
-    desk.note_failed(TWO)
-    await let_in(desk, TWO)
+        harness.record_failed(ONE)
+    harness.record_failed(TWO)
+    await let_in(harness, TWO)
     for number in range(20):
         crowd = (f"x{number}",)
-        assert await desk.enter(crowd) is None
-        desk.leave(crowd)
-    assert await let_in(desk, TWO) == 0
-    assert await let_in(desk, ONE) == 0
+        assert await harness.enter(crowd) is None
+        harness.leave(crowd)
+    assert await let_in(harness, TWO) == 0
+    assert await let_in(harness, ONE) == 0
 
 
 # ---------------------------------------------------------------------- at a whole gateway
@@ -216,7 +218,7 @@ async def hold_many(
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(ask()) for _ in range(100)]
         await until(lambda: gateway.served - before == runs)
-        await until(lambda: gateway.gauge.running + sum(call.done() for call in calls) == 100)
+        await until(lambda: gateway.shedder.running + sum(call.done() for call in calls) == 100)
         change()
         held.open.set()
     return [call.result() for call in calls]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tests.kit.upstream import until
 from tollway.errors import UpstreamUnreachable
-from tollway.gateway.breaker import Breaker
-from tollway.gateway.prober import PROBES_AT_ONCE, Prober
+from tollway.gateway.breaker import CircuitBreaker
+from tollway.gateway.prober import PROBES_AT_ONCE, HealthCheck
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint
 
@@ -27,9 +27,9 @@ class Street:
 
     def __post_init__(self) -> None:
         limits = Limits(dial_failures_max=1, dial_pause_s=10.0)
-        self.breaker = Breaker(limits=limits, clock=lambda: self.now_s)
+        self.breaker = CircuitBreaker(limits=limits, clock=lambda: self.now_s)
 
-    async def knock(self, endpoint: Endpoint) -> None:
+    async def check_connection(self, endpoint: Endpoint) -> None:
         self.knocked.append(endpoint.origin)
         if endpoint.origin in self.silent:
             await asyncio.Event().wait()
@@ -40,8 +40,8 @@ class Street:
 
     @asynccontextmanager
     async def probed(self) -> AsyncIterator[None]:
-        prober = Prober(self.breaker, knock=self.knock, tick_s=0.001)
-        task = asyncio.get_running_loop().create_task(prober.run())
+        health_check = HealthCheck(self.breaker, check_connection=self.check_connection, tick_s=0.001)
+        task = asyncio.get_running_loop().create_task(health_check.run())
         try:
             yield
         finally:
@@ -51,7 +51,7 @@ class Street:
 
 async def test_what_is_down_is_probed_until_it_is_back_and_then_no_more() -> None:
     street = Street()
-    street.breaker.note_failed(B)
+    street.breaker.record_failed(B)
     async with street.probed():
         street.now_s = 10.0
         await until(lambda: street.knocked == [B])
@@ -60,7 +60,7 @@ async def test_what_is_down_is_probed_until_it_is_back_and_then_no_more() -> Non
         street.now_s = 20.0
         await until(lambda: street.breaker.wait_s(B) is None)
         street.now_s = 5_000.0
-        street.breaker.note_failed(A)
+        street.breaker.record_failed(A)
         street.now_s = 5_010.0
         await until(lambda: A in street.knocked)
         assert street.knocked == [B, B, A]
@@ -68,11 +68,11 @@ async def test_what_is_down_is_probed_until_it_is_back_and_then_no_more() -> Non
 
 async def test_one_that_hangs_holds_up_no_other_and_is_not_probed_twice_at_once() -> None:
     street = Street(silent={A}, up={B})
-    street.breaker.note_failed(A)
+    street.breaker.record_failed(A)
     street.now_s = 10.0
     async with street.probed():
         await until(lambda: street.knocked == [A])
-        street.breaker.note_failed(B)
+        street.breaker.record_failed(B)
         street.now_s = 20.0
         await until(lambda: street.breaker.wait_s(B) is None)
         assert street.knocked == [A, B]
@@ -82,11 +82,11 @@ async def test_no_more_than_so_many_are_probed_at_once() -> None:
     origins = [f"https://{number}.example" for number in range(PROBES_AT_ONCE + 5)]
     street = Street(silent=set(origins))
     for origin in origins:
-        street.breaker.note_failed(origin)
+        street.breaker.record_failed(origin)
     street.now_s = 10.0
     async with street.probed():
         await until(lambda: len(street.knocked) == PROBES_AT_ONCE)
-        street.breaker.note_failed(A)  # somebody else's turn comes and goes
+        street.breaker.record_failed(A)  # somebody else's turn comes and goes
         await asyncio.sleep(0.01)
         assert len(street.knocked) == PROBES_AT_ONCE
 
@@ -94,7 +94,7 @@ async def test_no_more_than_so_many_are_probed_at_once() -> None:
 async def test_a_failure_that_nobody_thought_of_is_a_failed_probe_and_ends_nothing() -> None:
     street = Street(broken={A}, up={B})
     for origin in (A, B):
-        street.breaker.note_failed(origin)
+        street.breaker.record_failed(origin)
     async with street.probed():
         street.now_s = 10.0
         await until(lambda: street.breaker.wait_s(B) is None)

@@ -109,7 +109,7 @@ async def test_the_one_repeat_of_a_cut_answer_is_not_taken_by_a_stranger(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
+        writer.format_message(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
         await writer.drain()
         raise ConnectionAbortedError
 
@@ -232,14 +232,14 @@ def signed(
 
 async def sign_in(gateway: InProcessGateway) -> Headers:
     """`SIGN-IN-WITH-X` for a nonce of the gateway."""
-    invitation = await gateway.sign_in.invite()
+    challenge = await gateway.sign_in.create_challenge()
     message = SignInMessage(
-        domain=invitation.domain,
+        domain=challenge.domain,
         address=str(gateway.wallet.address),
-        uri=invitation.uri,
+        uri=challenge.uri,
         chain_id=CHAIN,
-        nonce=invitation.nonce,
-        issued_at=format_moment(invitation.issued_ms),
+        nonce=challenge.nonce,
+        issued_at=format_moment(challenge.issued_ms),
     )
     payload = {
         "domain": message.domain,
@@ -256,7 +256,9 @@ async def sign_in(gateway: InProcessGateway) -> Headers:
 
 
 async def open_session(gateway: InProcessGateway) -> str:
-    text = (await gateway.sign_in.invite()).write(address=gateway.wallet.address, chain_id=CHAIN)
+    text = (await gateway.sign_in.create_challenge()).format_message(
+        address=gateway.wallet.address, chain_id=CHAIN
+    )
     signature = gateway.wallet.sign(eip191_digest(text.encode()))
     return (await gateway.sign_in.open_session(text=text, signature=signature, client_address=HERE)).token
 

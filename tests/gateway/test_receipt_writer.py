@@ -8,15 +8,15 @@ from tests.kit.gateway import USDC
 from tests.kit.ledger_records import authorization_of
 from tests.kit.payer import KeyWallet, decode_header
 from tollway.gateway.exchange import IncomingCall
-from tollway.gateway.receipt_writer import Receipts, write_plain_receipt
+from tollway.gateway.receipt_writer import ReceiptWriter, write_plain_receipt
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId, TxHash
-from tollway.identity.notary import Notary
+from tollway.identity.notary import ReceiptSigner
 from tollway.ledger.authorization import Dialect
 from tollway.payments.offer_receipt import OFFER_RECEIPT
 
 TX = TxHash(b"\x07" * 32)
-NOTARY = Notary.derive(b"n" * 32)
+NOTARY = ReceiptSigner.derive(b"n" * 32)
 BUYER = KeyWallet.named("buyer").address
 
 
@@ -33,12 +33,14 @@ def call() -> IncomingCall:
     )
 
 
-def receipts(notary: Notary | None) -> Receipts:
-    return Receipts(public_url="https://gw.example.com", notary=notary, now_ms=lambda: 1_800_000_000_000)
+def receipts(receipt_signer: ReceiptSigner | None) -> ReceiptWriter:
+    return ReceiptWriter(
+        public_url="https://gw.example.com", receipt_signer=receipt_signer, now_ms=lambda: 1_800_000_000_000
+    )
 
 
 def test_the_notary_signs_for_the_url_the_payer_and_the_transaction() -> None:
-    name, value = receipts(NOTARY).write(TX, call=call(), authorization=authorization_of())
+    name, value = receipts(NOTARY).write_receipt(TX, call=call(), authorization=authorization_of())
     assert name == b"payment-response"
     told = decode_header(value)
     signed = told["extensions"][OFFER_RECEIPT]["info"]["receipt"]
@@ -69,13 +71,13 @@ def test_the_notary_signs_for_the_url_the_payer_and_the_transaction() -> None:
 )
 def test_other_dialects_know_no_signed_receipt(dialect: Dialect, header: bytes) -> None:
     authorization = authorization_of(dialect=dialect)
-    name, value = receipts(NOTARY).write(TX, call=call(), authorization=authorization)
+    name, value = receipts(NOTARY).write_receipt(TX, call=call(), authorization=authorization)
     assert name == header
     assert "extensions" not in decode_header(value)
 
 
 def test_without_a_notary_nothing_is_signed() -> None:
-    _, value = receipts(None).write(TX, call=call(), authorization=authorization_of())
+    _, value = receipts(None).write_receipt(TX, call=call(), authorization=authorization_of())
     assert "extensions" not in decode_header(value)
 
 

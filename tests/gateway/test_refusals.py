@@ -17,26 +17,26 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from tollway.gateway.exchange import BodyRefused, CallerGone, IncomingCall, Offer
+from tollway.gateway.exchange import BodyRefused, ClientGone, IncomingCall, Quote
 from tollway.gateway.refusals import (
     check_idempotency_key,
+    check_listing,
     check_price_max,
     check_rails,
-    decline,
     explain_failure,
-    find_closed,
     find_idempotency_key,
     name_proxy_error,
+    refuse_call,
 )
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId
 from tollway.money import Price
-from tollway.payments.terms import Due
-from tollway.registry.listing import ChargeOn, Shelf
+from tollway.payments.terms import AmountDue
+from tollway.registry.listing import CatalogEntry, ChargeOn
 
 LISTING = gateway_listing()
-SHELF = Shelf(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))
-OFFER = Offer(shelf=SHELF, price=LISTING.price, expires_ms=NOW_MS)
+SHELF = CatalogEntry(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))
+OFFER = Quote(entry=SHELF, price=LISTING.price, expires_ms=NOW_MS)
 
 
 def call(method: str = "GET", **headers: str) -> IncomingCall:
@@ -68,12 +68,12 @@ def code_of(problem: Problem | None) -> Code | None:
     ],
 )
 def test_says_what_is_closed_in_the_order_of_the_contract(changes: Any, code: Code | None) -> None:
-    shelf = replace(SHELF, listing=replace(LISTING, **changes))
-    assert code_of(find_closed(shelf, call())) is code
+    entry = replace(SHELF, listing=replace(LISTING, **changes))
+    assert code_of(check_listing(entry, call())) is code
 
 
 def test_no_listing_is_not_found() -> None:
-    assert code_of(find_closed(None, call())) is Code.API_NOT_FOUND
+    assert code_of(check_listing(None, call())) is Code.API_NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_no_listing_is_not_found() -> None:
     ],
 )
 def test_knows_which_methods_are_served(methods: tuple[str, ...], method: str, is_served: bool) -> None:
-    problem = find_closed(replace(SHELF, listing=replace(LISTING, methods=methods)), call(method))
+    problem = check_listing(replace(SHELF, listing=replace(LISTING, methods=methods)), call(method))
     assert code_of(problem) is (None if is_served else Code.METHOD_NOT_ALLOWED)
 
 
@@ -158,7 +158,7 @@ def test_reads_an_idempotency_key(value: str, key: str, is_refused: bool) -> Non
 )
 def test_compares_with_the_most_that_is_allowed(text: str, code: Code | None) -> None:
     price = Price.parse("0.01")
-    due = Due(asset=USDC, price=price, units=price.units_in(USDC), charge_on=ChargeOn.SUCCESS)
+    due = AmountDue(asset=USDC, price=price, units=price.units_in(USDC), charge_on=ChargeOn.SUCCESS)
     assert code_of(check_price_max(call(tollway_max_price=text), due.price, due.asset)) is code
 
 
@@ -175,8 +175,8 @@ MAY_ASK = {
 
 @pytest.mark.parametrize("code", list(Code))
 def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
-    declined = decline(Problem(code=code, detail=""), OFFER, call(authorization="Payment e30"))
-    assert (declined.offer is OFFER) == (code in MAY_ASK)
+    refusal = refuse_call(Problem(code=code, detail=""), OFFER, call(authorization="Payment e30"))
+    assert (refusal.quote is OFFER) == (code in MAY_ASK)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> Non
     ],
 )
 def test_an_unreadable_payment_gets_terms_on_mpp_only(shown: dict[str, str], has_terms: bool) -> None:
-    declined = decline(Problem(code=Code.PAYMENT_MALFORMED, detail=""), OFFER, call(**shown))
-    assert (declined.offer is OFFER) == has_terms
+    refusal = refuse_call(Problem(code=Code.PAYMENT_MALFORMED, detail=""), OFFER, call(**shown))
+    assert (refusal.quote is OFFER) == has_terms
 
 
 def bad_response(cause: Exception | None) -> UpstreamBadResponse:
@@ -212,11 +212,11 @@ def bad_response(cause: Exception | None) -> UpstreamBadResponse:
         (ChainUnavailable(), Code.CHAIN_UNAVAILABLE, "proxy_internal_error"),
         (Refusal(Problem(code=Code.OVERLOADED, detail="")), Code.OVERLOADED, "connection_limit_reached"),
         (BodyRefused(Problem(code=Code.PAYLOAD_TOO_LARGE, detail="")), Code.PAYLOAD_TOO_LARGE, "http_request_denied"),
-        (CallerGone(), Code.INVALID_REQUEST, "http_request_denied"),
+        (ClientGone(), Code.INVALID_REQUEST, "http_request_denied"),
     ],
 )  # fmt: skip
 def test_explains_a_call_without_an_answer(
-    exc: TollwayError | CallerGone | BodyRefused, code: Code, proxy_error: str
+    exc: TollwayError | ClientGone | BodyRefused, code: Code, proxy_error: str
 ) -> None:
     problem = explain_failure(exc)
     assert (problem.code, name_proxy_error(problem)) == (code, proxy_error)

@@ -8,10 +8,10 @@ import pytest
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import Answerer, Arrived, plain, until
-from tollway.gateway.trip import Keeper
+from tollway.gateway.trip import ResponseRecorder
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.money import Price
 
 KEY = [("Idempotency-Key", "one")]
@@ -31,26 +31,26 @@ class Shelf:
     """Where a keeper puts what it keeps."""
 
     def __init__(self) -> None:
-        self.kept: list[StoredAnswer] = []
+        self.kept: list[StoredResponse] = []
 
-    async def keep(self, answer: StoredAnswer) -> None:
+    async def keep(self, answer: StoredResponse) -> None:
         self.kept.append(answer)
 
-    def keeper(self) -> Keeper:
-        return Keeper(self.keep, status=200, headers=[(b"x-kind", b"rare")], bytes_max=10)
+    def recorder(self) -> ResponseRecorder:
+        return ResponseRecorder(self.keep, status=200, headers=[(b"x-kind", b"rare")], bytes_max=10)
 
 
 async def test_is_open_until_the_answer_is_kept() -> None:
     """Whoever leaves in that moment must not take the answer with him: what is open is read on, and let finish."""
     were_open: list[bool] = []
 
-    async def keep(answer: StoredAnswer) -> None:
-        were_open.append(keeper.is_open)
+    async def keep(answer: StoredResponse) -> None:
+        were_open.append(recorder.is_open)
 
-    keeper = Keeper(keep, status=200, headers=[], bytes_max=10)
-    await keeper.take(b"one")
-    await keeper.take(b"")
-    assert (were_open, keeper.is_open) == ([True], False)
+    recorder = ResponseRecorder(keep, status=200, headers=[], bytes_max=10)
+    await recorder.add_chunk(b"one")
+    await recorder.add_chunk(b"")
+    assert (were_open, recorder.is_open) == ([True], False)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ async def test_keeps_a_whole_answer_that_is_not_too_large_once(
     chunks: list[bytes], kept: list[bytes]
 ) -> None:
     shelf = Shelf()
-    keeper = shelf.keeper()
+    recorder = shelf.recorder()
     for chunk in chunks:
-        await keeper.take(chunk)
+        await recorder.add_chunk(chunk)
     assert [answer.body for answer in shelf.kept] == kept
     assert all((one.status, one.headers) == (200, ((b"x-kind", b"rare"),)) for one in shelf.kept)
 
 
 @pytest.mark.parametrize(
-    ("method", "body", "is_kept"),
+    ("method", "body", "is_recorded"),
     [
         ("GET", b"", True),
         ("GET", b"short", True),
@@ -88,15 +88,15 @@ async def test_keeps_a_whole_answer_that_is_not_too_large_once(
     ],
 )
 async def test_an_answer_under_a_key_is_kept_while_it_streams(
-    gateway: InProcessGateway, payer: Payer, method: str, body: bytes, is_kept: bool
+    gateway: InProcessGateway, payer: Payer, method: str, body: bytes, is_recorded: bool
 ) -> None:
     gateway.upstream.answer = plain(body, headers=("X-Kind: rare",))
     shown = payer.show(await payer.quote("GET"))
     first = await gateway.ask(method, TARGET, [*shown, *KEY])
     assert first.status == 200
     again = await gateway.ask(method, TARGET, [*shown, *KEY])
-    assert again.status == (200 if is_kept else 409)
-    if is_kept:
+    assert again.status == (200 if is_recorded else 409)
+    if is_recorded:
         assert (again.body, again.headers["x-kind"]) == (first.body, "rare")
     assert gateway.served == 1
 
@@ -113,7 +113,7 @@ async def test_what_does_not_cost_is_not_kept(gateway: InProcessGateway, payer: 
     gateway.upstream.answer = plain(status=404)
     shown = payer.show(await payer.quote())
     assert (await gateway.ask("GET", TARGET, [*shown, *KEY])).status == 404
-    assert not gateway.book.rows.answers
+    assert not gateway.ledger.rows.answers
     gateway.upstream.answer = plain()
     assert (await gateway.ask("GET", TARGET, [*shown, *KEY])).status == 200
 

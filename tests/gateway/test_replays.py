@@ -18,7 +18,7 @@ from tests.kit.payer import (
     read_receipt,
 )
 from tests.kit.upstream import Arrived, hang_up, plain, until
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tollway.identifiers import ListingId
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.book import Claim, ClaimOutcome
@@ -160,7 +160,7 @@ async def test_ten_fresh_authorisations_with_one_key_at_once_make_one_call(
     assert (gateway.served, gateway.earned, gateway.transfers) == (1, PRICE, 1)
 
 
-class SlowBook(MemoryBook):
+class SlowLedger(MemoryLedger):
     """A commit takes a while, as it does on a disk."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
@@ -170,7 +170,7 @@ class SlowBook(MemoryBook):
 
 async def test_a_key_is_claimed_once_while_its_commit_is_on_its_way(gateway: InProcessGateway) -> None:
     before = InProcessGateway(gateway.upstream, limits=gateway.limits)
-    before.book = SlowBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    before.ledger = SlowLedger(now_ms=lambda: NOW_MS, limits=gateway.limits)
     slow = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await slow.publish()
     payer = Payer(wallet=slow.wallet, gateway=slow)
@@ -181,7 +181,7 @@ async def test_a_key_is_claimed_once_while_its_commit_is_on_its_way(gateway: InP
             asking = [
                 group.create_task(slow.ask("GET", TARGET, [*payer.show(asked), *KEY])) for _ in range(10)
             ]
-    await slow.dialer.close()
+    await slow.http_client.close()
     answers = [task.result() for task in asking]
     assert {told(answer) for answer in answers if answer.status != 200} <= {(409, "idempotency_in_progress")}
     assert (slow.served, slow.earned, slow.transfers) == (1, PRICE, 1)
@@ -236,7 +236,7 @@ async def test_a_key_beside_a_transaction_is_charged_once(gateway: InProcessGate
     assert is_replayed(again)
     assert not is_replayed(first)
     assert again.headers["payment-response"] == first.headers["payment-response"]
-    assert await gateway.rest_units(payment) == 2 * PRICE
+    assert await gateway.remaining_units(payment) == 2 * PRICE
     assert gateway.served == 1
 
 
@@ -245,7 +245,7 @@ async def test_a_key_beside_a_transaction_is_for_one_request(gateway: InProcessG
     assert (await gateway.ask("GET", TARGET, [*gateway.plain_proof(payment.tx_hash), *KEY])).status == 200
     other = await gateway.ask("GET", "/quote?x=2", [*gateway.plain_proof(payment.tx_hash), *KEY])
     assert told(other) == (422, "idempotency_key_reused")
-    assert await gateway.rest_units(payment) == 2 * PRICE
+    assert await gateway.remaining_units(payment) == 2 * PRICE
 
 
 async def test_a_key_stands_for_one_call_on_all_rails(gateway: InProcessGateway, payer: Payer) -> None:
@@ -262,7 +262,7 @@ async def test_two_with_one_key_beside_a_transaction_at_once_are_one_call(gatewa
     statuses = sorted({answer.status for answer in answers})
     assert statuses in ([200], [200, 409])
     assert gateway.served == 1
-    assert await gateway.rest_units(payment) == 29 * PRICE
+    assert await gateway.remaining_units(payment) == 29 * PRICE
 
 
 async def test_an_unbilled_answer_is_not_kept_under_its_key(gateway: InProcessGateway) -> None:
@@ -359,7 +359,7 @@ async def test_the_payers_own_other_signature_over_a_nonce_is_never_asked_to_pay
     assert told(await gateway.ask("GET", TARGET, other)) == (409, "payment_already_used")
     await gateway.recover_chain()
     gateway.now_ms += 600_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     assert told(await gateway.ask("GET", TARGET, other)) == (409, "payment_already_used")
     assert is_replayed(await gateway.ask("GET", TARGET, shown))
 
@@ -374,7 +374,7 @@ async def test_what_stands_on_the_chain_in_another_dress_opens_nothing(
     gateway.stop_mining()
     assert (await gateway.ask("GET", TARGET, shown)).status == 503
     await gateway.recover_chain()
-    (held,) = gateway.book._rows.authorizations.values()  # what anybody can read on the chain
+    (held,) = gateway.ledger._rows.authorizations.values()  # what anybody can read on the chain
     claimed = held.authorization
 
     def copy(content: dict[str, Any]) -> None:
@@ -415,7 +415,7 @@ async def test_a_stored_answer_is_gone_after_a_day_and_nobody_is_asked_to_pay(
 ) -> None:
     shown = await undecided(gateway, payer)
     gateway.now_ms += 86_400_000
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     answer = await gateway.ask("GET", TARGET, shown)
     assert told(answer) == (409, "payment_already_used")
     assert answer.problem["paymentState"] == "charged"
@@ -434,8 +434,8 @@ async def test_a_reorged_transfer_is_a_debt_and_no_new_price(gateway: InProcessG
     assert (await gateway.ask("GET", TARGET, shown)).status == 200
     (call,) = await payer.history()
     assert call.tx_hash is not None
-    (payment,) = await gateway.book.find_payments(call.tx_hash)
-    await gateway.book.mark_gone(payment.id, now_ms=gateway.now_ms)
+    (payment,) = await gateway.ledger.find_payments(call.tx_hash)
+    await gateway.ledger.mark_gone(payment.id, now_ms=gateway.now_ms)
     answer = await gateway.ask("GET", TARGET, shown)
     assert told(answer) == (409, "payment_already_used")
 
@@ -606,9 +606,9 @@ async def buy_undecided(
 
 
 async def close(gateway: InProcessGateway, **changes: Any) -> None:
-    shelf = await gateway.catalog.find(ListingId("api_quotes"))
-    assert shelf is not None
-    await gateway.revise(shelf.listing, **changes)
+    entry = await gateway.catalog.find(ListingId("api_quotes"))
+    assert entry is not None
+    await gateway.revise(entry.listing, **changes)
 
 
 @pytest.mark.parametrize("changes", [*CLOSED, {"openapi": REQUIRES_MORE}, {"price": FREE}])
@@ -691,13 +691,13 @@ async def test_how_old_a_call_is_no_gateways_own_clock_says(gateway: InProcessGa
     other.now_ms += ahead_ms
     assert (await gateway.ask("POST", TARGET, shown)).status == 200
     assert is_replayed(await other.ask("POST", TARGET, shown))
-    (call,) = gateway.book.rows.calls.values()
+    (call,) = gateway.ledger.rows.calls.values()
     call.finish = None  # it may still be read
-    gateway.book.rows.answers.clear()
+    gateway.ledger.rows.answers.clear()
     assert told(await other.ask("POST", TARGET, shown)) == (409, "idempotency_in_progress")
     gateway.now_ms += 60_000
     assert told(await other.ask("POST", TARGET, shown)) == (409, "payment_already_used")
-    await other.dialer.close()
+    await other.http_client.close()
 
 
 async def test_an_answer_is_stored_at_the_time_that_all_gateways_share(gateway: InProcessGateway) -> None:
@@ -705,6 +705,6 @@ async def test_an_answer_is_stored_at_the_time_that_all_gateways_share(gateway: 
     other.now_ms -= 3_600_000
     shown = [*gateway.plain_proof((await gateway.pay(PRICE)).tx_hash), *KEY]
     assert (await other.ask("POST", TARGET, shown)).status == 200
-    (kept,) = gateway.book.rows.answers.values()
+    (kept,) = gateway.ledger.rows.answers.values()
     assert kept.created_ms == NOW_MS
-    await other.dialer.close()
+    await other.http_client.close()

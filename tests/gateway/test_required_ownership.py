@@ -31,7 +31,7 @@ async def test_a_payment_that_is_shown_is_not_touched(gateway: InProcessGateway)
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "ownership_unverified")
-    assert await gateway.rest_units(payment) == payment.value_units
+    assert await gateway.remaining_units(payment) == payment.value_units
     assert gateway.upstream.arrived == []
     gateway.verified.add(ListingId("api_quotes"))
     assert (await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))).status == 200

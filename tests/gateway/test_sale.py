@@ -253,7 +253,7 @@ async def test_an_expired_authorisation_that_moved_nothing_is_released_and_may_a
         await gateway.settlement.sweep()
     (call,) = await payer.history()
     assert call.state is CallState.RELEASED
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
     answer = await gateway.ask("GET", TARGET, shown)
     assert (answer.status, answer.problem["code"]) == (402, "payment_expired")
     assert has_terms(answer)
@@ -281,14 +281,14 @@ async def test_without_a_stored_answer_an_unsafe_call_is_given_up_and_its_money_
         assert answer.problem["paymentState"] == "released"
         assert not has_terms(answer)
         gateway.now_ms += 600_000
-        await gateway.settlement.tank.refresh()
+        await gateway.settlement.gas_budget.refresh()
     assert call.tx_hash is not None
-    (payment,) = await gateway.book.find_payments(call.tx_hash)
-    assert payment.rest_units == PRICE
+    (payment,) = await gateway.ledger.find_payments(call.tx_hash)
+    assert payment.remaining_units == PRICE
     gateway.upstream.answer = plain()
     bought = await gateway.ask(method, TARGET, gateway.plain_proof(call.tx_hash), [b"{}"])
     assert bought.status == 200
-    assert await gateway.rest_units(payment) == 0
+    assert await gateway.remaining_units(payment) == 0
     await gateway.check_balanced()
 
 
@@ -357,8 +357,8 @@ async def test_an_answer_to_a_body_that_nobody_can_name_again_is_not_kept(
     (call,) = await payer.history()
     assert (call.state, gateway.earned) == (CallState.RELEASED, PRICE)
     assert call.tx_hash is not None
-    (payment,) = await gateway.book.find_payments(call.tx_hash)
-    assert payment.rest_units == PRICE
+    (payment,) = await gateway.ledger.find_payments(call.tx_hash)
+    assert payment.remaining_units == PRICE
     await gateway.check_balanced()
 
 
@@ -368,7 +368,7 @@ async def test_books_that_break_off_while_settling_are_unknown_and_mended(
     shown = payer.show(await payer.quote())
 
     async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        gateway.book.away = True
+        gateway.ledger.away = True
         await plain()(arrived, writer)
 
     gateway.upstream.answer = answer
@@ -378,7 +378,7 @@ async def test_books_that_break_off_while_settling_are_unknown_and_mended(
     away = await gateway.ask("GET", TARGET, shown)
     assert (away.status, away.problem["code"]) == (503, "storage_unavailable")
     assert not has_terms(away)
-    gateway.book.away = False
+    gateway.ledger.away = False
     await gateway.settlement.sweep()
     (call,) = await payer.history()
     assert (call.state, gateway.transfers) == (CallState.UNKNOWN, 0)

@@ -1,6 +1,6 @@
 """Whole calls, from the door to an upstream of raw bytes and back: each refusal in its order, each way to be served.
 
-After a refusal nothing has changed in the books and the upstream has seen nothing.
+After a refusal nothing has changed in the ledger and the upstream has seen nothing.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 async def picture(gateway: InProcessGateway) -> tuple[Any, ...]:
-    report = await gateway.book.audit()
+    report = await gateway.ledger.audit()
     assert report.is_balanced
     return (report.payments, report.calls, len(gateway.upstream.arrived))
 
@@ -248,26 +248,26 @@ async def wrong_currency(gateway: InProcessGateway) -> Exchange:
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
-async def books_away(gateway: InProcessGateway) -> Exchange:
+async def ledger_away(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
     payment = await gateway.pay()
-    gateway.book.away = True
+    gateway.ledger.away = True
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
 async def payment_held(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
     payment = await gateway.pay()
-    await gateway.book.note_restored(now_ms=gateway.now_ms)
+    await gateway.ledger.mark_restored(now_ms=gateway.now_ms)
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
 async def payment_gone(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
-    (payment,) = await gateway.book.record_payments(
+    (payment,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(tx_hash=TxHash(keccak256(b"gone")), is_final=False)], now_ms=gateway.now_ms
     )
-    await gateway.book.mark_gone(payment.id, now_ms=gateway.now_ms)
+    await gateway.ledger.mark_gone(payment.id, now_ms=gateway.now_ms)
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
@@ -367,7 +367,7 @@ async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, r
 async def test_refuses_while_the_books_are_away_and_asks_for_no_new_payment(
     gateway: InProcessGateway,
 ) -> None:
-    answer = await books_away(gateway)
+    answer = await ledger_away(gateway)
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
     assert "payment" not in answer.problem
     assert answer.headers["retry-after"]
@@ -479,13 +479,13 @@ async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcess
 
 
 async def test_a_stranger_may_not_spend_a_known_payment(gateway: InProcessGateway) -> None:
-    """The books know no payment of the stranger, so the chain is asked; it knows nothing of the hash here."""
+    """The ledger knows no payment of the stranger, so the chain is asked; it knows nothing of the hash here."""
     await gateway.publish()
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY))
     assert answer.problem["code"] == "payment_pending"
     assert not gateway.upstream.arrived
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 @pytest.mark.parametrize("field", ["method", "target", "body", "listing"])
@@ -535,7 +535,7 @@ async def test_a_spent_payment_opens_no_connection_to_its_upstream(
     payment = await gateway.pay()
     first = gateway.plain_proof(payment.tx_hash) if form == "plain" else gateway.bound_proof(payment.tx_hash)
     assert (await gateway.ask(headers=first)).status == 200
-    monkeypatch.setattr(gateway.dialer, "send", refuse_to_dial)
+    monkeypatch.setattr(gateway.http_client, "send", refuse_to_dial)
     for _ in range(3):
         proof = gateway.bound_proof(payment.tx_hash) if form == "bound" else first
         answer = await gateway.ask(headers=proof)
@@ -575,7 +575,7 @@ async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gateway
     assert answer.headers["ratelimit-policy"] == '"failed-calls";q=3;w=600'
     assert answer.headers["ratelimit"].startswith('"failed-calls";r=0;t=')
     assert len(gateway.upstream.arrived) == 3
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 async def test_one_callers_failures_close_the_listing_for_nobody_else(gateway: InProcessGateway) -> None:
@@ -601,7 +601,7 @@ async def test_a_listing_has_a_rate_of_its_own_per_payer(gateway: InProcessGatew
     assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"] == '"listing";q=1;w=60'
     assert answer.headers["retry-after"]
-    assert await gateway.rest_units(mine) == 40_000
+    assert await gateway.remaining_units(mine) == 40_000
     assert (await gateway.ask(headers=gateway.plain_proof(theirs.tx_hash, wallet=THIRD_PARTY))).status == 200
 
 
@@ -610,7 +610,7 @@ async def test_an_endpoint_that_may_not_be_dialled_any_more_costs_nothing(gatewa
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (502, "upstream_unreachable")
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 # ---------------------------------------------------------------------- who is served
@@ -798,7 +798,7 @@ async def test_charges_by_the_status_of_the_answer(
     assert answer.status == status
     assert answer.headers["tollway-payment-state"] == ("charged" if costs else "released")
     assert ("payment-response" in answer.headers) == costs
-    assert await gateway.rest_units(payment) == (0 if costs else 10_000)
+    assert await gateway.remaining_units(payment) == (0 if costs else 10_000)
     assert answer.headers["tollway-credit-remaining"] == ("0 USDC" if costs else "0.01 USDC")
     await gateway.check_balanced()
 
@@ -816,7 +816,7 @@ async def test_an_upstreams_own_402_never_reaches_a_caller_that_pays_by_itself(
     assert answer.problem["paymentState"] == "released"
     assert answer.problem["callId"] == answer.headers["tollway-call-id"]
     assert not {"payment-required", "www-authenticate"} & set(answer.headers)
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
     (call,) = await gateway.history()
     assert (call.state, call.upstream_status, call.error) == (
         CallState.RELEASED,
@@ -1015,12 +1015,12 @@ async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(
 
 async def test_a_payer_in_debt_is_told_what_and_to_whom(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    (lost,) = await gateway.book.record_payments(
+    (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
     )
     assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
     other = await gateway.pay(50_000)
-    await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms)
+    await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
     answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
     assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.01", str(PAY_TO))
@@ -1031,27 +1031,27 @@ async def test_a_payer_in_debt_is_told_what_and_to_whom(gateway: InProcessGatewa
 
 async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    (lost,) = await gateway.book.record_payments(
+    (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
     )
     other = await gateway.pay(50_000)
     for _ in range(2):
         assert (await gateway.ask(headers=gateway.plain_proof(other.tx_hash))).status == 200
     assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
-    await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms)
+    await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
     answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
 
 
 async def test_a_debt_on_another_chain_stands_in_nobodys_way(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    (lost,) = await gateway.book.record_payments(
+    (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gateway.now_ms
     )
     claim = claim_on(lost, 10_000)
-    await gateway.book.claim(claim)
-    await gateway.book.close(close_of(claim))
-    assert await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms) == 10_000
+    await gateway.ledger.claim(claim)
+    await gateway.ledger.close(close_of(claim))
+    assert await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms) == 10_000
     assert (await gateway.ask(headers=gateway.plain_proof((await gateway.pay()).tx_hash))).status == 200
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import to_json
 
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_desk, visit
+from tests.kit.mcp import QUOTES, mcp_request, mcp_services
 from tests.kit.payer import Payer
 from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
@@ -17,7 +17,7 @@ from tollway.gateway.upstream_signature import format_digest
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
 from tollway.registry.listing import UpstreamAuth
-from tollway.web.mcp_tools import Asked, ToolRoom
+from tollway.web.mcp_tools import McpTools, ToolInvocation
 
 LARGE = b"x" * 200_000
 
@@ -35,11 +35,11 @@ class Provider:
             now_s=lambda: gateway.now_ms / 1000,
         )
 
-    def judge(self, arrived: Arrived) -> Forwarded:
+    def verifier(self, arrived: Arrived) -> Forwarded:
         return self.verifier.verify(arrived.method, arrived.target, arrived.headers, bytes(arrived.body))
 
     def judge_last(self) -> Forwarded:
-        return self.judge(self.gateway.upstream.arrived[-1])
+        return self.verifier(self.gateway.upstream.arrived[-1])
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_the_secret_in_the_query_is_signed_too(gateway: InProcessGateway, 
     await gateway.ask("GET", "/q?a=1")
     (arrived,) = gateway.upstream.arrived
     assert arrived.target == "/base/q?a=1&key=s3%20cret"
-    assert provider.judge(arrived)
+    assert provider.verifier(arrived)
 
 
 # ---- Bodies.
@@ -137,7 +137,7 @@ async def test_a_body_by_its_digest_or_by_its_length(
     chunks = [body] if body else []
     assert (await gateway.ask("POST", "/q", headers, chunks, **more)).status == 200
     (arrived,) = gateway.upstream.arrived
-    assert provider.judge(arrived).covers == covers
+    assert provider.verifier(arrived).covers == covers
     assert ("content-digest" in arrived.names) is (covers == "digest")
 
 
@@ -184,18 +184,20 @@ async def test_a_repeat_under_the_same_claim_is_signed_anew(
     gateway.now_ms += 3_600_000
     assert (await gateway.ask("GET", "/q", proof)).status == 200
     first, second = gateway.upstream.arrived
-    assert provider.judge(second).call_id == first.find("tollway-call-id")
+    assert provider.verifier(second).call_id == first.find("tollway-call-id")
     with pytest.raises(ForwardedRefused) as caught:
-        provider.judge(second)
+        provider.verifier(second)
     assert caught.value.reason == "replayed"
 
 
 async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, provider: Provider) -> None:
     await gateway.publish(openapi=QUOTES, price=Price.parse("0"))
-    room = ToolRoom(mcp_desk(gateway))
+    room = McpTools(mcp_services(gateway))
 
     async def ask(name: str, **arguments: Any) -> Any:
-        answer = await room.run(Asked(name=name, arguments=arguments, payment=None, visit=visit()))
+        answer = await room.run(
+            ToolInvocation(name=name, arguments=arguments, payment=None, mcp_request=mcp_request())
+        )
         assert answer is not None
         assert not answer.is_error, answer.content
         return answer.content
@@ -227,7 +229,7 @@ async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for
     await gateway.publish(price=Price.parse("0"), forward_headers=names)
     await gateway.ask(headers=FORGED)
     (arrived,) = gateway.upstream.arrived
-    assert provider.judge(arrived)
+    assert provider.verifier(arrived)
     assert not [value for _, value in arrived.headers if "forged" in value or "AAAA" in value]
     for one in ("signature", "signature-input", "tollway-call-id", "tollway-api-id"):
         assert [key.lower() for key, _ in arrived.headers].count(one) == 1

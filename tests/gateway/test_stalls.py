@@ -24,21 +24,21 @@ async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
     gateway: InProcessGateway,
 ) -> None:
     """It stood still between the claim and the first byte for so long that the others took it for dead."""
-    book, claim = gateway.book, gateway.book.claim
+    ledger, claim = gateway.ledger, gateway.ledger.claim
     two = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)
     payment = await gateway.pay(5 * PRICE)
     proof = [*gateway.plain_proof(payment.tx_hash), *KEY]
     elsewhere: list[Exchange] = []
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:
-        vars(book)["claim"] = claim
+        vars(ledger)["claim"] = claim
         outcome = await claim(one)
         gateway.ticks_ms += int(gateway.limits.owner_lease_s * 1000)
-        await book.another("two").recover(now_ms=NOW_MS)  # nobody has heard of this one
+        await ledger.another("two").recover(now_ms=NOW_MS)  # nobody has heard of this one
         elsewhere.append(await two.ask("POST", TARGET, proof, [b"{}"]))
         return outcome
 
-    vars(book)["claim"] = claim_and_stall
+    vars(ledger)["claim"] = claim_and_stall
     late = await gateway.ask("POST", TARGET, proof, [b"{}"])
     assert [one.status for one in elsewhere] == [200]
     assert (late.status, late.problem["code"]) == (503, "payment_outcome_unknown")
@@ -47,21 +47,21 @@ async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
     assert (repeated.status, repeated.headers["idempotency-replayed"]) == (200, "true")
     assert len(gateway.upstream.arrived) == 1
     await gateway.check_balanced()
-    await two.dialer.close()
+    await two.http_client.close()
 
 
 async def test_a_gateway_that_stood_still_gives_back_what_it_has_not_sent(gateway: InProcessGateway) -> None:
     payment = await gateway.pay(5 * PRICE)
     proof = gateway.plain_proof(payment.tx_hash)
-    book, claim = gateway.book, gateway.book.claim
+    ledger, claim = gateway.ledger, gateway.ledger.claim
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:
-        vars(book)["claim"] = claim
+        vars(ledger)["claim"] = claim
         outcome = await claim(one)
         gateway.ticks_ms += int(gateway.limits.owner_lease_s * 1000)
         return outcome
 
-    vars(book)["claim"] = claim_and_stall
+    vars(ledger)["claim"] = claim_and_stall
     late = await gateway.ask("POST", TARGET, proof, [b"{}"])
     assert (late.status, late.problem["code"], late.problem["paymentState"]) == (
         503,

@@ -9,8 +9,8 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, HeaderPairs, InProcessGateway, open_gateway
 from tests.kit.payer import KeyWallet, has_terms
 from tests.kit.upstream import hang_up, plain
-from tests.model.ledger import MemoryBook
-from tollway.chain.reader import ContractAnswer
+from tests.model.ledger import MemoryLedger
+from tollway.chain.reader import ContractResult
 from tollway.identifiers import Address
 from tollway.ledger.call import Payment
 from tollway.money import Price
@@ -69,7 +69,7 @@ async def test_a_plain_signature_opens_nothing_without_a_payment_that_it_could_s
     await ask(gateway, gateway.plain_proof((await gateway.pay(PRICE)).tx_hash))
     gateway.upstream.answer = plain(b"secret")
     elsewhere = gateway.sample_payment(payee=ELSEWHERE)
-    await gateway.book.record_payments([elsewhere], now_ms=gateway.now_ms)
+    await gateway.ledger.record_payments([elsewhere], now_ms=gateway.now_ms)
     of_others = await gateway.pay(PRICE, wallet=THIRD_PARTY)
     for tx_hash in (gateway.sample_payment().tx_hash, of_others.tx_hash, elsewhere.tx_hash):
         answer = await ask(gateway, gateway.plain_proof(tx_hash))
@@ -121,13 +121,13 @@ async def test_what_another_gateway_has_ended_opens_nothing_here(gateway: InProc
     assert (await gateway.ask("POST", "/orders", [*plainly, two], [b"{}"])).status == 200
     assert (await ask(other, bound(gateway, payment))).status == 200
     assert told(await ask(gateway, plainly)) == (400, "bound_signature_required")
-    await other.dialer.close()
+    await other.http_client.close()
 
 
-class BlindBook(MemoryBook):
+class BlindLedger(MemoryLedger):
     """Another gateway claims between this one's look for the key and its own claim."""
 
-    async def find_keyed(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
+    async def find_keyed_call(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
         return None
 
 
@@ -135,21 +135,21 @@ async def test_what_has_ended_opens_nothing_either_where_the_claim_finds_the_key
     gateway: InProcessGateway,
 ) -> None:
     before = InProcessGateway(gateway.upstream, limits=gateway.limits)
-    before.book = BlindBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    before.ledger = BlindLedger(now_ms=lambda: NOW_MS, limits=gateway.limits)
     blind = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await blind.publish()
     payment = await blind.pay(5 * PRICE)
     assert (await ask(blind, bound(blind, payment))).status == 200
     assert told(await ask(blind, blind.plain_proof(payment.tx_hash))) == (400, "bound_signature_required")
     assert is_replayed(await ask(blind, bound(blind, payment)))
-    await blind.dialer.close()
+    await blind.http_client.close()
 
 
 async def test_a_plain_signature_of_a_new_payment_opens_its_wallets_keys(gateway: InProcessGateway) -> None:
     assert (await ask(gateway, gateway.plain_proof((await gateway.pay(PRICE)).tx_hash))).status == 200
     new = await gateway.pay(PRICE)
     assert is_replayed(await ask(gateway, gateway.plain_proof(new.tx_hash)))
-    assert await gateway.rest_units(new) == PRICE
+    assert await gateway.remaining_units(new) == PRICE
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
@@ -158,18 +158,18 @@ async def test_a_contracts_keys_are_looked_for_before_its_money_is(
 ) -> None:
     """That it has signed is known only from the chain."""
 
-    async def sign(*_: Any, **__: Any) -> ContractAnswer:
-        return ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+    async def sign(*_: Any, **__: Any) -> ContractResult:
+        return ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
 
     monkeypatch.setattr(gateway.chain, "call_contract", sign)
     payer = Address(b"\x33" * 20)
     new = gateway.sample_payment(payer=payer, value_units=5 * PRICE)
-    (payment,) = await gateway.book.record_payments([new], now_ms=gateway.now_ms)
+    (payment,) = await gateway.ledger.record_payments([new], now_ms=gateway.now_ms)
     proof = gateway.plain_proof(payment.tx_hash) if is_plain else bound(gateway, payment)
     assert (await ask(gateway, proof)).status == 200
     again = gateway.plain_proof(payment.tx_hash) if is_plain else bound(gateway, payment)
     assert is_replayed(await ask(gateway, again, ("Tollway-Max-Price", "0.001")))
-    assert await gateway.rest_units(payment) == 4 * PRICE
+    assert await gateway.remaining_units(payment) == 4 * PRICE
 
 
 async def test_a_bound_signature_opens_its_wallets_keys_before_its_payment_is_known(
@@ -196,7 +196,7 @@ async def test_it_runs_again_at_the_price_that_it_had(gateway: InProcessGateway,
     gateway.now_ms += 3_600_000
     again = await ask(gateway, gateway.plain_proof(payment.tx_hash), most)
     assert (again.status, again.body, again.headers["tollway-call-id"]) == (200, b"done", call_id)
-    assert (again.headers["tollway-price"], await gateway.rest_units(payment)) == ("0.01 USDC", 0)
+    assert (again.headers["tollway-price"], await gateway.remaining_units(payment)) == ("0.01 USDC", 0)
 
 
 async def refuse_price(gateway: InProcessGateway) -> None:
@@ -230,6 +230,6 @@ async def test_another_payment_does_not_run_it_and_stays_untouched(
     answer = await ask(gateway, bound(gateway, other, wallet=payer))
     if payer is None:
         assert told(answer) == (409, "idempotency_key_used")
-        assert (await gateway.rest_units(other), gateway.served) == (PRICE, 1)
+        assert (await gateway.remaining_units(other), gateway.served) == (PRICE, 1)
     else:  # whose key it is not
-        assert (answer.status, await gateway.rest_units(other)) == (200, 0)
+        assert (answer.status, await gateway.remaining_units(other)) == (200, 0)

@@ -124,7 +124,7 @@ async def pass_time(gateway: InProcessGateway, ms: int) -> None:
     """With a block and a look at the gas key, so that authorisations are taken."""
     gateway.now_ms += ms
     gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
-    await gateway.settlement.tank.refresh()
+    await gateway.settlement.gas_budget.refresh()
 
 
 async def show(gateway: InProcessGateway, method: str, path: str, units: int, *, age_s: int = 0) -> Exchange:

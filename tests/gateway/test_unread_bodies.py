@@ -104,9 +104,9 @@ async def test_a_transaction_of_another_wallet(gateway: InProcessGateway, proof:
     await gateway.publish()
     payment = await gateway.pay()
     answer = await ask_without_body(gateway, proof(gateway, payment.tx_hash), length=length)
-    assert answer == (409, "payment_pending")  # the books know it of another wallet, and no node knows it
+    assert answer == (409, "payment_pending")  # the ledger knows it of another wallet, and no node knows it
     assert gateway.served == 0
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 async def test_a_keyed_proof_that_opens_no_record_of_a_closed_listing(gateway: InProcessGateway) -> None:

@@ -18,10 +18,10 @@ from http_message_signatures import (
 
 from tollway.gateway.upstream_signature import (
     DIRECTORY_TAG,
-    NO_COVER,
+    NO_COVERAGE,
     TAG,
     VALID_S,
-    Cover,
+    BodyCoverage,
     SigningKey,
     UpstreamSigner,
     cover_body,
@@ -46,7 +46,7 @@ def sign(signer: UpstreamSigner = SIGNER, **changes) -> dict[str, str]:
         "api_id": "api_1",
         "call_id": "call_1",
         "payer": PAYER,
-        "body": Cover(digest=DIGEST),
+        "body": BodyCoverage(digest=DIGEST),
         "created_s": NOW_S,
         "nonce": NONCE,
     }
@@ -88,8 +88,8 @@ def test_the_base_is_written_as_the_standard_says():
     ("changes", "covered", "absent"),
     [
         ({"payer": None}, '"tollway-api-id" "content-digest"', "Tollway-Payer"),
-        ({"body": Cover(length=7)}, '"tollway-payer" "content-length"', "Content-Digest"),
-        ({"body": NO_COVER}, '"tollway-payer")', "Content-Digest"),
+        ({"body": BodyCoverage(length=7)}, '"tollway-payer" "content-length"', "Content-Digest"),
+        ({"body": NO_COVERAGE}, '"tollway-payer")', "Content-Digest"),
     ],
 )
 def test_names_what_is_there_and_no_more(changes, covered, absent):
@@ -104,7 +104,7 @@ def test_names_what_is_there_and_no_more(changes, covered, absent):
     [("/", "/", "?"), ("/a?", "/a", "?"), ("/a?b?c=%20", "/a", "?b?c=%20"), ("/%C3%A9/é", "/%C3%A9/é", "?")],
 )
 def test_path_and_query_are_those_of_the_request_line(target, path, query):
-    headers = sign(target=target, payer=None, body=NO_COVER)
+    headers = sign(target=target, payer=None, body=NO_COVERAGE)
     told = headers["Signature-Input"].removeprefix("tollway=")
     base = (
         f'"@method": POST\n"@authority": api.example.com:8443\n"@path": {path}\n"@query": {query}\n'
@@ -118,30 +118,30 @@ async def pieces():
 
 
 @pytest.mark.parametrize(
-    ("body", "length", "given", "expected"),
+    ("body", "length", "declared", "expected"),
     [
-        (None, 0, None, NO_COVER),
-        (None, 0, DIGEST.encode(), NO_COVER),
-        (b"", 0, DIGEST.encode(), NO_COVER),
-        (b"hello", 5, None, Cover(digest=DIGEST)),
-        (b"hello", 5, format_digest(b"bye").encode(), Cover(digest=DIGEST)),
-        ("streamed", 5, None, Cover(length=5)),
-        ("streamed", None, None, NO_COVER),
-        ("streamed", 5, DIGEST.encode(), Cover(digest=DIGEST)),
-        ("streamed", None, DIGEST.encode(), Cover(digest=DIGEST)),
-        ("streamed", 5, SHA_512.encode(), Cover(digest=SHA_512)),
-        ("streamed", 5, f"{DIGEST}, {SHA_512}".encode(), Cover(digest=f"{DIGEST}, {SHA_512}")),
+        (None, 0, None, NO_COVERAGE),
+        (None, 0, DIGEST.encode(), NO_COVERAGE),
+        (b"", 0, DIGEST.encode(), NO_COVERAGE),
+        (b"hello", 5, None, BodyCoverage(digest=DIGEST)),
+        (b"hello", 5, format_digest(b"bye").encode(), BodyCoverage(digest=DIGEST)),
+        ("streamed", 5, None, BodyCoverage(length=5)),
+        ("streamed", None, None, NO_COVERAGE),
+        ("streamed", 5, DIGEST.encode(), BodyCoverage(digest=DIGEST)),
+        ("streamed", None, DIGEST.encode(), BodyCoverage(digest=DIGEST)),
+        ("streamed", 5, SHA_512.encode(), BodyCoverage(digest=SHA_512)),
+        ("streamed", 5, f"{DIGEST}, {SHA_512}".encode(), BodyCoverage(digest=f"{DIGEST}, {SHA_512}")),
     ],
 )
 def test_a_body_that_is_here_by_its_digest_one_that_streams_by_what_is_said_of_it(
-    body, length, given, expected
+    body, length, declared, expected
 ):
     body = pieces() if body == "streamed" else body
-    assert cover_body(body, length=length, given=given) == expected
+    assert cover_body(body, length=length, declared=declared) == expected
 
 
 @pytest.mark.parametrize(
-    "given",
+    "declared",
     [
         "",
         "sha-256",
@@ -158,9 +158,9 @@ def test_a_body_that_is_here_by_its_digest_one_that_streams_by_what_is_said_of_i
         DIGEST + " " * 600,
     ],
 )
-def test_a_digest_that_nobody_can_check_counts_as_none(given):
-    cover = cover_body(pieces(), length=5, given=given.encode())
-    assert cover == Cover(length=5)
+def test_a_digest_that_nobody_can_check_counts_as_none(declared):
+    cover = cover_body(pieces(), length=5, declared=declared.encode())
+    assert cover == BodyCoverage(length=5)
 
 
 # ---- Keys.
@@ -250,7 +250,7 @@ def test_others_take_it() -> None:
     result = check_as_others_do(request, b"hello")
     assert result.covered_components['"tollway-payer"'] == str(PAYER)
     assert (result.body, result.nonce, result.parameters["keyid"]) == (b"hello", NONCE, SIGNER.keys[0].keyid)
-    bare = sign(created_s=int(time.time()), target="/", authority="api.example.com", body=NO_COVER)
+    bare = sign(created_s=int(time.time()), target="/", authority="api.example.com", body=NO_COVERAGE)
     assert check_as_others_do(Request("POST", "https://api.example.com", bare))
 
 

@@ -11,17 +11,17 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "every forwarded call is signed",
-        "gateway.forward:Passage.carry",
-        "request.headers.extend(self._sign(shipment, trip.ticket, trip.sent_ms))",
+        "gateway.forward:Proxy.forward",
+        "request.headers.extend(self._sign(upstream_call, attempt.claimed_call, attempt.sent_ms))",
         "pass",
         test="gateway/test_signed_calls.py::test_a_call_paid_by_a_transaction",
     ),
     guard(
         "I9",
         "the host is signed as it is sent",
-        "gateway.forward:Passage._sign",
-        "authority=format_host(shipment.endpoint),",
-        "authority=shipment.endpoint.host,",
+        "gateway.forward:Proxy._sign",
+        "authority=format_host(upstream_call.endpoint),",
+        "authority=upstream_call.endpoint.host,",
         test="gateway/test_signed_calls.py::test_method_and_target_are_those_on_the_wire",
     ),
     guard(
@@ -43,8 +43,8 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a caller's digest that nobody can check is not signed",
-        "gateway.upstream_signature:_read_given",
-        "return text if _GIVEN.fullmatch(text) else None",
+        "gateway.upstream_signature:_read_declared_digest",
+        "return text if _DECLARED_DIGEST.fullmatch(text) else None",
         "return text",
         test="gateway/test_upstream_signature.py::test_a_digest_that_nobody_can_check_counts_as_none",
     ),

@@ -8,16 +8,16 @@ import coincurve
 import pytest
 
 from tests.kit.memory_sessions import MemorySessions
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import parse_origin
-from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signatures import SignatureVerifier
 from tollway.limits import DEFAULT_LIMITS
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 
 CHAIN = ChainId(84532)
 PUBLIC_URL = "https://gw.example.com"
@@ -42,15 +42,15 @@ class FakeChain:
     """Answers every `eth_call` with `answer`; None: the chain is away. Keeps what it was asked."""
 
     chain_ids: tuple[ChainId, ...] = (CHAIN,)
-    answer: ContractAnswer | None = field(default_factory=lambda: ContractAnswer(reverted=False, payload=b""))
+    answer: ContractResult | None = field(default_factory=lambda: ContractResult(reverted=False, payload=b""))
     asked: list[dict] = field(default_factory=list)
 
-    async def call_contract(self, chain_id, *, to, calldata, gas, bytes_max, deadline_s) -> ContractAnswer:
+    async def call_contract(self, chain_id, *, to, calldata, gas, bytes_max, deadline_s) -> ContractResult:
         asked = {"chain_id": chain_id, "to": to, "calldata": calldata, "gas": gas}
         self.asked.append(asked | {"bytes_max": bytes_max, "deadline_s": deadline_s})
         if self.answer is None:
             raise ChainUnavailable
-        return ContractAnswer(reverted=self.answer.reverted, payload=self.answer.payload[:bytes_max])
+        return ContractResult(reverted=self.answer.reverted, payload=self.answer.payload[:bytes_max])
 
 
 @dataclass
@@ -66,7 +66,7 @@ class FakeMeter:
     def give_back(self, *, client_address: str, signer: str) -> None:
         pass
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         pass
 
 
@@ -84,9 +84,9 @@ class IdentityHarness:
 
     store: MemorySessions
     chain: FakeChain
-    meter: FakeMeter
+    lookup_quota: FakeMeter
     clock: Clock
-    desk: FrontDesk
+    sign_in: SignIn
     authenticator: Authenticator
 
     def signed(
@@ -139,7 +139,7 @@ def chain() -> FakeChain:
 
 @pytest.fixture
 def harness(chain: FakeChain) -> IdentityHarness:
-    store, meter, clock = MemorySessions(), FakeMeter(), Clock()
+    store, lookup_quota, clock = MemorySessions(), FakeMeter(), Clock()
     origin = parse_origin(PUBLIC_URL)
     drawn = 0
 
@@ -148,16 +148,16 @@ def harness(chain: FakeChain) -> IdentityHarness:
         drawn += 1
         return hashlib.sha512(b"%d" % drawn).digest()[:size]
 
-    desk = FrontDesk(
+    sign_in = SignIn(
         store,
-        SignatureJudge(chain, limits=DEFAULT_LIMITS),
-        meter,
+        SignatureVerifier(chain, limits=DEFAULT_LIMITS),
+        lookup_quota,
         origin=origin,
         limits=DEFAULT_LIMITS,
         now_ms=clock,
         entropy=entropy,
     )
     authenticator = Authenticator(
-        store, desk, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock, rates=Rates()
+        store, sign_in, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock, rate_limiter=RateLimiter()
     )
-    return IdentityHarness(store, chain, meter, clock, desk, authenticator)
+    return IdentityHarness(store, chain, lookup_quota, clock, sign_in, authenticator)

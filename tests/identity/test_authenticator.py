@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identifiers import Address, ChainId
 from tollway.identity.authenticator import Authenticator, Identity, SignedRequest
@@ -13,12 +13,12 @@ from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.signin import SignInMessage, format_moment, format_sign_in
 from tollway.limits import Limits
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 
 CHAIN = ChainId(84532)
 CREATE_URI = "https://gw.example.com/api/v2/apis"
 BARE = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", headers=[], body=b"")
-YES = ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+YES = ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
 
 
 def plus(request: SignedRequest, *lines: tuple[str, str]) -> SignedRequest:
@@ -28,21 +28,21 @@ def plus(request: SignedRequest, *lines: tuple[str, str]) -> SignedRequest:
 
 
 async def session_of(harness, wallet) -> str:
-    text = (await harness.desk.invite()).write(address=wallet.address, chain_id=CHAIN)
+    text = (await harness.sign_in.create_challenge()).format_message(address=wallet.address, chain_id=CHAIN)
     signature = wallet.sign(eip191_digest(text.encode()))
-    admission = await harness.desk.open_session(text=text, signature=signature, client_address="")
+    admission = await harness.sign_in.open_session(text=text, signature=signature, client_address="")
     return f"Bearer {admission.token}"
 
 
 async def siwx_of(harness, wallet, *, uri: str | None = None, says: str | None = None) -> str:
-    invitation = await harness.desk.invite(uri)
+    challenge = await harness.sign_in.create_challenge(uri)
     message = SignInMessage(
-        domain=invitation.domain,
+        domain=challenge.domain,
         address=str(wallet.address),
-        uri=says or invitation.uri,
+        uri=says or challenge.uri,
         chain_id=CHAIN,
-        nonce=invitation.nonce,
-        issued_at=format_moment(invitation.issued_ms),
+        nonce=challenge.nonce,
+        issued_at=format_moment(challenge.issued_ms),
     )
     payload = {
         "domain": message.domain,
@@ -77,11 +77,11 @@ async def test_a_wallet_and_an_address_sign_so_many_requests_and_no_more(
     """Each leaves a row behind. What is refused, for whatever reason, leaves none and is not counted."""
     harness.authenticator = Authenticator(
         harness.store,
-        harness.desk,
+        harness.sign_in,
         origin=parse_origin("https://gw.example.com"),
         limits=Limits(signed_requests_per_minute=2),
         now_ms=harness.clock,
-        rates=Rates(),
+        rate_limiter=RateLimiter(),
     )
     forged = harness.signed(other_wallet, address=wallet.address, nonce="forged")
     for _ in range(5):
@@ -173,7 +173,7 @@ class TestSignedRequest:
             await harness.authenticator.authenticate(request)
         harness.chain.answer = YES
         assert (await harness.authenticator.authenticate(request)).address == contract
-        assert harness.meter.charged == [("192.0.2.7", str(contract))] * 3
+        assert harness.lookup_quota.charged == [("192.0.2.7", str(contract))] * 3
 
 
 class TestSession:

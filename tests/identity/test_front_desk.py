@@ -5,19 +5,19 @@ import pytest
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.signatures import eip191_digest
 
 CHAIN = ChainId(84532)
 CONTRACT = Address(b"\xc0" * 20)
-YES = ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+YES = ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
 
 
 async def invited(harness, wallet, *, uri: str | None = None, address: Address | None = None) -> str:
-    invitation = await harness.desk.invite(uri)
-    return invitation.write(address=address or wallet.address, chain_id=CHAIN)
+    challenge = await harness.sign_in.create_challenge(uri)
+    return challenge.format_message(address=address or wallet.address, chain_id=CHAIN)
 
 
 def signed(wallet, text: str) -> bytes:
@@ -26,25 +26,25 @@ def signed(wallet, text: str) -> bytes:
 
 async def refusal_of(harness, text: str, signature: bytes) -> tuple[Code, str | None]:
     with pytest.raises(Refusal) as caught:
-        await harness.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
+        await harness.sign_in.open_session(text=text, signature=signature, client_address="192.0.2.1")
     return caught.value.problem.code, caught.value.problem.reason
 
 
 async def opened(harness, text: str, signature: bytes):
-    return await harness.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
+    return await harness.sign_in.open_session(text=text, signature=signature, client_address="192.0.2.1")
 
 
 async def test_a_signed_message_opens_a_session_that_can_be_closed(harness, wallet) -> None:
     text = await invited(harness, wallet)
     admission = await opened(harness, text, signed(wallet, text))
     assert (admission.address, admission.expires_in_s) == (wallet.address, 86_400)
-    assert (await harness.desk.find_session(admission.token)).address == wallet.address
-    await harness.desk.close_session(admission.token)
+    assert (await harness.sign_in.find_session(admission.token)).address == wallet.address
+    await harness.sign_in.close_session(admission.token)
     with pytest.raises(Refusal) as caught:
-        await harness.desk.find_session(admission.token)
+        await harness.sign_in.find_session(admission.token)
     assert caught.value.problem.code is Code.SESSION_EXPIRED
     with pytest.raises(Refusal):
-        await harness.desk.close_session(admission.token)
+        await harness.sign_in.close_session(admission.token)
 
 
 async def test_a_wallet_of_eth_account_signs_the_text_as_it_is(harness) -> None:
@@ -144,7 +144,7 @@ async def test_a_nonce_for_another_uri_opens_no_session(harness, wallet) -> None
 )
 async def test_no_nonce_is_given_for_a_foreign_uri(harness, uri: str) -> None:
     with pytest.raises(Refusal) as caught:
-        await harness.desk.invite(uri)
+        await harness.sign_in.create_challenge(uri)
     assert caught.value.problem.code is Code.VALIDATION_FAILED
     assert harness.store._nonces == {}
 
@@ -153,16 +153,16 @@ async def test_a_session_ends_after_a_day(harness, wallet) -> None:
     text = await invited(harness, wallet)
     token = (await opened(harness, text, signed(wallet, text))).token
     harness.clock.now_ms += 86_399_999
-    await harness.desk.find_session(token)
+    await harness.sign_in.find_session(token)
     harness.clock.now_ms += 1
     with pytest.raises(Refusal):
-        await harness.desk.find_session(token)
+        await harness.sign_in.find_session(token)
 
 
 @pytest.mark.parametrize("token", ["", "x", "é" * 43, "a" * 43, "a" * 44, "a" * 42 + "\n"])
 async def test_a_token_that_is_not_ours_finds_nothing(harness, token: str) -> None:
     with pytest.raises(Refusal) as caught:
-        await harness.desk.find_session(token)
+        await harness.sign_in.find_session(token)
     assert caught.value.problem.code is Code.SESSION_EXPIRED
 
 
@@ -171,12 +171,12 @@ class TestContracts:
         harness.chain.answer = YES
         text = await invited(harness, wallet, address=CONTRACT)
         assert (await opened(harness, text, b"for the contract")).address == CONTRACT
-        assert harness.meter.charged == [("192.0.2.1", str(CONTRACT))]
+        assert harness.lookup_quota.charged == [("192.0.2.1", str(CONTRACT))]
 
     async def test_a_contract_on_another_chain_does_not(self, harness, wallet) -> None:
         harness.chain.answer = YES
-        invitation = await harness.desk.invite()
-        text = invitation.write(address=CONTRACT, chain_id=ChainId(1))
+        challenge = await harness.sign_in.create_challenge()
+        text = challenge.format_message(address=CONTRACT, chain_id=ChainId(1))
         expected = (Code.INVALID_SIGNATURE, "invalid_siwx_signature")
         assert await refusal_of(harness, text, b"for the contract") == expected
         assert harness.chain.asked == []
@@ -184,10 +184,10 @@ class TestContracts:
     @pytest.mark.parametrize(
         "answer",
         [
-            ContractAnswer(reverted=True, payload=b""),
-            ContractAnswer(reverted=False, payload=b""),
-            ContractAnswer(reverted=False, payload=b"\xff" * 32),
-            ContractAnswer(reverted=False, payload=YES.payload * (1 << 15)),
+            ContractResult(reverted=True, payload=b""),
+            ContractResult(reverted=False, payload=b""),
+            ContractResult(reverted=False, payload=b"\xff" * 32),
+            ContractResult(reverted=False, payload=YES.payload * (1 << 15)),
         ],
     )
     async def test_an_unwilling_contract_does_not(self, harness, wallet, answer) -> None:
@@ -204,13 +204,13 @@ class TestContracts:
         await opened(harness, text, b"for the contract")
 
     async def test_plain_wallets_never_ask_the_chain(self, harness, wallet) -> None:
-        harness.chain.answer, harness.meter.wait_s = None, 7
+        harness.chain.answer, harness.lookup_quota.wait_s = None, 7
         text = await invited(harness, wallet)
         await opened(harness, text, signed(wallet, text))
-        assert (harness.chain.asked, harness.meter.charged) == ([], [])
+        assert (harness.chain.asked, harness.lookup_quota.charged) == ([], [])
 
     async def test_too_many_questions_to_the_chain_are_refused_unasked(self, harness, wallet) -> None:
-        harness.chain.answer, harness.meter.wait_s = YES, 7
+        harness.chain.answer, harness.lookup_quota.wait_s = YES, 7
         text = await invited(harness, wallet, address=CONTRACT)
         with pytest.raises(Refusal) as caught:
             await opened(harness, text, b"for the contract")

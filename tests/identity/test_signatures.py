@@ -8,13 +8,13 @@ from eth_account.messages import encode_defunct, encode_typed_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import (
     ContractSignature,
     EcdsaSignature,
-    SignatureJudge,
+    SignatureVerifier,
     _encode_arguments,
     eip191_digest,
     paid_call_digest,
@@ -30,7 +30,7 @@ CONTRACT = Address(b"\xc0" * 20)
 MAGIC_WORD = bytes.fromhex("1626ba7e") + bytes(28)
 MAGIC_TAIL = bytes.fromhex("6492" * 16)
 CHAIN = ChainId(84532)
-YES = ContractAnswer(reverted=False, payload=MAGIC_WORD)
+YES = ContractResult(reverted=False, payload=MAGIC_WORD)
 
 
 def changed(signature: bytes, *, r: int | None = None, s: int | None = None, v: int | None = None) -> bytes:
@@ -164,22 +164,22 @@ class TestDigests:
 
 
 @pytest.fixture
-def judge(chain) -> SignatureJudge:
-    return SignatureJudge(chain, limits=DEFAULT_LIMITS)
+def verifier(chain) -> SignatureVerifier:
+    return SignatureVerifier(chain, limits=DEFAULT_LIMITS)
 
 
 class TestJudge:
-    async def test_a_plain_wallet_needs_no_chain(self, judge, chain, wallet) -> None:
+    async def test_a_plain_wallet_needs_no_chain(self, verifier, chain, wallet) -> None:
         chain.answer = None
         signature = wallet.sign(DIGEST)
-        assert await judge.is_signed_by(wallet.address, DIGEST, signature, [CHAIN])
-        assert await judge.is_signed_by_visitor(wallet.address, DIGEST, signature, [])
-        assert not judge.is_chain_needed(wallet.address, DIGEST, signature, [CHAIN])
+        assert await verifier.is_signed_by(wallet.address, DIGEST, signature, [CHAIN])
+        assert await verifier.is_signed_for_authentication(wallet.address, DIGEST, signature, [])
+        assert not verifier.is_chain_needed(wallet.address, DIGEST, signature, [CHAIN])
         assert chain.asked == []
 
-    async def test_a_contract_is_asked_with_gas_bytes_and_a_deadline(self, judge, chain) -> None:
+    async def test_a_contract_is_asked_with_gas_bytes_and_a_deadline(self, verifier, chain) -> None:
         chain.answer = YES
-        assert await judge.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
+        assert await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
         (asked,) = chain.asked
         assert asked["calldata"][:4] == bytes.fromhex("1626ba7e")
         assert decode(["bytes32", "bytes"], asked["calldata"][4:]) == (DIGEST, b"anything")
@@ -189,59 +189,59 @@ class TestJudge:
     @pytest.mark.parametrize(
         "answer",
         [
-            ContractAnswer(reverted=True, payload=MAGIC_WORD),
-            ContractAnswer(reverted=False, payload=b""),
-            ContractAnswer(reverted=False, payload=MAGIC_WORD[:4]),
-            ContractAnswer(reverted=False, payload=MAGIC_WORD[::-1]),
-            ContractAnswer(reverted=False, payload=b"\xff" * 32),
-            ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + b"\x01" * 28),
-            ContractAnswer(reverted=False, payload=MAGIC_WORD + bytes(1 << 20)),
-            ContractAnswer(reverted=False, payload=bytes(31) + b"\x01"),
+            ContractResult(reverted=True, payload=MAGIC_WORD),
+            ContractResult(reverted=False, payload=b""),
+            ContractResult(reverted=False, payload=MAGIC_WORD[:4]),
+            ContractResult(reverted=False, payload=MAGIC_WORD[::-1]),
+            ContractResult(reverted=False, payload=b"\xff" * 32),
+            ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e") + b"\x01" * 28),
+            ContractResult(reverted=False, payload=MAGIC_WORD + bytes(1 << 20)),
+            ContractResult(reverted=False, payload=bytes(31) + b"\x01"),
         ],
     )
-    async def test_only_the_exact_magic_word_is_yes(self, judge, chain, answer: ContractAnswer) -> None:
+    async def test_only_the_exact_magic_word_is_yes(self, verifier, chain, answer: ContractResult) -> None:
         chain.answer = answer
-        assert not await judge.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
+        assert not await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
 
-    async def test_a_delegated_account_may_sign_by_contract_or_by_key(self, judge, chain, wallet) -> None:
-        chain.answer = ContractAnswer(reverted=True, payload=b"")
-        assert await judge.is_signed_by(wallet.address, DIGEST, wallet.sign(DIGEST), [CHAIN])
+    async def test_a_delegated_account_may_sign_by_contract_or_by_key(self, verifier, chain, wallet) -> None:
+        chain.answer = ContractResult(reverted=True, payload=b"")
+        assert await verifier.is_signed_by(wallet.address, DIGEST, wallet.sign(DIGEST), [CHAIN])
         chain.answer = YES
-        assert await judge.is_signed_by(wallet.address, DIGEST, b"its contract reads this", [CHAIN])
+        assert await verifier.is_signed_by(wallet.address, DIGEST, b"its contract reads this", [CHAIN])
 
-    async def test_a_chain_that_is_away_is_no_no(self, judge, chain) -> None:
+    async def test_a_chain_that_is_away_is_no_no(self, verifier, chain) -> None:
         chain.answer = None
         with pytest.raises(ChainUnavailable):
-            await judge.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
+            await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
 
-    async def test_one_willing_chain_is_enough(self, judge, chain) -> None:
+    async def test_one_willing_chain_is_enough(self, verifier, chain) -> None:
         away, here = ChainId(1), ChainId(2)
 
-        async def call_contract(chain_id: ChainId, **_asked: object) -> ContractAnswer:
+        async def call_contract(chain_id: ChainId, **_asked: object) -> ContractResult:
             if chain_id == away:
                 raise ChainUnavailable
             return YES
 
         chain.chain_ids, chain.call_contract = (away, here), call_contract
-        assert await judge.is_signed_by(CONTRACT, DIGEST, b"anything", [away, here])
+        assert await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [away, here])
 
-    async def test_a_chain_that_is_not_configured_does_not_count(self, judge, chain) -> None:
+    async def test_a_chain_that_is_not_configured_does_not_count(self, verifier, chain) -> None:
         chain.answer = YES
-        assert not await judge.is_signed_by(CONTRACT, DIGEST, b"anything", [ChainId(1)])
-        assert not judge.is_chain_needed(CONTRACT, DIGEST, b"anything", [ChainId(1)])
+        assert not await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [ChainId(1)])
+        assert not verifier.is_chain_needed(CONTRACT, DIGEST, b"anything", [ChainId(1)])
         assert chain.asked == []
 
-    async def test_sizes_out_of_bounds_are_not_asked(self, judge, chain) -> None:
+    async def test_sizes_out_of_bounds_are_not_asked(self, verifier, chain) -> None:
         chain.answer = YES
         for signature in (b"", b"x" * 4097, b"x" * 4097 + MAGIC_TAIL):
-            assert not await judge.is_signed_by_visitor(CONTRACT, DIGEST, signature, [CHAIN])
+            assert not await verifier.is_signed_for_authentication(CONTRACT, DIGEST, signature, [CHAIN])
         assert chain.asked == []
 
-    async def test_a_wrapped_signature_goes_to_the_validator_for_visitors_only(self, judge, chain) -> None:
-        chain.answer = ContractAnswer(reverted=False, payload=b"\x01")
+    async def test_a_wrapped_signature_goes_to_the_validator_for_visitors_only(self, verifier, chain) -> None:
+        chain.answer = ContractResult(reverted=False, payload=b"\x01")
         wrapped = b"made of three parts" + MAGIC_TAIL
-        assert await judge.is_signed_by_visitor(CONTRACT, DIGEST, wrapped, [CHAIN])
-        assert not await judge.is_signed_by(CONTRACT, DIGEST, wrapped, [CHAIN])
+        assert await verifier.is_signed_for_authentication(CONTRACT, DIGEST, wrapped, [CHAIN])
+        assert not await verifier.is_signed_by(CONTRACT, DIGEST, wrapped, [CHAIN])
         validator, wallet_itself = chain.asked
         bytecode = bytes.fromhex(
             json.loads((files("tollway.identity.contracts") / "SignatureValidator.json").read_text())[
@@ -260,15 +260,15 @@ class TestJudge:
     @pytest.mark.parametrize(
         "answer",
         [
-            ContractAnswer(reverted=True, payload=b"\x01"),
-            ContractAnswer(reverted=False, payload=b"\x00"),
-            ContractAnswer(reverted=False, payload=b""),
-            ContractAnswer(reverted=False, payload=MAGIC_WORD),
+            ContractResult(reverted=True, payload=b"\x01"),
+            ContractResult(reverted=False, payload=b"\x00"),
+            ContractResult(reverted=False, payload=b""),
+            ContractResult(reverted=False, payload=MAGIC_WORD),
         ],
     )
-    async def test_only_one_byte_of_the_validator_is_yes(self, judge, chain, answer) -> None:
+    async def test_only_one_byte_of_the_validator_is_yes(self, verifier, chain, answer) -> None:
         chain.answer = answer
-        assert not await judge.is_signed_by_visitor(CONTRACT, DIGEST, b"x" + MAGIC_TAIL, [CHAIN])
+        assert not await verifier.is_signed_for_authentication(CONTRACT, DIGEST, b"x" + MAGIC_TAIL, [CHAIN])
 
 
 @given(st.binary(min_size=20, max_size=20), st.binary(min_size=32, max_size=32), st.binary(max_size=200))

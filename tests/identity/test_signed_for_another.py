@@ -169,10 +169,10 @@ def payment_digests(address: Address) -> dict[str, bytes]:
 @pytest.mark.parametrize("form", ["the plain form", "the raw form", "the bound form"])
 async def test_a_payments_signature_signs_nobody_in(harness, wallet, form: str) -> None:
     signature = wallet.sign(payment_digests(wallet.address)[form])
-    text = (await harness.desk.invite()).write(address=wallet.address, chain_id=CHAIN)
+    text = (await harness.sign_in.create_challenge()).format_message(address=wallet.address, chain_id=CHAIN)
     for shown in (text, str(TX), bytes(TX).decode("latin-1"), f"{TX}\n{text}"):
         with pytest.raises(Refusal) as refused:
-            await harness.desk.open_session(text=shown, signature=signature, client_address="192.0.2.1")
+            await harness.sign_in.open_session(text=shown, signature=signature, client_address="192.0.2.1")
         assert refused.value.problem.code is Code.INVALID_SIGNATURE
     request = harness.signed(wallet, sign=lambda digest: signature)
     with pytest.raises(Refusal) as refused:
@@ -187,7 +187,7 @@ async def test_a_payments_signature_signs_nobody_in(harness, wallet, form: str) 
         await harness.authenticator.authenticate(replace(bare, headers=shown_as_payment))
     assert refused.value.problem.code is Code.AUTHENTICATION_REQUIRED
     good = wallet.sign(eip191_digest(text.encode()))  # and its nonce is still good
-    await harness.desk.open_session(text=text, signature=good, client_address="192.0.2.1")
+    await harness.sign_in.open_session(text=text, signature=good, client_address="192.0.2.1")
 
 
 @BRIEF
@@ -343,8 +343,8 @@ def test_any_bytes_in_payment_headers_are_a_proof_or_a_refusal(
 
 
 async def test_the_same_login_shown_by_fifty_at_once_reads_once(harness, wallet) -> None:
-    invitation = await harness.desk.invite()
-    message = parse_sign_in(invitation.write(address=wallet.address, chain_id=CHAIN))
+    challenge = await harness.sign_in.create_challenge()
+    message = parse_sign_in(challenge.format_message(address=wallet.address, chain_id=CHAIN))
     payload = {
         **_GOOD,
         "address": message.address,

@@ -29,14 +29,14 @@ from tollway.chain.reader import (
     AuthorizationFacts,
     BlockHashes,
     ChainFacts,
-    ContractAnswer,
+    ChainTip,
+    ContractResult,
     Disputed,
     Fees,
     Log,
     NotMined,
+    Quorum,
     SendRefused,
-    Tip,
-    Trust,
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
@@ -78,7 +78,7 @@ class MemoryChain:
         for chain_id in chain_ids:
             self._chains[chain_id] = MemoryBlocks(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
         self.requests: Counter[tuple[str, ChainId]] = Counter()
-        self.trusts: list[Trust] = []
+        self.trusts: list[Quorum] = []
         self.barrier: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self.disputed: set[TxHash] = set()
@@ -174,7 +174,7 @@ class MemoryChain:
         chain.base_fee_wei, chain.tip_wei = base_fee_wei, tip_wei
 
     def refuse_transfer(
-        self, chain_id: ChainId, payer: Address, nonce: bytes, answer: ContractAnswer = REVERTED
+        self, chain_id: ChainId, payer: Address, nonce: bytes, answer: ContractResult = REVERTED
     ) -> None:
         """The token refuses this authorisation, in simulation and in a block: a bad signature, a blocked payer."""
         self._chains[chain_id].refused[payer, nonce] = answer
@@ -243,36 +243,36 @@ class MemoryChain:
         return tuple(self._chains)
 
     async def fetch_facts(
-        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        chain = await self._ask_trusted("fetch_facts", chain_id, trust)
-        return self._look_up(chain_id, chain, tx_hash, trust)
+        chain = await self._ask_trusted("fetch_facts", chain_id, quorum)
+        return self._look_up(chain_id, chain, tx_hash, quorum)
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, quorum: Quorum = Quorum.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        chain = await self._ask_trusted("fetch_receipts", chain_id, trust)
-        return {tx_hash: self._look_up(chain_id, chain, tx_hash, trust) for tx_hash in tx_hashes}
+        chain = await self._ask_trusted("fetch_receipts", chain_id, quorum)
+        return {tx_hash: self._look_up(chain_id, chain, tx_hash, quorum) for tx_hash in tx_hashes}
 
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
     ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:
-        chain = await self._ask_trusted("review_receipts", chain_id, Trust.AGREED)
+        chain = await self._ask_trusted("review_receipts", chain_id, Quorum.AGREED)
         return {
             tx_hash: Disputed()
             if tx_hash in self.disputed
-            else self._look_up(chain_id, chain, tx_hash, Trust.AGREED)
+            else self._look_up(chain_id, chain, tx_hash, Quorum.AGREED)
             for tx_hash in tx_hashes
         }
 
-    async def fetch_tip(self, chain_id: ChainId) -> Tip:
-        chain = await self._ask_trusted("fetch_tip", chain_id, Trust.AGREED)
+    async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
+        chain = await self._ask_trusted("fetch_tip", chain_id, Quorum.AGREED)
         head = chain.blocks[-1].number
         final = None if self.has_no_final_tag else max(0, head - self._finality_depth)
-        return Tip(head_number=head, finalized_number=final)
+        return ChainTip(head_number=head, finalized_number=final)
 
     async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
-        chain = await self._ask_trusted("fetch_block_hashes", chain_id, Trust.AGREED)
+        chain = await self._ask_trusted("fetch_block_hashes", chain_id, Quorum.AGREED)
         self.heights_read += len(set(numbers))
         return BlockHashes(
             known={
@@ -292,7 +292,7 @@ class MemoryChain:
         gas: int,
         bytes_max: int,
         deadline_s: float,
-    ) -> ContractAnswer:
+    ) -> ContractResult:
         chain = await self._ask("call_contract", chain_id)
         wallet = None if to is None else chain.code.get(to)
         answer = NO_ANSWER if wallet is None else wallet(calldata)
@@ -316,9 +316,9 @@ class MemoryChain:
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
-        chain = await self._ask_trusted("fetch_authorization", chain_id, trust)
+        chain = await self._ask_trusted("fetch_authorization", chain_id, quorum)
         head = chain.blocks[-1]
         moment = head.time if valid_after < head.time else head.time + self._block_time_s
         transfer = parse_authorized_transfer(calldata)
@@ -343,9 +343,9 @@ class MemoryChain:
         payer: Address,
         nonce: bytes,
         from_block: int,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> TxHash | None:
-        chain = await self._ask_trusted("find_authorization_use", chain_id, trust)
+        chain = await self._ask_trusted("find_authorization_use", chain_id, quorum)
         return chain.find_use(token, payer, nonce, from_block=from_block)
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
@@ -370,10 +370,10 @@ class MemoryChain:
         self.resent.append(raw)
         return await self.send_transaction(chain_id, raw)
 
-    async def _ask_trusted(self, method: str, chain_id: ChainId, trust: Trust) -> MemoryBlocks:
-        self.trusts.append(trust)
+    async def _ask_trusted(self, method: str, chain_id: ChainId, quorum: Quorum) -> MemoryBlocks:
+        self.trusts.append(quorum)
         chain = await self._ask(method, chain_id)
-        if trust is Trust.AGREED and chain_id in self._lone:
+        if quorum is Quorum.AGREED and chain_id in self._lone:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return chain
 
@@ -387,7 +387,7 @@ class MemoryChain:
         return chain
 
     def _look_up(
-        self, chain_id: ChainId, chain: MemoryBlocks, tx_hash: TxHash, trust: Trust
+        self, chain_id: ChainId, chain: MemoryBlocks, tx_hash: TxHash, quorum: Quorum
     ) -> ChainFacts | NotMined:
         found = chain.find(tx_hash)
         if found is None:
@@ -412,9 +412,9 @@ class MemoryChain:
             finalized_number=max(0, head.number - self._finality_depth),
             fee_wei=transaction.fee_wei,
         )
-        if trust is Trust.AGREED and tx_hash in self.disputed:
+        if quorum is Quorum.AGREED and tx_hash in self.disputed:
             raise NodesDisagree(f"no node of eip155:{chain_id} gave a usable answer")
-        if trust is Trust.ONE and tx_hash in self.unconfirmed:
+        if quorum is Quorum.ONE and tx_hash in self.unconfirmed:
             return self.unconfirmed[tx_hash](facts)
         return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
 

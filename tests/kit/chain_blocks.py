@@ -13,7 +13,7 @@ from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
-from tollway.chain.reader import ContractAnswer, Log, SendFault, SendRefused
+from tollway.chain.reader import ContractResult, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
     AUTHORIZATION_CANCELED_TOPIC,
     AUTHORIZATION_USED_TOPIC,
@@ -33,10 +33,10 @@ _STATE = encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32))[:4]
 _PAD = bytes(12)
 _GAS_BALANCE_WEI = 10**18
 TRANSFER_GAS = 60_000
-NO_ANSWER = ContractAnswer(reverted=False, payload=b"")
-REVERTED = ContractAnswer(reverted=True, payload=b"")
+NO_ANSWER = ContractResult(reverted=False, payload=b"")
+REVERTED = ContractResult(reverted=True, payload=b"")
 
-Wallet = Callable[[bytes], ContractAnswer]
+Wallet = Callable[[bytes], ContractResult]
 """A contract: calldata -> what an `eth_call` returns."""
 
 
@@ -105,7 +105,7 @@ class MemoryBlocks:
     code_hashes: dict[Address, bytes] = field(default_factory=dict)
     funds: dict[tuple[Address, Address], int] = field(default_factory=dict)
     gas_balances_wei: dict[Address, int] = field(default_factory=dict)
-    refused: dict[tuple[Address, bytes], ContractAnswer] = field(default_factory=dict)
+    refused: dict[tuple[Address, bytes], ContractResult] = field(default_factory=dict)
     doomed: set[tuple[Address, bytes]] = field(default_factory=set)
     base_fee_wei: int = 10**7
     tip_wei: int = 10**6
@@ -152,7 +152,7 @@ class MemoryBlocks:
         *,
         block_time: int,
         before: Sequence[Transaction] = (),
-    ) -> ContractAnswer:
+    ) -> ContractResult:
         """By the rules of EIP-3009, the transactions `before` it in its block counted in."""
         if (refusal := self.refused.get((transfer.payer, transfer.nonce))) is not None:
             return refusal
@@ -290,14 +290,14 @@ def authorizing_token(asset: Asset, domain: TokenDomain | None = None) -> Wallet
     one that takes no authorisations."""
     signed_under = domain or asset.domain
 
-    def answer(calldata: bytes) -> ContractAnswer:
+    def answer(calldata: bytes) -> ContractResult:
         if signed_under is None or asset.token is None:
             return REVERTED
         if calldata[:4] == _STATE:
-            return ContractAnswer(reverted=False, payload=bytes(32))
+            return ContractResult(reverted=False, payload=bytes(32))
         if calldata == encode_domain_separator():
             separator = compute_domain_separator(signed_under, chain_id=asset.chain_id, token=asset.token)
-            return ContractAnswer(reverted=False, payload=separator)
+            return ContractResult(reverted=False, payload=separator)
         return REVERTED
 
     return answer

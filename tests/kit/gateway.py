@@ -24,42 +24,42 @@ from tests.kit.settlement import SettlementServices
 from tests.kit.stores import InlineDatabase, open_catalog
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.model.gas import MemoryGas
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import PRESETS, ChainRules
-from tollway.gateway.breaker import Breaker
-from tollway.gateway.cashier import Cashier
-from tollway.gateway.forward import Passage
-from tollway.gateway.meters import Meters
+from tollway.gateway.breaker import CircuitBreaker
+from tollway.gateway.cashier import AuthorizationPayment
+from tollway.gateway.forward import Proxy
+from tollway.gateway.meters import CallRateLimits
 from tollway.gateway.replays import ClientNetworks
-from tollway.gateway.serve import Gateway, GatewayName
+from tollway.gateway.serve import CallPipeline, GatewayName
 from tollway.gateway.upstream_signature import UpstreamSigner
 from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.identity.http_signature import SignedRequest
-from tollway.identity.notary import Notary
+from tollway.identity.notary import ReceiptSigner
 from tollway.identity.public_origin import parse_origin
-from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
 from tollway.ledger.call import CallRecord, NewPayment, Payment
 from tollway.ledger.statement import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.outbound.dialer import Dialer
+from tollway.outbound.dialer import HttpClient
 from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.till import Till
-from tollway.rates import Rates
-from tollway.registry.listing import Listing, Shelf
+from tollway.payments.till import TransactionVerifier
+from tollway.rates import RateLimiter
+from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.quality_tally import QualityTally
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.session_store import SqlSessions
 from tollway.web.app import build_app
-from tollway.web.call_routes import CallRoutes
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.call_routes import GatewayApp
+from tollway.web.load_gauge import LoadShedder
 from tollway.web.server import HttpServer
-from tollway.web.terms_wire import TermsWire
+from tollway.web.terms_wire import PaymentRequiredRenderer
 
 PUBLIC_URL = "https://gw.example.com"
 HOST = "gw.example.com"
@@ -81,13 +81,17 @@ ETHER = 10**18
 class Stores:
     """The stores of one ledger: the model's, or those of a database."""
 
-    book: Any
-    answers: Any
+    ledger: Any
+    stored_responses: Any
     gas: Any
 
     @classmethod
-    def of_model(cls, book: MemoryBook, *, limits: Limits) -> Self:
-        return cls(book=book, answers=MemoryAnswers(book.rows, limits=limits), gas=MemoryGas(book.rows))
+    def of_model(cls, ledger: MemoryLedger, *, limits: Limits) -> Self:
+        return cls(
+            ledger=ledger,
+            stored_responses=MemoryAnswers(ledger.rows, limits=limits),
+            gas=MemoryGas(ledger.rows),
+        )
 
 
 class InProcessGateway:
@@ -99,23 +103,23 @@ class InProcessGateway:
         *,
         limits: Limits,
         is_bound_required: bool = False,
-        rates: Rates | None = None,
+        rate_limiter: RateLimiter | None = None,
         before: "InProcessGateway | None" = None,
         only_verified: bool = False,
         has_mpp: bool = True,
-        notary: Notary | None = None,
+        receipt_signer: ReceiptSigner | None = None,
         stores: Stores | None = None,
     ) -> None:
-        """`notary`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
+        """`receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
         it sells the listings in `verified` alone. `stores`: of a ledger in a database."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
-        book = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
+        ledger = before.ledger if before else MemoryLedger(now_ms=self._clock, limits=limits)
         self._numbers = itertools.count(1_000_000 if before and stores else 1)
-        stores = stores or Stores.of_model(book, limits=limits)
-        self.book: MemoryBook = self._wrap_book(stores.book)
-        self.answers = stores.answers
+        stores = stores or Stores.of_model(ledger, limits=limits)
+        self.ledger: MemoryLedger = self._wrap_book(stores.ledger)
+        self.stored_responses = stores.stored_responses
         self.database: InlineDatabase = before.database if before else InlineDatabase()
         self.catalog: CatalogStore = (
             before.catalog if before else open_catalog(self.database, now_ms=self._clock)
@@ -128,32 +132,32 @@ class InProcessGateway:
         self.tally = QualityTally()
         self.wallet = KeyWallet.named("buyer")
         self.ticks_ms = 0
-        self.dialer = self._make_dialer()
-        self.meters = Meters(limits=limits, rates=rates or Rates())
+        self.http_client = self._make_dialer()
+        self.call_limits = CallRateLimits(limits=limits, rate_limiter=rate_limiter or RateLimiter())
         self._open_sign_in()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
-        self.till = Till(
-            book=self.book,
+        self.transaction_verifier = TransactionVerifier(
+            ledger=self.ledger,
             chains=self.chain,
             rules=self.rules,
-            judge_of_signatures=SignatureJudge(self.chain, limits=limits),
-            meter=self.meters,
+            signature_verifier=SignatureVerifier(self.chain, limits=limits),
+            quota=self.call_limits,
             limits=limits,
             now_ms=self._clock,
             find_older_terms=self._find_older_terms,
         )
-        self.breaker = Breaker(limits=limits)
+        self.breaker = CircuitBreaker(limits=limits)
         self.signer = UpstreamSigner.derive([SECRET])
-        self.passage = self._make_passage()
+        self.proxy = self._make_passage()
         self.challenger = Challenger(secret=SECRET, realm=HOST) if has_mpp else None
-        self.notary = notary
+        self.receipt_signer = receipt_signer
         self.settlement = self._make_settlement(stores)
-        self.cashier = Cashier(
-            book=self.book,
-            answers=self.answers,
+        self.authorizations = AuthorizationPayment(
+            ledger=self.ledger,
+            stored_responses=self.stored_responses,
             settlement=self.settlement.settlement,
             challenger=self.challenger,
-            notary=notary,
+            receipt_signer=receipt_signer,
             rules=self.rules,
             limits=limits,
             public_url=PUBLIC_URL,
@@ -186,7 +190,7 @@ class InProcessGateway:
                 network_budget_wei=10 * ETHER,
                 block_time_s=0.01,
             ),
-            book=stores.book,
+            ledger=stores.ledger,
             gas=stores.gas,
             chains=self.chain,
             rules=self.rules,
@@ -196,8 +200,8 @@ class InProcessGateway:
             pause_max_s=0.01,
         )
 
-    def _make_dialer(self) -> Dialer:
-        return Dialer(
+    def _make_dialer(self) -> HttpClient:
+        return HttpClient(
             limits=self.limits,
             allow_private=True,
             lookup=lambda host, port: ["127.0.0.1"],
@@ -207,11 +211,11 @@ class InProcessGateway:
     def _open_sign_in(self) -> None:
         """What proves wallets: `sign_in` issues nonces and sessions."""
         sessions, origin = SqlSessions(self.database), parse_origin(PUBLIC_URL)
-        judge = SignatureJudge(self.chain, limits=self.limits)
-        self.sign_in = FrontDesk(
+        verifier = SignatureVerifier(self.chain, limits=self.limits)
+        self.sign_in = SignIn(
             sessions,
-            judge,
-            self.meters,
+            verifier,
+            self.call_limits,
             origin=origin,
             limits=self.limits,
             now_ms=self._clock,
@@ -223,28 +227,28 @@ class InProcessGateway:
             origin=origin,
             limits=self.limits,
             now_ms=self._clock,
-            rates=self.meters.rates,
+            rate_limiter=self.call_limits.rate_limiter,
         )
 
     async def _prove_wallet(self, request: SignedRequest) -> Address:
         return (await self.authenticator.authenticate_call(request)).address
 
-    def _make_passage(self) -> Passage:
-        return Passage(
-            dialer=self.dialer,
-            book=self.book,
+    def _make_passage(self) -> Proxy:
+        return Proxy(
+            http_client=self.http_client,
+            ledger=self.ledger,
             limits=self.limits,
             now_ms=self._clock,
             public_url=PUBLIC_URL,
             name=HOST,
             signer=self.signer,
             entropy=self._entropy,
-            note_upstream_s=self.upstream_s.append,
+            observe_upstream_s=self.upstream_s.append,
             breaker=self.breaker,
             tally=self.tally,
         )
 
-    def _make_pipeline(self, is_bound_required: bool, only_verified: bool) -> Gateway:
+    def _make_pipeline(self, is_bound_required: bool, only_verified: bool) -> CallPipeline:
         async def is_verified(listing_id: ListingId) -> bool:
             return listing_id in self.verified
 
@@ -254,14 +258,14 @@ class InProcessGateway:
             allow_private=True,
             is_bound_required=is_bound_required,
         )
-        return Gateway(
+        return CallPipeline(
             name=name,
             catalog=self.catalog,
-            book=self.book,
-            till=self.till,
-            cashier=self.cashier,
-            passage=self.passage,
-            meters=self.meters,
+            ledger=self.ledger,
+            transaction_verifier=self.transaction_verifier,
+            authorizations=self.authorizations,
+            proxy=self.proxy,
+            call_limits=self.call_limits,
             limits=self.limits,
             is_blocked=self.blocked.__contains__,
             now_ms=self._clock,
@@ -270,14 +274,14 @@ class InProcessGateway:
         )
 
     def _build_app(self) -> None:
-        self.gauge = LoadGauge(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
-        self.calls = CallRoutes(
+        self.shedder = LoadShedder(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
+        self.calls = GatewayApp(
             self.pipeline,
-            terms=TermsWire(
+            payment_required=PaymentRequiredRenderer(
                 self.rules,
                 public_url=PUBLIC_URL,
                 challenger=self.challenger,
-                notary=self.notary,
+                receipt_signer=self.receipt_signer,
                 offer_valid_s=self.limits.price_memory_s,
                 now_ms=self._clock,
                 entropy=self._entropy,
@@ -287,8 +291,8 @@ class InProcessGateway:
             now_ms=self._clock,
             request_id_of=self._read_request_id,
             client_address_of=self._read_client_address,
-            note_outcome=self.outcomes.append,
-            gauge=self.gauge,
+            count_outcome=self.outcomes.append,
+            shedder=self.shedder,
         )
         self.app = build_app(
             call_app=self.calls,
@@ -297,13 +301,13 @@ class InProcessGateway:
             limits=self.limits,
             clock=lambda: self.now_ms / 1000,
             entropy=self._entropy,
-            gauge=self.gauge,
+            shedder=self.shedder,
         )
 
     # ---- What a measurement replaces.
 
-    def _wrap_book(self, book: Any) -> Any:
-        return book
+    def _wrap_book(self, ledger: Any) -> Any:
+        return ledger
 
     def _read_request_id(self, scope: Scope) -> str:
         return "req_test"
@@ -317,8 +321,8 @@ class InProcessGateway:
     def _entropy(self, size: int) -> bytes:
         return keccak256(next(self._numbers).to_bytes(8, "big"))[:size]
 
-    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
-        return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
+    async def _find_older_terms(self, entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
+        return replace(entry, versions=await self.catalog.terms_since(entry.listing.id, moment_ms))
 
     # ---- Listings.
 
@@ -345,7 +349,7 @@ class InProcessGateway:
             payer=(wallet or self.wallet).address,
             block_time=self.now_ms // 1000 - age_s,
         )
-        (payment,) = await self.book.record_payments([new], now_ms=self.now_ms)
+        (payment,) = await self.ledger.record_payments([new], now_ms=self.now_ms)
         return payment
 
     def sample_payment(self, **changes: Any) -> NewPayment:
@@ -463,12 +467,12 @@ class InProcessGateway:
     async def history(self, wallet: KeyWallet | None = None) -> tuple[CallRecord, ...]:
         """The payer's calls, newest first."""
         payer = (wallet or self.wallet).address
-        page = await self.book.history(HistoryQuery(wallet=payer, role="payer", limit=100, offset=0))
+        page = await self.ledger.history(HistoryQuery(wallet=payer, role="payer", limit=100, offset=0))
         return page.calls
 
-    async def rest_units(self, payment: Payment) -> int:
-        (now,) = [one for one in await self.book.find_payments(payment.tx_hash) if one.id == payment.id]
-        return now.rest_units
+    async def remaining_units(self, payment: Payment) -> int:
+        (now,) = [one for one in await self.ledger.find_payments(payment.tx_hash) if one.id == payment.id]
+        return now.remaining_units
 
     @property
     def served(self) -> int:
@@ -497,7 +501,7 @@ class InProcessGateway:
         await self.settlement.sweep()
 
     async def check_balanced(self) -> None:
-        report = await self.book.audit()
+        report = await self.ledger.audit()
         assert report.is_balanced, report.wrong
 
 
@@ -505,7 +509,7 @@ class InProcessGateway:
 async def open_gateway(
     *,
     is_bound_required: bool = False,
-    rates: Rates | None = None,
+    rate_limiter: RateLimiter | None = None,
     only_verified: bool = False,
     **limits: Any,
 ) -> AsyncIterator[InProcessGateway]:
@@ -516,14 +520,14 @@ async def open_gateway(
             upstream,
             limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
             is_bound_required=is_bound_required,
-            rates=rates,
+            rate_limiter=rate_limiter,
             only_verified=only_verified,
         )
         try:
             async with gateway.settlement.running():
                 yield gateway
         finally:
-            await gateway.dialer.close()
+            await gateway.http_client.close()
 
 
 def gateway_listing(name: str = "api_quotes", upstream_url: str = "http://127.0.0.1:1") -> Listing:

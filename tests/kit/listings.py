@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tollway.discovery.shown_listing import ShownListing, list_prices
-from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
+from tollway.discovery.shown_listing import ListingView, list_prices
+from tollway.discovery.sold_operations import ApiOperation, list_operations
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Listing
-from tollway.registry.standing import UNKNOWN_STANDING, Standing
-from tollway.web.listing_wire import ListingShape
+from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
+from tollway.web.listing_wire import ListingEncoder
 from tollway.web.wire import format_time
 
 PUBLIC_URL = "https://gw.example.com"
@@ -69,15 +69,15 @@ def sample_assets(chains: int) -> tuple[Asset, ...]:
 
 def show_listing(
     *,
-    standing: Standing = UNKNOWN_STANDING,
+    reputation: Reputation = UNKNOWN_REPUTATION,
     chains: int = 1,
     is_offered: Callable[[Asset, int, ListingId], bool] = lambda asset, units, listing_id: True,
-    sold: Sequence[SoldOperation] | None = None,
+    sold: Sequence[ApiOperation] | None = None,
     has_mpp: bool = True,
     is_bound_only: bool = False,
     public_url: str = PUBLIC_URL,
     **changes: Any,
-) -> ShownListing:
+) -> ListingView:
     """`changes`: what is different about the sample listing. `sold`: in place of what its document says."""
     assets = sample_assets(chains)
     networks = tuple(asset.chain_id for asset in assets)
@@ -85,20 +85,20 @@ def show_listing(
         provider=PROVIDER,
         **{"id": LISTING_ID, "networks": networks, "created_ms": 1_795_239_000_000, **changes},
     )
-    shape = ListingShape(
+    encoder = ListingEncoder(
         public_url=public_url,
         assets=assets,
         confirmations_for=lambda asset, units: 1,
         is_offered=is_offered,
     )
-    operations = list_sold_operations(listing) if sold is None else tuple(sold)
-    return ShownListing(
+    operations = list_operations(listing) if sold is None else tuple(sold)
+    return ListingView(
         listing=listing,
         operations=operations,
-        details=shape.details(listing, standing),
-        options={price.nano: shape.options(listing, price) for price in list_prices(listing, operations)},
+        details=encoder.details(listing, reputation),
+        options={price.nano: encoder.options(listing, price) for price in list_prices(listing, operations)},
         public_url=public_url,
-        verified_at=None if standing.verified_ms is None else format_time(standing.verified_ms),
+        verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
         has_mpp=has_mpp,
         is_bound_only=is_bound_only,
     )

@@ -15,9 +15,9 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address
 from tollway.identity.authenticator import Identity
 from tollway.web.app import build_app
-from tollway.web.inner_call import Visit
-from tollway.web.listing_wire import ListingShape
-from tollway.web.mcp_desk import McpDesk
+from tollway.web.inner_call import McpRequest
+from tollway.web.listing_wire import ListingEncoder
+from tollway.web.mcp_desk import McpServices
 from tollway.web.mcp_routes import mcp_router
 
 CLIENT = "203.0.113.9"
@@ -48,16 +48,16 @@ QUOTES: dict[str, Any] = {
 }
 
 
-def mcp_desk(gateway: InProcessGateway, **given: Any) -> McpDesk:
-    desk = McpDesk(
+def mcp_services(gateway: InProcessGateway, **given: Any) -> McpServices:
+    services = McpServices(
         catalog=gateway.catalog,
-        shape=ListingShape(
+        encoder=ListingEncoder(
             public_url=PUBLIC_URL,
             assets=RULES.assets,
             confirmations_for=RULES.confirmations_for,
             is_offered=lambda asset, units, listing_id: asset.domain is not None,
         ),
-        statement=gateway.book,
+        call_history=gateway.ledger,
         call_app=gateway.calls,
         wallet=prove_wallet,
         find_asset=lambda chain_id, key: next((one for one in RULES.assets if one.key == key), None),
@@ -66,7 +66,7 @@ def mcp_desk(gateway: InProcessGateway, **given: Any) -> McpDesk:
         origin=PUBLIC_URL,
         body_bytes_max=gateway.limits.control_body_bytes_max,
     )
-    return replace(desk, **given)
+    return replace(services, **given)
 
 
 async def prove_wallet(request: Request) -> Identity:
@@ -76,7 +76,7 @@ async def prove_wallet(request: Request) -> Identity:
     return Identity(address=Address.parse(told), method="session", chain_id=None)
 
 
-def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
+def mcp_request(*headers: tuple[str, str], client: str = CLIENT) -> McpRequest:
     """One MCP request, as the door hands it to the tools. It has a `Host`, whether the headers give one or not."""
     given = {"host": "gw.example.com"} | {name.lower(): value for name, value in headers}
     scope: Scope = {
@@ -89,8 +89,8 @@ def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
         "server": ("gw.example.com", 443),
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
-    return Visit(
-        request=Request(scope), request_id="req_12345678", client_address=client, over=asyncio.Event()
+    return McpRequest(
+        request=Request(scope), request_id="req_12345678", client_address=client, disconnected=asyncio.Event()
     )
 
 
@@ -98,10 +98,10 @@ def mount_mcp(gateway: InProcessGateway, **given: Any) -> None:
     """The gateway's application, with MCP in it."""
     gateway.app = build_app(
         call_app=gateway.calls,
-        routers=[mcp_router(mcp_desk(gateway, **given))],
+        routers=[mcp_router(mcp_services(gateway, **given))],
         public_url=PUBLIC_URL,
         limits=gateway.limits,
         clock=lambda: gateway.now_ms / 1000,
         entropy=lambda size: b"\x05" * size,
-        gauge=gateway.gauge,
+        shedder=gateway.shedder,
     )

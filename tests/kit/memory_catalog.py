@@ -6,13 +6,21 @@ from dataclasses import dataclass, replace
 from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
-from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
-from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.listing import Listing, Shelf, Terms
-from tollway.registry.standing import UNKNOWN_STANDING, Standing, least_ppm, weigh_rank
+from tollway.registry.catalog import (
+    TOTAL_EXACT_MAX,
+    ListingMatch,
+    ListingPage,
+    ListingQuery,
+    NetworkCurrency,
+    Revised,
+    RevisionConflict,
+)
+from tollway.registry.creation import CreationBegun, CreationResponse
+from tollway.registry.listing import CatalogEntry, Listing, Terms
+from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation, rank_weight, round_up_ppm
 from tollway.registry.words import (
+    contains_all,
     fold,
-    holds_all,
     matched_fields,
     query_words,
     rank_fields,
@@ -34,7 +42,7 @@ class MemoryCatalog:
     def __init__(self, creations: MemoryCreations | None = None) -> None:
         self.creations = creations or MemoryCreations()
         self._kept: dict[ListingId, _Kept] = {}
-        self.standings: dict[ListingId, Standing] = {}
+        self.standings: dict[ListingId, Reputation] = {}
         self.searches = 0
 
     async def publish(self, listing: Listing) -> None:
@@ -43,7 +51,7 @@ class MemoryCatalog:
         versions = (listing.current_terms(since_ms=listing.created_ms),)
         self._kept[listing.id] = _Kept(seq=len(self._kept) + 1, listing=listing, versions=versions)
 
-    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+    async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
         if listing.id in self._kept:
             raise StorageUnavailable("The listing's id is taken.")
         if not self.creations.finish(under, answer):
@@ -51,12 +59,12 @@ class MemoryCatalog:
         await self.publish(listing)
         return True
 
-    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
         kept = self._kept.get(listing.id)
         if kept is None:
-            return Stale(revision=0)
+            return RevisionConflict(revision=0)
         if kept.listing.revision != expected_revision:
-            return Stale(revision=kept.listing.revision)
+            return RevisionConflict(revision=kept.listing.revision)
         kept.listing = replace(listing, revision=expected_revision + 1)
         last, *older = kept.versions
         if listing.current_terms(since_ms=last.since_ms) != last:
@@ -65,17 +73,17 @@ class MemoryCatalog:
             kept.versions = (listing.current_terms(since_ms=now_ms), ended, *older)
         return Revised(listing=kept.listing)
 
-    async def find(self, listing_id: ListingId) -> Shelf | None:
+    async def find(self, listing_id: ListingId) -> CatalogEntry | None:
         kept = self._kept.get(listing_id)
-        return None if kept is None else Shelf(listing=kept.listing, versions=kept.versions)
+        return None if kept is None else CatalogEntry(listing=kept.listing, versions=kept.versions)
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
         kept = self._kept.get(listing_id)
         versions = kept.versions if kept is not None else ()
         return tuple(terms for terms in versions if terms.is_in_force_since(moment_ms))
 
-    async def standing(self, listing_id: ListingId) -> Standing:
-        return self.standings.get(listing_id, UNKNOWN_STANDING)
+    async def reputation(self, listing_id: ListingId) -> Reputation:
+        return self.standings.get(listing_id, UNKNOWN_REPUTATION)
 
     async def search(self, query: ListingQuery) -> ListingPage:
         self.searches += 1
@@ -93,13 +101,15 @@ class MemoryCatalog:
         elif query.sort == "name":
             hits.sort(key=lambda kept: (fold(kept.listing.name), kept.seq))
         elif query.sort == "relevance":
-            hits.sort(key=lambda kept: -_rank(kept.listing, words) * weigh_rank(self._standing(kept).quality))
+            hits.sort(
+                key=lambda kept: -_rank(kept.listing, words) * rank_weight(self._standing(kept).quality)
+            )
         start = query.start
         found = tuple(
-            Found(
+            ListingMatch(
                 listing=replace(kept.listing, upstream_auth=None, openapi=None),
                 match=matched_fields(kept.listing, words) if words else (),
-                standing=self._standing(kept),
+                reputation=self._standing(kept),
             )
             for kept in hits[start : start + query.limit]
         )
@@ -107,8 +117,8 @@ class MemoryCatalog:
         total = TOTAL_EXACT_MAX if is_capped else len(hits)
         return ListingPage(found=found, total=total, is_lower_bound=is_capped)
 
-    def _standing(self, kept: _Kept) -> Standing:
-        return self.standings.get(kept.listing.id, UNKNOWN_STANDING)
+    def _standing(self, kept: _Kept) -> Reputation:
+        return self.standings.get(kept.listing.id, UNKNOWN_REPUTATION)
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         return any(
@@ -124,27 +134,27 @@ def _is_shown(listing: Listing) -> bool:
 def _is_hit(listing: Listing, query: ListingQuery, words: tuple[str, ...]) -> bool:
     return (
         _is_shown(listing)
-        and (query.words is None or holds_all(searched_texts(listing), words))
+        and (query.words is None or contains_all(searched_texts(listing), words))
         and (query.provider is None or listing.provider == query.provider)
         and (query.currency is None or listing.currency == query.currency)
         and (query.network is None or query.network in listing.networks)
         and (query.tag is None or fold(query.tag) in {fold(tag) for tag in listing.tags})
         and (query.price_nano_max is None or listing.price.nano <= query.price_nano_max)
         and (query.pay_to is None or listing.pay_to == query.pay_to)
-        and (query.markets is None or _is_sold_in(listing, query.markets))
+        and (query.network_currencies is None or _is_sold_in(listing, query.network_currencies))
     )
 
 
-def _has_standing(standing: Standing, query: ListingQuery) -> bool:
-    rate, quality = query.min_success_rate, standing.quality
-    is_good = rate is None or (quality is not None and quality.success_ppm >= least_ppm(rate))
-    return is_good and query.verified in (None, standing.is_verified)
+def _has_standing(reputation: Reputation, query: ListingQuery) -> bool:
+    rate, quality = query.min_success_rate, reputation.quality
+    is_good = rate is None or (quality is not None and quality.success_ppm >= round_up_ppm(rate))
+    return is_good and query.verified in (None, reputation.is_verified)
 
 
-def _is_sold_in(listing: Listing, markets: Sequence[Market]) -> bool:
+def _is_sold_in(listing: Listing, network_currencies: Sequence[NetworkCurrency]) -> bool:
     is_paid = bool(listing.operations) or not listing.price.is_free
-    own = {Market(chain_id=chain_id, currency=listing.currency) for chain_id in listing.networks}
-    return listing.status == "active" and is_paid and not own.isdisjoint(markets)
+    own = {NetworkCurrency(chain_id=chain_id, currency=listing.currency) for chain_id in listing.networks}
+    return listing.status == "active" and is_paid and not own.isdisjoint(network_currencies)
 
 
 def _rank(listing: Listing, words: tuple[str, ...]) -> float:
@@ -153,5 +163,7 @@ def _rank(listing: Listing, words: tuple[str, ...]) -> float:
 
 def _is_filtered(query: ListingQuery) -> bool:
     filters = (query.words, query.provider, query.currency, query.network, query.tag, query.price_nano_max)
-    standing = (query.min_success_rate, query.verified)
-    return any(wanted is not None for wanted in (*filters, *standing, query.pay_to, query.markets))
+    reputation = (query.min_success_rate, query.verified)
+    return any(
+        wanted is not None for wanted in (*filters, *reputation, query.pay_to, query.network_currencies)
+    )

@@ -9,10 +9,10 @@ from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.creation import (
-    Beginning,
-    Begun,
-    CreationAnswer,
-    InProgress,
+    CreationBegun,
+    CreationInProgress,
+    CreationOutcome,
+    CreationResponse,
     KeyedCreation,
     OtherRequest,
     TooManyKeys,
@@ -25,7 +25,7 @@ class _Kept:
     claim: bytes
     lease_until_ms: int
     created_ms: int
-    answer: CreationAnswer | None = None
+    answer: CreationResponse | None = None
 
 
 class MemoryCreations:
@@ -37,28 +37,28 @@ class MemoryCreations:
         self._limits = limits
         self.is_away = False
 
-    async def begin(self, asked: KeyedCreation, *, claim: bytes) -> Beginning:
+    async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
         self._answer_or_fail()
         now_ms, lease_ms = self._now_ms(), int(self._limits.creation_lease_s * 1000)
-        name = (asked.wallet, asked.key)
+        name = (request.wallet, request.key)
         kept = self._kept.get(name)
         if kept is not None and kept.created_ms > self._oldest_ms():
             left_ms = kept.lease_until_ms - now_ms
             is_running = kept.answer is None and 0 < left_ms <= lease_ms
-            if (is_running or kept.answer is not None) and kept.fingerprint != asked.fingerprint:
+            if (is_running or kept.answer is not None) and kept.fingerprint != request.fingerprint:
                 return OtherRequest()
             if is_running:
-                return InProgress(wait_s=-(-left_ms // 1000))
+                return CreationInProgress(wait_s=-(-left_ms // 1000))
             if kept.answer is not None:
                 return kept.answer
-        if kept is None and self._count(asked.wallet) >= self._limits.creation_keys_max:
+        if kept is None and self._count(request.wallet) >= self._limits.creation_keys_max:
             return TooManyKeys()
         self._kept[name] = _Kept(
-            fingerprint=asked.fingerprint, claim=claim, lease_until_ms=now_ms + lease_ms, created_ms=now_ms
+            fingerprint=request.fingerprint, claim=claim, lease_until_ms=now_ms + lease_ms, created_ms=now_ms
         )
-        return Begun(wallet=asked.wallet, key=asked.key, claim=claim)
+        return CreationBegun(wallet=request.wallet, key=request.key, claim=claim)
 
-    async def give_up(self, begun: Begun) -> None:
+    async def give_up(self, begun: CreationBegun) -> None:
         self._answer_or_fail()
         kept = self._kept.get((begun.wallet, begun.key))
         if kept is not None and kept.claim == begun.claim and kept.answer is None:
@@ -71,7 +71,7 @@ class MemoryCreations:
             del self._kept[name]
         return len(old)
 
-    def finish(self, begun: Begun, answer: CreationAnswer) -> bool:
+    def finish(self, begun: CreationBegun, answer: CreationResponse) -> bool:
         """False when the key is somebody else's by now. Only `MemoryCatalog` calls it."""
         self._answer_or_fail()
         kept = self._kept.get((begun.wallet, begun.key))

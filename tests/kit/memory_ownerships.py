@@ -6,7 +6,7 @@ from tollway.identifiers import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, Ownership, Stake, is_still_of, note_check
+from tollway.registry.ownership import Challenge, Method, Ownership, OwnershipClaim, apply_check, is_still_of
 
 
 class MemoryOwnerships:
@@ -25,7 +25,7 @@ class MemoryOwnerships:
         del self._rows[listing_id]
         return None
 
-    async def note(
+    async def record_check(
         self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
     ) -> Ownership | None:
         listing = await self._find_listing(challenge.listing_id)
@@ -35,18 +35,18 @@ class MemoryOwnerships:
         if now != (challenge.provider, challenge.pay_to, challenge.origin):
             return None
         before = await self.find(challenge.listing_id)
-        after = note_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
+        after = apply_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
         self._rows[challenge.listing_id] = after
         return after
 
-    async def find_due(self, *, before_ms: int, limit: int) -> tuple[Stake, ...]:
+    async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
         due = [
             (known, listing) for known, listing in await self._list_verified() if known.checked_ms < before_ms
         ]
         due.sort(key=lambda pair: pair[0].checked_ms)
-        return tuple(Stake.of(listing) for _, listing in due[:limit])
+        return tuple(OwnershipClaim.of(listing) for _, listing in due[:limit])
 
-    async def find_holder(self, origin: str) -> Address | None:
+    async def find_owner(self, origin: str) -> Address | None:
         holders = [listing for known, listing in await self._list_verified() if known.origin == origin]
         return min(holders, key=lambda listing: listing.created_ms).provider if holders else None
 
@@ -63,8 +63,8 @@ class MemoryOwnerships:
         return found
 
     async def _find_listing(self, listing_id: ListingId) -> Listing | None:
-        shelf = await self._catalog.find(listing_id)
-        return None if shelf is None or shelf.listing.retired_ms is not None else shelf.listing
+        entry = await self._catalog.find(listing_id)
+        return None if entry is None or entry.listing.retired_ms is not None else entry.listing
 
 
 def _find_origin(listing: Listing) -> str:

@@ -7,24 +7,24 @@ from dataclasses import replace
 
 from tests.kit.memory_catalog import MemoryCatalog
 from tollway.identifiers import ListingId
-from tollway.registry.quality_tally import Bucket, Counts, first_day, summarise
-from tollway.registry.standing import UNKNOWN_STANDING
+from tollway.registry.quality_tally import Bucket, QualityCounts, first_day, summarise
+from tollway.registry.standing import UNKNOWN_REPUTATION
 
 
 class MemoryQuality:
-    """A `QualityBook` beside a `MemoryCatalog`."""
+    """A `QualityRecords` beside a `MemoryCatalog`."""
 
     def __init__(self, catalog: MemoryCatalog) -> None:
         self._catalog = catalog
         self._days: dict[tuple[ListingId, int, Bucket], int] = {}
         self._summed: dict[ListingId, int] = {}
 
-    async def add(self, counts: Counts, *, day: int) -> None:
+    async def add(self, counts: QualityCounts, *, day: int) -> None:
         for (listing_id, bucket), calls in counts.items():
             key = (listing_id, day, bucket)
             self._days[key] = self._days.get(key, 0) + calls
 
-    async def sum_up(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
+    async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
         return {
             listing_id: self._sum_up(listing_id, today=today)
             for listing_id in listing_ids
@@ -38,7 +38,7 @@ class MemoryQuality:
                 counts[bucket] = counts.get(bucket, 0) + calls
         quality = summarise(counts)
         standings = self._catalog.standings
-        standings[listing_id] = replace(standings.get(listing_id, UNKNOWN_STANDING), quality=quality)
+        standings[listing_id] = replace(standings.get(listing_id, UNKNOWN_REPUTATION), quality=quality)
         if quality is None:
             self._summed.pop(listing_id, None)
         else:

@@ -18,13 +18,13 @@ from eth_account.signers.local import LocalAccount
 from pydantic_core import from_json
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
-from tollway.chain.reader import AuthorizationFacts, ContractAnswer
+from tollway.chain.reader import AuthorizationFacts, ContractResult
 from tollway.identifiers import Address, ChainId, keccak256, parse_network
 from tollway.ledger.authorization import Authorization, Dialect
 from tollway.ledger.call import CallRecord
 from tollway.money import Asset, Price, TokenDomain
-from tollway.payments.mpp import Challenger, Route
-from tollway.payments.requirement import Requirement
+from tollway.payments.mpp import Challenger, ChallengeRoute
+from tollway.payments.requirement import PaymentRequirement
 from tollway.registry.listing import ChargeOn
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ USDC = Asset(
     domain=TokenDomain(name="USDC", version="2"),
 )
 CHALLENGER = Challenger(secret=b"s" * 32, realm="gw.example.com")
-ROUTE = Route(api_id="api_1", method="GET", target="/v1/quote?city=Wien")
+ROUTE = ChallengeRoute(api_id="api_1", method="GET", target="/v1/quote?city=Wien")
 
 _TYPES = {
     "TransferWithAuthorization": [
@@ -198,10 +198,10 @@ class AuthorizationSigner:
 
     def credential(
         self,
-        requirement: Requirement | None = None,
+        requirement: PaymentRequirement | None = None,
         *,
         challenger: Challenger = CHALLENGER,
-        route: Route = ROUTE,
+        route: ChallengeRoute = ROUTE,
         now_s: float = NOW_S,
     ) -> dict[str, Any]:
         """The content of `Authorization: Payment …`: what MPP's clients make of our challenge."""
@@ -360,7 +360,7 @@ class Payer:
         }
 
 
-def requirement_of(asset: Asset = USDC, **given: Any) -> Requirement:
+def requirement_of(asset: Asset = USDC, **given: Any) -> PaymentRequirement:
     price = given.pop("price", Price.parse("0.01"))
     fields: dict[str, Any] = {
         "units": price.units_in(asset),
@@ -368,7 +368,7 @@ def requirement_of(asset: Asset = USDC, **given: Any) -> Requirement:
         "charge_on": ChargeOn.SUCCESS,
         "max_timeout_s": TIMEOUT_S + 60,
     }
-    return Requirement(asset=asset, price=price, **{**fields, **given})
+    return PaymentRequirement(asset=asset, price=price, **{**fields, **given})
 
 
 def read_challenge(header: bytes) -> dict[str, str]:
@@ -398,7 +398,7 @@ def facts_of(**given: Any) -> AuthorizationFacts:
         "code_size": 0,
         "balance": 1_000_000_000,
         "is_used": False,
-        "simulation": ContractAnswer(reverted=False, payload=b""),
+        "simulation": ContractResult(reverted=False, payload=b""),
         "gas_estimate": 60_000,
     }
     return AuthorizationFacts(**{**fields, **given})

@@ -25,7 +25,7 @@ from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import authorized_claim, close_of
 from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
 from tests.model.gas import MemoryGas
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules, ConfirmationSteps
@@ -36,15 +36,15 @@ from tollway.ledger.book import Claim, Claimed, Close
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
-from tollway.payments.follower import Follower
-from tollway.payments.gas_tank import GasTank
-from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.follower import ReceiptPoller
+from tollway.payments.gas_tank import GasBudget
+from tollway.payments.remote_facilitator import FacilitatorClient
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
-from tollway.payments.settling_notes import SettlingNotes
-from tollway.payments.sweeper import Sweeper
-from tollway.rates import Rates
-from tollway.storage.book_store import BookStore
+from tollway.payments.settling_notes import SettlementMetrics
+from tollway.payments.sweeper import SettlementRecovery
+from tollway.rates import RateLimiter
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
 from tollway.storage.migrate import upgrade
@@ -82,15 +82,15 @@ class SettlementServices:
         self,
         settlement_rules: SettlementRules,
         *,
-        book: Any,
+        ledger: Any,
         gas: Any,
         chains: Any,
         rules: Mapping[ChainId, ChainRules],
         limits: Limits,
         now_ms: Callable[[], int],
         clock: Callable[[], float] | None = None,
-        facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
-        notes: SettlingNotes | None = None,
+        facilitators: Mapping[ChainId, FacilitatorClient] | None = None,
+        metrics: SettlementMetrics | None = None,
         **pauses: Any,
     ) -> None:
         """`clock`: seconds for the age of gas prices; that of `now_ms` unless given. `pauses`: of the receipt poller."""
@@ -101,25 +101,25 @@ class SettlementServices:
             "limits": limits,
             "now_ms": now_ms,
             "facilitators": facilitators or {},
-            **({} if notes is None else {"notes": notes}),
+            **({} if metrics is None else {"notes": metrics}),
         }
-        self.tank = GasTank(
+        self.gas_budget = GasBudget(
             rules={chain_id: settlement_rules},
             assets=rules[chain_id].assets,
             clock=clock or (lambda: now_ms() / 1000),
             **shared,
         )
-        self.follower = Follower(chains, (chain_id,), **pauses)
-        shared |= {"book": book, "rules": rules, "tank": self.tank}
-        self.settlement = Settlement(follower=self.follower, rates=Rates(), **shared)
-        self.sweeper = Sweeper(**shared)
+        self.receipt_poller = ReceiptPoller(chains, (chain_id,), **pauses)
+        shared |= {"book": ledger, "rules": rules, "tank": self.gas_budget}
+        self.settlement = Settlement(receipt_poller=self.receipt_poller, rate_limiter=RateLimiter(), **shared)
+        self.settlement_recovery = SettlementRecovery(**shared)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The receipt poller runs meanwhile."""
-        await self.tank.refresh()
+        await self.gas_budget.refresh()
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(self.follower.run())
+            following = group.create_task(self.receipt_poller.run())
             try:
                 yield
             finally:
@@ -129,13 +129,13 @@ class SettlementServices:
 
     async def sweep(self) -> None:
         """One round of recovery over the settlements that no call waits for."""
-        await self.settlement.mend()
-        await self.sweeper.run_once()
+        await self.settlement.mark_due_orphans()
+        await self.settlement_recovery.run_once()
 
 
 class SettlementHarness:
     """Settlement over the ledger model and a chain in memory; open it with `async with`. `another` is a second gateway over
-    the same ledger and chain. `notes`: every metric that was counted."""
+    the same ledger and chain. `metrics`: every metric that was counted."""
 
     def __init__(
         self,
@@ -143,38 +143,41 @@ class SettlementHarness:
         rules: SettlementRules | None = None,
         limits: Limits = DEFAULT_LIMITS,
         confirmations: ConfirmationSteps = ((0, 1),),
-        facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
+        facilitators: Mapping[ChainId, FacilitatorClient] | None = None,
         chain: MemoryChain | None = None,
-        book: MemoryBook | None = None,
+        ledger: MemoryLedger | None = None,
     ) -> None:
         self.now_ms = NOW_S * 1000
         self.limits = limits
         self.chain = chain or MemoryChain(CHAIN)
         if chain is None:
             self.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
-        self.book = book or MemoryBook(now_ms=self.read_clock, limits=limits)
-        self.gas = MemoryGas(self.book.rows)
+        self.ledger = ledger or MemoryLedger(now_ms=self.read_clock, limits=limits)
+        self.gas = MemoryGas(self.ledger.rows)
         self.settlement_rules = rules or settlement_rules()
         self.rules = {
             CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=confirmations, assets=(USDC,))
         }
         self._facilitators = facilitators or {}
-        self.notes: list[tuple[object, ...]] = []
+        self.metrics: list[tuple[object, ...]] = []
         self.services = SettlementServices(
             self.settlement_rules,
-            book=self.book,
+            ledger=self.ledger,
             gas=self.gas,
             chains=self.chain,
             rules=self.rules,
             limits=limits,
             now_ms=self.read_clock,
             facilitators=self._facilitators,
-            notes=note_into(self.notes),
+            metrics=record_metrics_into(self.metrics),
             pause_min_s=0.001,
             pause_max_s=0.005,
         )
-        self.tank, self.follower = self.services.tank, self.services.follower
-        self.settlement, self.sweeper = self.services.settlement, self.services.sweeper
+        self.gas_budget, self.receipt_poller = self.services.gas_budget, self.services.receipt_poller
+        self.settlement, self.settlement_recovery = (
+            self.services.settlement,
+            self.services.settlement_recovery,
+        )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -198,7 +201,7 @@ class SettlementHarness:
             confirmations=self.rules[CHAIN].confirmations,
             facilitators=self._facilitators,
             chain=self.chain,
-            book=self.book.another(owner_id),
+            ledger=self.ledger.another(owner_id),
         )
 
     def read_clock(self) -> int:
@@ -221,7 +224,7 @@ class SettlementHarness:
         claim = authorized_claim(
             authorization, block_number=self.chain.head(CHAIN).number, listing_id=LISTING, **given
         )
-        outcome = await self.book.claim(claim)
+        outcome = await self.ledger.claim(claim)
         assert isinstance(outcome, Claimed), outcome
         return ClaimedCall(self, claim, authorization)
 
@@ -251,12 +254,12 @@ class ClaimedCall:
         return SettlementOrder(**{**fields, **given})
 
     async def read_state(self) -> CallState:
-        held = await self.harness.book.find_authorized(self.authorization.key)
+        held = await self.harness.ledger.find_authorized_call(self.authorization.key)
         assert held is not None
         return held.state
 
-    async def set_adrift(self) -> bool:
-        return await self.harness.book.set_adrift(self.claim.call_id, epoch=1)
+    async def mark_orphaned(self) -> bool:
+        return await self.harness.ledger.mark_orphaned(self.claim.call_id, epoch=1)
 
     def land(self, *, payee: Address | None = None) -> None:
         """Somebody else uses the authorisation's nonce, for its payee or for another."""
@@ -317,15 +320,15 @@ def facilitator_at(url: str = "https://facilitator.example") -> FacilitatorRules
     )
 
 
-def note_into(notes: list[tuple[object, ...]]) -> SettlingNotes:
+def record_metrics_into(metrics: list[tuple[object, ...]]) -> SettlementMetrics:
     """Every metric as (its name, its values)."""
-    return SettlingNotes(
-        end=lambda *note: notes.append(("end", *note)),
-        mined=lambda *note: notes.append(("mined", *note)),
-        balance=lambda *note: notes.append(("balance", *note)),
-        lane=lambda *note: notes.append(("lane", *note)),
-        adrift=lambda *note: notes.append(("adrift", *note)),
-        withdrawn=lambda *note: notes.append(("withdrawn", *note)),
+    return SettlementMetrics(
+        end=lambda *note: metrics.append(("end", *note)),
+        mined=lambda *note: metrics.append(("mined", *note)),
+        balance=lambda *note: metrics.append(("balance", *note)),
+        lane=lambda *note: metrics.append(("lane", *note)),
+        orphaned=lambda *note: metrics.append(("adrift", *note)),
+        withdrawn=lambda *note: metrics.append(("withdrawn", *note)),
     )
 
 
@@ -355,7 +358,7 @@ class NodeSettlement:
         self.rules = {
             chain_id: ChainRules(chain_id=chain_id, kind="test", confirmations=confirmations, assets=(asset,))
         }
-        self.book = BookStore(
+        self.ledger = LedgerStore(
             self.database, owner_id=secrets.token_hex(8), now_ms=self.read_clock, limits=limits
         )
         self.gas = GasStore(self.database)
@@ -370,7 +373,7 @@ class NodeSettlement:
         )
         self.services = SettlementServices(
             rules,
-            book=self.book,
+            ledger=self.ledger,
             gas=self.gas,
             chains=self.chains,
             rules=self.rules,
@@ -378,8 +381,11 @@ class NodeSettlement:
             now_ms=self.read_clock,
             clock=time.monotonic,
         )
-        self.tank = self.services.tank
-        self.settlement, self.sweeper = self.services.settlement, self.services.sweeper
+        self.gas_budget = self.services.gas_budget
+        self.settlement, self.settlement_recovery = (
+            self.services.settlement,
+            self.services.settlement_recovery,
+        )
         self._stack = AsyncExitStack()
 
     def read_clock(self) -> int:
@@ -391,10 +397,10 @@ class NodeSettlement:
         await upgrade(self.database)
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
-        await self.book.open()
+        await self.ledger.open()
         group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        group.create_task(self.book.run())
-        self._stack.callback(self.book.stop)
+        group.create_task(self.ledger.run())
+        self._stack.callback(self.ledger.stop)
         await self._stack.enter_async_context(self.services.running())
         return self
 
@@ -421,7 +427,7 @@ class NodeSettlement:
             nonce=secrets.token_bytes(32),
         ).authorize(dialect=Dialect.X402_V2)
         claim = self._claim_of(authorization)
-        outcome = await self.book.claim(claim)
+        outcome = await self.ledger.claim(claim)
         assert isinstance(outcome, Claimed), outcome
         return NodeCall(authorization, claim)
 
@@ -466,7 +472,7 @@ class NodeSettlement:
         )
 
     async def read_state(self, call: "NodeCall") -> CallState:
-        held = await self.book.find_authorized(call.authorization.key)
+        held = await self.ledger.find_authorized_call(call.authorization.key)
         assert held is not None
         return held.state
 

@@ -19,8 +19,8 @@ from tests.kit.upstream import Arrived, plain, run_upstream
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
+from tollway.storage.answer_store import ResponseStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 
@@ -78,7 +78,7 @@ class FaultyLedger:
         self.sizes: list[int] = []
         self.database = FaultyDatabase(database)
         self.ticks_ms = NOW_MS
-        self.book: Any = BookStore(
+        self.ledger: Any = LedgerStore(
             self.database,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
@@ -88,10 +88,10 @@ class FaultyLedger:
             on_batch=self.sizes.append,
             **options,
         )
-        self._task = asyncio.get_running_loop().create_task(self.book.run())
+        self._task = asyncio.get_running_loop().create_task(self.ledger.run())
 
     async def pay(self, value_units: int, name: str = "tx", **fields: Any) -> Any:
-        (payment,) = await self.book.record_payments(
+        (payment,) = await self.ledger.record_payments(
             [new_payment(value_units, name, **fields)], now_ms=NOW_MS
         )
         return payment
@@ -107,7 +107,7 @@ class FaultyLedger:
     async def close(self) -> None:
         self.database.before.set()
         self.database.after.set()
-        self.book.stop()
+        self.ledger.stop()
         await self._task
 
 
@@ -162,7 +162,7 @@ class FaultyGateway:
         short = {"connect_deadline_s": 5.0, "settle_wait_s": 2.0, "close_patience_s": 0.0, **limits}
         kept = replace(DEFAULT_LIMITS, **{name: value for name, value in short.items() if name != "retry_s"})
         self.clock: Clock = before.clock if before else Clock(NOW_MS)
-        self.book = BookStore(
+        self.ledger = LedgerStore(
             self.database,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=self.clock,
@@ -171,8 +171,8 @@ class FaultyGateway:
             close_retry_s=short.get("retry_s", NEVER_S),
         )
         stores = Stores(
-            book=self.book,
-            answers=AnswerStore(self.database, sealer=make_sealer(), limits=kept),  # type: ignore[arg-type]  # as above
+            ledger=self.ledger,
+            answers=ResponseStore(self.database, sealer=make_sealer(), limits=kept),  # type: ignore[arg-type]  # as above
             gas=GasStore(database),
         )
         self.gateway: InProcessGateway = InProcessGateway(
@@ -218,16 +218,16 @@ class FaultyGateway:
         self.database.fail_before = self.database.fail_after = lambda: False
 
     async def run(self, stack: AsyncExitStack) -> None:
-        task = asyncio.get_running_loop().create_task(self.book.run())
+        task = asyncio.get_running_loop().create_task(self.ledger.run())
 
         async def stop() -> None:
             self.reconnect()
-            self.book.stop()
+            self.ledger.stop()
             await task
 
         stack.push_async_callback(stop)
-        stack.push_async_callback(self.gateway.dialer.close)
-        await self.book.open()
+        stack.push_async_callback(self.gateway.http_client.close)
+        await self.ledger.open()
         await stack.enter_async_context(self.gateway.settlement.running())
 
 
@@ -247,7 +247,7 @@ async def open_faulty_gateways(
         upstream.answer = gateways[0]._answer
         await gateways[0].gateway.publish()
         yield gateways
-        report = await gateways[0].book.audit()
+        report = await gateways[0].ledger.audit()
         assert report.is_balanced, report.wrong
 
 
@@ -298,7 +298,7 @@ class ConcurrentCalls:
         """Returns once the database takes writes again, and the first gateway has written what is late."""
         while True:
             with contextlib.suppress(StorageUnavailable):
-                await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
+                await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
                 return
             await asyncio.sleep(0.05)
 
@@ -320,5 +320,5 @@ class ConcurrentCalls:
         gateway = self.gateways[0].gateway
         calls = await gateway.history()
         assert [call.state for call in calls] == [CallState.CONSUMED] * CALLS
-        assert [await gateway.rest_units(payment) for _, _, payment, _ in self.calls] == [0] * CALLS
+        assert [await gateway.remaining_units(payment) for _, _, payment, _ in self.calls] == [0] * CALLS
         assert gateway.served <= CALLS + dropped

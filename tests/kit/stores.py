@@ -74,7 +74,7 @@ class InlineDatabase:
         except (SQLAlchemyError, OverflowError, UnicodeEncodeError) as exc:
             raise (ValueRefused if is_value_refused(exc) else StorageUnavailable) from exc
 
-    def listen_address(self) -> str:
+    def describe_location(self) -> str:
         return "sqlite:memory"
 
 

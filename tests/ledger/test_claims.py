@@ -1,4 +1,4 @@
-"""Who gets the price: the one decision that every keeper of the books asks for."""
+"""Who gets the price: the one decision that every keeper of the ledger asks for."""
 
 import random
 from dataclasses import replace
@@ -32,17 +32,17 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Payment, PaymentState
 from tollway.ledger.claims import (
-    Purse,
+    CreditAccount,
     check_units,
+    credit_account_of,
     decide_claims,
+    find_short_accounts,
     nonce_key,
-    purse_of,
-    purses_short,
     sum_unfinal,
 )
 from tollway.ledger.covers import EXPIRY_SLACK_S, KnownAuthorization
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
-from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
+from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall, RequestName
 
 NONCE = b"\x07" * 32
 
@@ -121,8 +121,8 @@ def test_decides_greedily_in_order_and_folds_the_debits(
         ({}, {"payer": None}, Unspendable(is_held=False)),
         ({"is_plain_ended": True}, {"is_plain": True}, PlainEnded()),
         ({"taken_units": 1}, {"is_first_price": True}, NotFirst()),
-        ({"taken_units": 10}, {}, Exhausted(rest_units=0)),
-        ({"taken_units": 8}, {}, Exhausted(rest_units=2)),
+        ({"taken_units": 10}, {}, Exhausted(remaining_units=0)),
+        ({"taken_units": 8}, {}, Exhausted(remaining_units=2)),
     ],
 )
 def test_a_refusal_touches_nothing(shown: dict[str, Any], claimed: dict[str, Any], outcome: object) -> None:
@@ -143,7 +143,7 @@ def test_a_refusal_touches_nothing(shown: dict[str, Any], claimed: dict[str, Any
 )
 def test_a_debt_stops_claims_on_its_own_purse_only(owing: dict[str, Any], outcome: object) -> None:
     plain = payment(1, 10)
-    debts = {purse_of(replace(plain, **owing)): 3}
+    debts = {credit_account_of(replace(plain, **owing)): 3}
     (decision,), _ = decide([claim_on(plain, 5)], plain, debts=debts)
     assert decision.outcome == outcome or (outcome is None and isinstance(decision.outcome, Claimed))
 
@@ -227,8 +227,8 @@ def test_the_unfinal_maximum_is_read_in_the_ledger_units_of_the_asset(
 )
 def test_tells_whose_siblings_the_decision_needs(taken: int, prices: list[int], is_short: bool) -> None:
     shown = payment(1, 10, taken_units=taken)
-    found = purses_short([claim_on(shown, price) for price in prices], {1: shown})
-    assert found == ({purse_of(shown)} if is_short else frozenset())
+    found = find_short_accounts([claim_on(shown, price) for price in prices], {1: shown})
+    assert found == ({credit_account_of(shown)} if is_short else frozenset())
 
 
 @pytest.mark.parametrize("units", [-1, 2**63])
@@ -278,7 +278,7 @@ def test_an_authorisation_in_debt_or_taken_is_told_so_before_its_cover() -> None
         settled_block=None,
         valid_before=2**256 - 1,
     )
-    debts = {Purse(CHAIN, USDC, PAYER, PAYEE): 3}
+    debts = {CreditAccount(CHAIN, USDC, PAYER, PAYEE): 3}
 
     def outcome(**options: Any) -> Any:
         (decision,), debits = decide([claim], **options)
@@ -404,16 +404,20 @@ def test_a_safe_request_with_a_call_that_waits_is_told_of_it_before_all_else_and
     claim = claim_on(shown, 4, digest=DIGEST, method=method, is_plain=True, nonce=NONCE)
     used = NonceUsed(call_id=CallId("call_earlier"), state=state)
     (decision,), debits = decide(
-        [claim], shown, repeats=waiting(state), nonces={nonce_key(claim): used}, debts={purse_of(shown): 1}
+        [claim],
+        shown,
+        repeats=waiting(state),
+        nonces={nonce_key(claim): used},
+        debts={credit_account_of(shown): 1},
     )
     (open_call,) = waiting(state).values()
-    assert (decision.outcome, decision.parts, debits) == (CallOpen(call=open_call), {}, ())
+    assert (decision.outcome, decision.parts, debits) == (RepeatsOpenCall(call=open_call), {}, ())
 
 
 ANOTHER_CALL: dict[str, dict[str, Any]] = {
     "unsafe": {"method": "POST"},
     "keyed": {"idempotency_key": "one"},
-    "it would not run again": {"is_anew": True},
+    "it would not run again": {"is_separate_call": True},
     "another request": {"digest": b"\x0a" * 32},
 }
 
@@ -433,7 +437,7 @@ def test_what_runs_or_was_paid_by_another_payment_is_not_run_again(repeats: Any)
 
 def test_behind_a_claim_that_was_granted_anew_the_same_request_is_another_call_as_well() -> None:
     shown = payment(1, 10)
-    anew = claim_on(shown, 4, digest=DIGEST, is_anew=True)
+    anew = claim_on(shown, 4, digest=DIGEST, is_separate_call=True)
     claims = [claim_on(shown, 4, digest=DIGEST), anew, claim_on(shown, 4, digest=DIGEST)]
     decisions, _ = decide(claims, shown, repeats=waiting())
-    assert [type(one.outcome) for one in decisions] == [CallOpen, Claimed, Claimed]
+    assert [type(one.outcome) for one in decisions] == [RepeatsOpenCall, Claimed, Claimed]

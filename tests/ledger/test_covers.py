@@ -9,7 +9,13 @@ from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Cover, Dialect
 from tollway.ledger.book import AuthorizationTaken, NotCovered
 from tollway.ledger.call import CallState, Rail
-from tollway.ledger.covers import EXPIRY_SLACK_S, Covers, KnownAuthorization, rail_of, wallet_of
+from tollway.ledger.covers import (
+    EXPIRY_SLACK_S,
+    KnownAuthorization,
+    PendingAuthorizations,
+    payer_account_of,
+    rail_of,
+)
 
 COVER = Cover(balance_units=10, block_number=100)
 NOW_S = NOW_MS // 1000
@@ -50,8 +56,8 @@ def known(authorization: Any = None, **fields: Any) -> KnownAuthorization:
 )
 def test_what_may_still_leave_or_left_unseen_counts(fields: dict[str, Any], counts: bool) -> None:
     authorization = authorization_of()
-    covers = Covers([known(**fields)])
-    assert covers.held_units(wallet_of(authorization.key), COVER, now_s=NOW_S) == (4 if counts else 0)
+    covers = PendingAuthorizations([known(**fields)])
+    assert covers.held_units(payer_account_of(authorization.key), COVER, now_s=NOW_S) == (4 if counts else 0)
     refusal = covers.refuse(authorization, cover=COVER, price_units=7, now_s=NOW_S)
     assert refusal == (NotCovered(held_units=4) if counts else None)
     assert covers.refuse(authorization, cover=COVER, price_units=6, now_s=NOW_S) is None
@@ -68,19 +74,19 @@ def test_an_authorisation_is_free_when_its_call_is_released_and_nothing_moved(
     state: CallState, settled_block: int | None, is_taken: bool
 ) -> None:
     authorization = authorization_of()
-    covers = Covers([known(authorization, state=state, settled_block=settled_block)])
+    covers = PendingAuthorizations([known(authorization, state=state, settled_block=settled_block)])
     taken = AuthorizationTaken(call_id=CallId("call_1"), state=state)
     refusal = covers.refuse(authorization, cover=COVER, price_units=1, now_s=NOW_S)
     assert refusal == (taken if is_taken else None)
 
 
 def test_without_a_cover_nothing_is_covered() -> None:
-    refusal = Covers([]).refuse(authorization_of(), cover=None, price_units=0, now_s=NOW_S)
+    refusal = PendingAuthorizations([]).refuse(authorization_of(), cover=None, price_units=0, now_s=NOW_S)
     assert refusal == NotCovered(held_units=0)
 
 
 def test_grants_count_for_those_that_come_after() -> None:
-    covers = Covers([])
+    covers = PendingAuthorizations([])
     first = authorization_of()
     for number in range(3):
         one = first if number == 0 else authorization_of()
@@ -89,7 +95,7 @@ def test_grants_count_for_those_that_come_after() -> None:
     assert covers.refuse(authorization_of(), cover=COVER, price_units=3, now_s=NOW_S) == NotCovered(
         held_units=9
     )
-    assert covers.running_units(wallet_of(first.key), now_s=NOW_S) == 9
+    assert covers.running_units(payer_account_of(first.key), now_s=NOW_S) == 9
     assert covers.refuse(first, cover=COVER, price_units=1, now_s=NOW_S) == AuthorizationTaken(
         call_id=CallId("call_0"), state=CallState.FORWARDING
     )
@@ -99,14 +105,14 @@ def test_grants_count_for_those_that_come_after() -> None:
     "other", [{"chain_id": 1}, {"token": Address(b"\x01" * 20)}, {"payer": Address(b"\x01" * 20)}]
 )
 def test_a_balance_is_that_of_one_wallet_in_one_asset(other: dict[str, Any]) -> None:
-    covers = Covers([known(authorization_of(**other), price_units=10)])
+    covers = PendingAuthorizations([known(authorization_of(**other), price_units=10)])
     assert covers.refuse(authorization_of(), cover=COVER, price_units=10, now_s=NOW_S) is None
 
 
 def test_running_units_are_those_that_did_not_move_yet() -> None:
-    wallet = wallet_of(authorization_of().key)
+    wallet = payer_account_of(authorization_of().key)
     unknown = CallState.UNKNOWN
-    covers = Covers(
+    covers = PendingAuthorizations(
         [
             known(),
             known(state=CallState.SETTLING),

@@ -4,7 +4,7 @@ import pytest
 
 from tollway.identifiers import CallId
 from tollway.ledger.call import CallState
-from tollway.ledger.parts import held_after, share_among_debts
+from tollway.ledger.parts import allocate_to_debts, debits_after
 
 CONSUMED, RELEASED, UNKNOWN, REORGED = (
     CallState.CONSUMED,
@@ -31,7 +31,7 @@ CONSUMED, RELEASED, UNKNOWN, REORGED = (
 def test_what_a_call_holds_after_a_move(
     after: CallState, gone: set[int], ends: CallState, kept: dict[int, int]
 ) -> None:
-    holding = held_after(after, parts={1: 6, 2: 4}, price_units=10, gone=gone)
+    holding = debits_after(after, parts={1: 6, 2: 4}, price_units=10, gone=gone)
     assert (holding.state, dict(holding.parts)) == (ends, kept)
 
 
@@ -41,4 +41,4 @@ def test_what_a_call_holds_after_a_move(
 )
 def test_the_oldest_debt_is_paid_first(units: int, shares: dict[str, int]) -> None:
     debts = [(CallId("a"), 5), (CallId("b"), 3), (CallId("c"), 0), (CallId("d"), 4)]
-    assert share_among_debts(units, debts=debts) == shares
+    assert allocate_to_debts(units, debts=debts) == shares

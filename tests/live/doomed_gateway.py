@@ -15,10 +15,10 @@ from tollway import house
 from tollway.identifiers import CallId
 from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
-from tollway.outbound.dialer import Dialer
+from tollway.outbound.dialer import HttpClient
 from tollway.outbound.upstream import UpstreamRequest
 from tollway.settings import load_settings
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.telemetry import configure_logging
 
 MARK = "/doomed/"
@@ -40,7 +40,7 @@ def die(path: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DoomedBook(BookStore):
+class DoomedLedger(LedgerStore):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._doomed: dict[CallId, tuple[str, str]] = {}
@@ -86,7 +86,7 @@ class DyingBody:
         return chunk
 
 
-class DoomedDialer(Dialer):
+class DoomedDialer(HttpClient):
     async def send(
         self, request: UpstreamRequest, *, before_send: Callable[[], Awaitable[None]], **options: Any
     ) -> Any:
@@ -106,20 +106,20 @@ class DoomedDialer(Dialer):
         die(path)
 
 
-class DoomedHouse(house.House):
-    def _make_book(self) -> BookStore:
-        return DoomedBook(
+class DoomedApp(house.App):
+    def _make_ledger(self) -> LedgerStore:
+        return DoomedLedger(
             self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
         )
 
-    def _make_dialer(self, origin: PublicOrigin) -> Dialer:
+    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
         return DoomedDialer(limits=self.settings.limits, allow_private=True)
 
 
 async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
-    async with DoomedHouse(settings) as doomed:
+    async with DoomedApp(settings) as doomed:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, doomed.stop)
         await doomed.serve()
 

@@ -22,11 +22,11 @@ from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
-from tollway.outbound.dialer import Dialer
+from tollway.ledger.gas import NonceUnavailable
+from tollway.outbound.dialer import HttpClient
 from tollway.outbound.upstream import UpstreamRequest
 from tollway.settings import load_settings
-from tollway.storage.book_store import BookStore
+from tollway.storage.book_store import LedgerStore
 from tollway.telemetry import configure_logging
 
 MARK = "/halt/"
@@ -82,7 +82,7 @@ def find_mark(folder: Path, path: str) -> Path:
 STAGE = Stage()
 
 
-class HaltingBook(BookStore):
+class HaltingLedger(LedgerStore):
     async def claim(self, claim: Claim) -> ClaimOutcome:
         STAGE.note_claim(claim)
         await STAGE.reach("before-claim", claim.call_id)
@@ -102,7 +102,7 @@ class HaltingBook(BookStore):
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | LaneTaken:
+    ) -> Closed | Fenced | NonceUnavailable:
         await STAGE.reach("at-head", close.call_id)
         stored = await super().settle(close, attempt=attempt, digest=digest)
         if attempt is not None:
@@ -112,25 +112,25 @@ class HaltingBook(BookStore):
         return stored
 
     async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
-        await (STAGE.reach_sweeping("swept") if is_adrift else STAGE.reach("mined", call_id))
+        await (STAGE.reach_sweeping("swept") if is_orphaned else STAGE.reach("mined", call_id))
         state = await super().conclude(
-            call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
+            call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms
         )
-        await (STAGE.reach_sweeping("noted") if is_adrift else STAGE.reach("concluded", call_id))
-        if not is_adrift:
+        await (STAGE.reach_sweeping("noted") if is_orphaned else STAGE.reach("concluded", call_id))
+        if not is_orphaned:
             await STAGE.reach("closed", call_id)
         return state
 
-    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
         await STAGE.reach("answer-kept", call_id)
-        is_adrift = await super().set_adrift(call_id, epoch=epoch)
+        is_orphaned = await super().mark_orphaned(call_id, epoch=epoch)
         await STAGE.reach("adrift", call_id)
-        return is_adrift
+        return is_orphaned
 
 
-class HaltingDialer(Dialer):
+class HaltingDialer(HttpClient):
     async def send(
         self, request: UpstreamRequest, *, before_send: Callable[[], Awaitable[None]], **options: Any
     ) -> Any:
@@ -150,13 +150,13 @@ class HaltingReader(RpcReader):
         return refused
 
 
-class HaltingHouse(house.House):
-    def _make_book(self) -> BookStore:
-        return HaltingBook(
+class HaltingApp(house.App):
+    def _make_ledger(self) -> LedgerStore:
+        return HaltingLedger(
             self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
         )
 
-    def _make_dialer(self, origin: PublicOrigin) -> Dialer:
+    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
         return HaltingDialer(limits=self.settings.limits, allow_private=True)
 
 
@@ -164,7 +164,7 @@ async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
     vars(house)["RpcReader"] = HaltingReader
-    async with HaltingHouse(settings) as halting:
+    async with HaltingApp(settings) as halting:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, halting.stop)
         await halting.serve()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from tollway import cli, house
 from tollway.cli import doctor, operate
 from tollway.storage.migrate import schema_state, upgrade
-from tollway.storage.schema_keeper import SchemaKeeper
+from tollway.storage.schema_keeper import SchemaCheck
 
 
 def use_migrations(migrations: Path) -> None:
     """Makes this process one of the release with these migrations."""
-    vars(house)["SchemaKeeper"] = partial(SchemaKeeper, migrations=migrations)
+    vars(house)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
     vars(doctor)["schema_state"] = vars(operate)["schema_state"] = partial(
         schema_state, migrations=migrations
     )

@@ -250,7 +250,7 @@ class Trouble:
         sent = await count_sent(self.street, self.gas)
         assert (await (await self.sign("/echo/next-")).send()).status == 200
         assert await count_sent(self.street, self.gas) == sent + 1
-        await self.stall.check_books()
+        await self.stall.check_ledger()
 
 
 def assert_undecided(reply: Any) -> None:

@@ -118,7 +118,7 @@ class Stall:
         """Base units that its provider has got."""
         return await balance_of(self.street, self.provider.address) - START_USDC_UNITS
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.gateways[0])
         assert (report.wrong, report.held_calls) == ((), ())
 

@@ -11,9 +11,9 @@ from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identifiers import Address, ChainId, keccak256
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.identity.public_origin import parse_origin
-from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.limits import DEFAULT_LIMITS
 
 DIGEST = keccak256(b"what was signed")
@@ -34,8 +34,8 @@ async def chains(chain) -> AsyncIterator[RpcReader]:
 
 
 @pytest.fixture
-def judge(chains: RpcReader) -> SignatureJudge:
-    return SignatureJudge(chains, limits=DEFAULT_LIMITS)
+def verifier(chains: RpcReader) -> SignatureVerifier:
+    return SignatureVerifier(chains, limits=DEFAULT_LIMITS)
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ async def future(scenes, caller, chain):
     return address, wrap, build
 
 
-async def test_a_contract_wallet_is_its_owner(scenes, judge, chain_id, caller, stranger) -> None:
+async def test_a_contract_wallet_is_its_owner(scenes, verifier, chain_id, caller, stranger) -> None:
     wallet = await scenes.deploy("OwnedWallet", str(caller.address))
-    for ask in (judge.is_signed_by, judge.is_signed_by_visitor):
+    for ask in (verifier.is_signed_by, verifier.is_signed_for_authentication):
         assert await ask(wallet.address, DIGEST, sign(caller), [chain_id])
         assert not await ask(wallet.address, DIGEST, sign(stranger), [chain_id])
         assert not await ask(wallet.address, keccak256(b"else"), sign(caller), [chain_id])
@@ -84,51 +84,55 @@ async def test_a_contract_wallet_is_its_owner(scenes, judge, chain_id, caller, s
     ],
 )
 async def test_only_a_wallet_that_says_yes_in_so_many_words_signs(
-    scenes, judge, chain_id, name: str, is_signed: bool
+    scenes, verifier, chain_id, name: str, is_signed: bool
 ) -> None:
     wallet = await scenes.deploy(name)
-    assert await judge.is_signed_by(wallet.address, DIGEST, b"anything", [chain_id]) is is_signed
+    assert await verifier.is_signed_by(wallet.address, DIGEST, b"anything", [chain_id]) is is_signed
 
 
 async def test_a_wallet_that_does_not_stand_yet_signs_for_visitors_only(
-    judge, chain_id, caller, stranger, future
+    verifier, chain_id, caller, stranger, future
 ) -> None:
     address, wrap, _build = future
-    assert await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(caller)), [chain_id])
-    assert not await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(stranger)), [chain_id])
-    assert not await judge.is_signed_by_visitor(stranger.address, DIGEST, wrap(sign(caller)), [chain_id])
-    assert not await judge.is_signed_by(address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert await verifier.is_signed_for_authentication(address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert not await verifier.is_signed_for_authentication(address, DIGEST, wrap(sign(stranger)), [chain_id])
+    assert not await verifier.is_signed_for_authentication(
+        stranger.address, DIGEST, wrap(sign(caller)), [chain_id]
+    )
+    assert not await verifier.is_signed_by(address, DIGEST, wrap(sign(caller)), [chain_id])
 
 
-async def test_a_wrapped_signature_counts_after_the_wallet_was_made(judge, chain_id, caller, future) -> None:
+async def test_a_wrapped_signature_counts_after_the_wallet_was_made(
+    verifier, chain_id, caller, future
+) -> None:
     address, wrap, build = future
     await build()
-    assert await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(caller)), [chain_id])
-    assert await judge.is_signed_by_visitor(address, DIGEST, sign(caller), [chain_id])
+    assert await verifier.is_signed_for_authentication(address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert await verifier.is_signed_for_authentication(address, DIGEST, sign(caller), [chain_id])
 
 
-async def test_rubbish_in_a_wrapping_is_no(judge, chain_id, caller) -> None:
+async def test_rubbish_in_a_wrapping_is_no(verifier, chain_id, caller) -> None:
     for inner in (WRAPPED, b"\xff" * 96 + WRAPPED, b"\x00" * 4_000 + WRAPPED):
-        assert not await judge.is_signed_by_visitor(caller.address, DIGEST, inner, [chain_id])
+        assert not await verifier.is_signed_for_authentication(caller.address, DIGEST, inner, [chain_id])
 
 
 async def test_a_delegated_account_signs_by_its_contract_and_by_its_key(
-    scenes, judge, chain, chain_id, caller, stranger
+    scenes, verifier, chain, chain_id, caller, stranger
 ) -> None:
     """EIP-7702: the code of an account that delegates is 0xef0100 and the contract's address."""
     contract = await scenes.deploy("OwnedWallet", str(stranger.address))
     await chain.set_code(caller.address, bytes.fromhex("ef0100") + contract.address)
-    assert await judge.is_signed_by(caller.address, DIGEST, sign(stranger), [chain_id])
-    assert await judge.is_signed_by(caller.address, DIGEST, sign(caller), [chain_id])
+    assert await verifier.is_signed_by(caller.address, DIGEST, sign(stranger), [chain_id])
+    assert await verifier.is_signed_by(caller.address, DIGEST, sign(caller), [chain_id])
 
 
 async def test_a_node_that_is_gone_is_not_a_no(chain_id) -> None:
     async with RpcReader(
         {chain_id: ChainEndpoints(urls=("http://127.0.0.1:9/",))}, limits=DEFAULT_LIMITS
     ) as gone:
-        judge = SignatureJudge(gone, limits=DEFAULT_LIMITS)
+        verifier = SignatureVerifier(gone, limits=DEFAULT_LIMITS)
         with pytest.raises(ChainUnavailable):
-            await judge.is_signed_by(Address(b"\xc0" * 20), DIGEST, b"anything", [chain_id])
+            await verifier.is_signed_by(Address(b"\xc0" * 20), DIGEST, b"anything", [chain_id])
 
 
 class Unmetered:
@@ -140,23 +144,23 @@ class Unmetered:
     def give_back(self, *, client_address: str, signer: str) -> None:
         pass
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         pass
 
 
-async def test_a_future_wallet_opens_a_session(judge, chain_id, caller, stranger, future) -> None:
+async def test_a_future_wallet_opens_a_session(verifier, chain_id, caller, stranger, future) -> None:
     address, wrap, _build = future
     numbers = count(1)
-    desk = FrontDesk(
+    desk = SignIn(
         MemorySessions(),
-        judge,
+        verifier,
         Unmetered(),
         origin=parse_origin("http://127.0.0.1:8402"),
         limits=DEFAULT_LIMITS,
         now_ms=lambda: NOW_MS,
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
-    text = (await desk.invite()).write(address=address, chain_id=chain_id)
+    text = (await desk.create_challenge()).write(address=address, chain_id=chain_id)
     digest = eip191_digest(text.encode())
     with pytest.raises(Refusal) as caught:
         await desk.open_session(text=text, signature=wrap(sign(stranger, digest)), client_address="")

@@ -87,10 +87,10 @@ class Town:
         await database.open()
         sealer = Sealer(bytes.fromhex(key), entropy=os.urandom)
         catalog = CatalogStore(database, sealer=sealer, now_ms=lambda: 1)
-        shelf = await catalog.find(self.api_id)  # type: ignore[arg-type]  # an id
-        assert shelf is not None
-        changed = replace(shelf.listing, upstream_auth=AUTH)
-        assert isinstance(await catalog.revise(changed, expected_revision=shelf.listing.revision), Revised)
+        entry = await catalog.find(self.api_id)  # type: ignore[arg-type]  # an id
+        assert entry is not None
+        changed = replace(entry.listing, upstream_auth=AUTH)
+        assert isinstance(await catalog.revise(changed, expected_revision=entry.listing.revision), Revised)
         await database.close()
 
     async def check(self) -> None:

@@ -73,7 +73,7 @@ class Shop:
         token = self.street.playground.token
         return int(await self.street.driver.call(token, "balanceOf", str(self.provider.address)))
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
@@ -120,7 +120,7 @@ async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: 
     check_answer(told["answer"], told["receipt"])
     assert json.loads(told["text"])["body"] == told["answer"]["body"]
     assert await shop.earned() == before + PRICE_UNITS
-    await shop.check_books()
+    await shop.check_ledger()
 
 
 def keep_transcript(name: str, told: Any) -> None:
@@ -169,7 +169,7 @@ async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: S
         spent = await client.call_tool("proxy_tool_call", {**call, **proof})
         assert (spent.is_error, spent.structured_content["code"]) == (True, "payment_already_used")
     assert await shop.earned() == before + 2 * PRICE_UNITS
-    await shop.check_books()
+    await shop.check_ledger()
 
 
 @BOTH
@@ -274,7 +274,7 @@ async def test_each_request_may_reach_another_gateway(street: Any) -> None:
             assert answer["call"]["paymentState"] == "charged", answer
         shop = Shop(street=street, gateway=second, provider=provider, api_id=api_id)
         assert len((await list_my_calls(shop, payer))["structuredContent"]["calls"]) == 2
-        await shop.check_books()
+        await shop.check_ledger()
 
 
 async def post(street: Any, gateway: Any, method: str, **params: Any) -> Any:

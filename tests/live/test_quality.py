@@ -82,13 +82,13 @@ async def market(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[M
 
 
 async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_search(market: Market) -> None:
-    caller, till = await market.street.wallets(2)
+    caller, transaction_verifier = await market.street.wallets(2)
     measured = await market.publish("Zeppelin quotes")
     poor = await market.publish("Zeppelin quotes")
-    own = await market.publish("Zeppelin quotes", payTo=str(till.address))
+    own = await market.publish("Zeppelin quotes", payTo=str(transaction_verifier.address))
     free = await market.publish("Zeppelin quotes", pricePerRequest="0")
 
-    await market.pay_and_call(own, market.provider, good=GOOD + 6, bad=0, payee=till)
+    await market.pay_and_call(own, market.provider, good=GOOD + 6, bad=0, payee=transaction_verifier)
     for _ in range(25):
         assert (await market.street.call(market.one, free, "/status/200")).status == 200
     await market.pay_and_call(poor, caller, good=2, bad=18)

@@ -40,7 +40,7 @@ class Market:
             )
         )
 
-    async def check_books(self, payer: Any, tx_hash: Any, *, served: int) -> None:
+    async def check_ledger(self, payer: Any, tx_hash: Any, *, served: int) -> None:
         """The audit balances and the history names exactly the calls that were served."""
         report = await self.street.audit(self.gateways[0])
         assert (report.wrong, report.held_calls) == ((), ())
@@ -96,7 +96,7 @@ async def test_fifty_callers_get_what_was_paid_for_and_no_more(
     assert {(reply.status, reply.code) for reply in losers} == {(409, "payment_already_used")}
     assert not any(reply.asks_for_money for reply in losers)
     assert {reply.state for reply in winners} == {"charged"}
-    await market.check_books(caller, tx_hash, served=worth)
+    await market.check_ledger(caller, tx_hash, served=worth)
 
 
 @pytest.mark.parametrize("worth", [1, 10])
@@ -119,7 +119,7 @@ async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
         (409, "payment_already_used"),
     }
     assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
-    await market.check_books(caller, tx_hash, served=1)
+    await market.check_ledger(caller, tx_hash, served=1)
 
 
 async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Market) -> None:
@@ -137,7 +137,7 @@ async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Mar
     assert [reply.status for reply in replies].count(200) == 10
     losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
     assert losers == {(409, "payment_already_used")}
-    await market.check_books(caller, tx_hash, served=10)
+    await market.check_ledger(caller, tx_hash, served=10)
 
 
 async def test_two_payers_in_one_race_never_pay_for_each_other(market: Market) -> None:
@@ -151,5 +151,5 @@ async def test_two_payers_in_one_race_never_pay_for_each_other(market: Market) -
 
     assert street.provider.count(path) == 7
     assert {reply.code for reply in replies if reply.status != 200} == {"payment_already_used"}
-    await market.check_books(one, tx_one, served=3)
-    await market.check_books(other, tx_other, served=4)
+    await market.check_ledger(one, tx_one, served=3)
+    await market.check_ledger(other, tx_other, served=4)

@@ -7,7 +7,7 @@ import pytest
 from web3 import AsyncHTTPProvider, AsyncWeb3
 
 from tollway.chain import tokens
-from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
+from tollway.chain.reader import ChainFacts, ContractResult, NotMined
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
@@ -76,9 +76,9 @@ async def test_a_token_payment_is_read_as_web3_reads_it_in_two_round_trips(
     assert facts.finalized_number == facts.head_number - 2
     token = playground.token.address
     assert tokens.parse_transfers(facts.logs, token=token) == (
-        tokens.Transfer(sender=caller.address, recipient=provider_account.address, base_units=10_000),
+        tokens.TokenTransfer(sender=caller.address, recipient=provider_account.address, base_units=10_000),
     )
-    assert tokens.authorizers(facts.logs, token) == frozenset()
+    assert tokens.find_authorizers(facts.logs, token) == frozenset()
 
 
 async def test_a_payment_in_the_head_block_takes_one_round_trip(
@@ -126,7 +126,7 @@ async def test_a_relayed_transfer_names_its_authorizer(
     receipt = await scenes.relay(stranger, caller, provider_account.address, 10_000, extra=5)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     token = playground.token.address
-    assert tokens.authorizers(facts.logs, token) == {caller.address}
+    assert tokens.find_authorizers(facts.logs, token) == {caller.address}
     assert [t.base_units for t in tokens.parse_transfers(facts.logs, token=token)] == [10_000, 5]
 
 
@@ -185,7 +185,7 @@ async def test_a_balance_read_through_the_contract_is_that_of_web3(
         chain.chain_id, to=token, calldata=calldata, gas=100_000, bytes_max=32, deadline_s=20.0
     )
     expected = await referee.eth.call({"to": str(token), "data": "0x" + calldata.hex()})
-    assert answer == ContractAnswer(reverted=False, payload=bytes(expected))
+    assert answer == ContractResult(reverted=False, payload=bytes(expected))
     assert tokens.parse_uint256(answer.payload) > 0
 
 
@@ -215,7 +215,7 @@ async def test_a_contract_can_only_answer_or_revert(
         bytes_max=DEFAULT_LIMITS.erc1271_bytes_max,
         deadline_s=20.0,
     )
-    assert answer == ContractAnswer(reverted=reverted, payload=payload)
+    assert answer == ContractResult(reverted=reverted, payload=payload)
 
 
 @pytest.mark.parametrize(

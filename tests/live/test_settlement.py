@@ -16,7 +16,7 @@ from tollway.ledger.book import Claimed
 from tollway.ledger.call import CallState, PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import NotSettled, Settled, Undecided
-from tollway.payments.settlement_signing import encode_call
+from tollway.payments.settlement_signing import encode_transfer_call
 from tollway.payments.sweeper import EXPIRY_SLACK_S
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import Playground
@@ -52,7 +52,9 @@ class Bench:
         """The stranger sends the caller's authorisation himself."""
         key = self.playground.account("stranger").key
         token = self.playground.token.address
-        raw, tx_hash = await self.chain.sign(key=key, to=token, payload=encode_call(call.authorization))
+        raw, tx_hash = await self.chain.sign(
+            key=key, to=token, payload=encode_transfer_call(call.authorization)
+        )
         await self.chain.rpc("eth_sendRawTransaction", "0x" + raw.hex())
         assert (await self.chain.wait_receipt(tx_hash)).succeeded
 
@@ -76,7 +78,7 @@ async def test_fifty_at_once_on_one_key_are_fifty_transfers(bench: Bench) -> Non
         outcomes = await asyncio.gather(*map(desk.settle, calls))
         assert all(isinstance(outcome, Settled) for outcome in outcomes)
         assert len({outcome.transfer.tx_hash for outcome in outcomes if isinstance(outcome, Settled)}) == 50
-        assert (await desk.book.audit()).is_balanced
+        assert (await desk.ledger.audit()).is_balanced
     assert await bench.received() == 50 * PRICE
 
 
@@ -97,7 +99,7 @@ async def test_what_the_token_refuses_is_never_sent(bench: Bench) -> None:
         forged = NodeCall(replace(call.authorization, nonce=b"\x01" * 32), call.claim)
         forged.claim = replace(call.claim, call_id="call_forged", authorization=forged.authorization)  # type: ignore[arg-type]  # an id
         forged.close = replace(call.close, call_id=forged.claim.call_id)
-        assert isinstance(await desk.book.claim(forged.claim), Claimed)
+        assert isinstance(await desk.ledger.claim(forged.claim), Claimed)
         assert isinstance(await desk.settle(forged), NotSettled)
     assert await bench.received() == 0
 
@@ -107,7 +109,7 @@ async def test_front_run_before_we_look_is_paid(bench: Bench) -> None:
         call = await bench.claim(desk)
         await bench.land(call)
         assert isinstance(await desk.settle(call), Settled)
-        assert await desk.book.attempts_of(call.claim.call_id) == ()
+        assert await desk.ledger.attempts_of(call.claim.call_id) == ()
     assert await bench.received() == PRICE
 
 
@@ -116,14 +118,14 @@ async def test_front_run_in_the_same_block_is_paid(bench: Bench, held: ChainDriv
         call = await bench.claim(desk)
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(desk.settle(call))
-            while not await desk.book.attempts_of(call.claim.call_id):
+            while not await desk.ledger.attempts_of(call.claim.call_id):
                 await asyncio.sleep(0.005)
             await _send_dearly(bench, call)
             await _wait_pending(held, 2)
             await held.mine(1)
         outcome = settling.result()
         assert isinstance(outcome, Settled)
-        (attempt,) = await desk.book.attempts_of(call.claim.call_id)
+        (attempt,) = await desk.ledger.attempts_of(call.claim.call_id)
         assert outcome.transfer.tx_hash != attempt.tx_hash
         ours = await desk.chains.fetch_facts(desk.asset.chain_id, attempt.tx_hash)
         assert isinstance(ours, ChainFacts)
@@ -133,7 +135,7 @@ async def test_front_run_in_the_same_block_is_paid(bench: Bench, held: ChainDriv
 
 STEPS: list[tuple[str, Callable[[NodeSettlement], tuple[object, str]]]] = [
     ("before the simulation", lambda desk: (desk.chains, "fetch_authorization")),
-    ("after storing", lambda desk: (desk.book, "settle")),
+    ("after storing", lambda desk: (desk.ledger, "settle")),
     ("before broadcast", lambda desk: (desk.chains, "send_transaction")),
     ("after broadcast", lambda desk: (desk.chains, "send_transaction")),
     ("at the receipt", lambda desk: (desk.chains, "fetch_receipts")),
@@ -153,19 +155,19 @@ async def test_an_end_at_any_step_is_one_transfer_and_one_outcome(
         assert settling.cancelled()
     before = await bench.received()
     async with bench.desk(skew_s=120) as second:
-        await second.book.recover(now_ms=second.read_clock())
+        await second.ledger.recover(now_ms=second.read_clock())
         state = await second.read_state(call)
         if step == "before the simulation":
             assert (state, before) == (CallState.UNKNOWN, 0)
             return
         assert state is CallState.SETTLING
         for _ in range(2):
-            await second.sweeper.run_once()
+            await second.settlement_recovery.run_once()
         assert await second.read_state(call) is CallState.CONSUMED
-        (attempt,) = await second.book.attempts_of(call.claim.call_id)
-        (payment,) = await second.book.find_payments(attempt.tx_hash)
+        (attempt,) = await second.ledger.attempts_of(call.claim.call_id)
+        (payment,) = await second.ledger.find_payments(attempt.tx_hash)
         assert payment.value_units == payment.taken_units == PRICE
-        assert (await second.book.audit()).is_balanced
+        assert (await second.ledger.audit()).is_balanced
     assert await bench.received() == PRICE
 
 
@@ -173,15 +175,15 @@ async def test_what_waits_too_long_is_offered_more(bench: Bench, held: ChainDriv
     async with bench.desk(limits=HASTY) as desk:
         call = await bench.claim(desk)
         assert await desk.settle(call) == Undecided()
-        assert await desk.book.set_adrift(call.claim.call_id, epoch=1)
+        assert await desk.ledger.mark_orphaned(call.claim.call_id, epoch=1)
         desk.skew_s = HASTY.fee_bump_after_s + 1
-        await desk.sweeper.run_once()
-        first, second = await desk.book.attempts_of(call.claim.call_id)
+        await desk.settlement_recovery.run_once()
+        first, second = await desk.ledger.attempts_of(call.claim.call_id)
         assert first.nonce == second.nonce
         await held.mine(1)
-        await desk.sweeper.run_once()
+        await desk.settlement_recovery.run_once()
         assert await desk.read_state(call) is CallState.CONSUMED
-        (payment,) = await desk.book.find_payments(second.tx_hash)
+        (payment,) = await desk.ledger.find_payments(second.tx_hash)
         assert payment.value_units == PRICE
     assert await bench.received() == PRICE
 
@@ -194,9 +196,9 @@ async def test_a_reorganisation_takes_a_settlement_back_and_the_sender_lands_it_
         await bench.chain.reorg(1)
         assert await bench.received() == 0
         desk.skew_s = 60  # the lane's filler gives a transaction time to arrive
-        await desk.sweeper.run_once()
+        await desk.settlement_recovery.run_once()
         await bench.chain.wait_receipt(outcome.transfer.tx_hash)
-        (payment,) = await desk.book.find_payments(outcome.transfer.tx_hash)
+        (payment,) = await desk.ledger.find_payments(outcome.transfer.tx_hash)
         assert payment.state is not PaymentState.GONE
     assert await bench.received() == PRICE
 
@@ -207,14 +209,14 @@ async def test_an_unused_authorisation_is_released_once_it_is_over(bench: Bench,
     async with bench.desk(limits=HASTY, gas_keys=()) as desk:
         call = await bench.claim(desk, valid_before=valid_before)
         assert await desk.settle(call) == Undecided()  # no key is there to sign it
-        assert await desk.book.set_adrift(call.claim.call_id, epoch=1)
+        assert await desk.ledger.mark_orphaned(call.claim.call_id, epoch=1)
         for _ in range(2):
-            await desk.sweeper.run_once()
+            await desk.settlement_recovery.run_once()
         assert await desk.read_state(call) is CallState.SETTLING
         await held.rpc("evm_setNextBlockTimestamp", valid_before + EXPIRY_SLACK_S)
         await held.mine(1)
         for _ in range(2):
-            await desk.sweeper.run_once()
+            await desk.settlement_recovery.run_once()
         assert await desk.read_state(call) is CallState.RELEASED
     assert await bench.received() == 0
 
@@ -242,7 +244,7 @@ async def _send_dearly(bench: Bench, call: NodeCall) -> None:
         chain_id=bench.chain.chain_id,
         nonce=int(count, 16),
         to=call.authorization.token,
-        calldata=encode_call(call.authorization),
+        calldata=encode_transfer_call(call.authorization),
         gas=200_000,
         max_fee_wei=500 * 10**9,
         tip_wei=400 * 10**9,

@@ -173,7 +173,7 @@ async def test_a_plain_wallets_authorisation_is_seen_in_one_round_trip_and_settl
     assert facts.gas_estimate
     settled = await desk.settle(fields, gas=facts.gas_estimate)
     assert desk.is_paid(settled, fields)
-    assert tokens.authorizers(settled.logs, desk.token) == {caller.address}
+    assert tokens.find_authorizers(settled.logs, desk.token) == {caller.address}
     receipt = await chain.rpc("eth_getTransactionReceipt", str(settled.tx_hash))
     assert settled.fee_wei == int(receipt["gasUsed"], 16) * int(receipt["effectiveGasPrice"], 16)
     after = await desk.look(fields)

@@ -118,7 +118,7 @@ async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_t
     assert len(await call.transfers()) == 1
     assert sum(await market.count_sent()) == before + 1
     assert (await call.record(market.stall.gateways[-1]))["payment"]["state"] == "charged"
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(market: Market) -> None:
@@ -138,7 +138,7 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(marke
     assert len(await calls[0].transfers()) == WORTH
     assert sum(await market.count_sent()) == before + WORTH, "no settlement fails for want of balance"
     assert await balance_of(market.street, wallet.address) == 0
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) -> None:
@@ -159,7 +159,7 @@ async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) ->
     moved = [tx_hash for wallet in wallets for tx_hash in await transfers(market, wallet)]
     assert sorted(receipts) == sorted(map(str, moved))
     assert calls[0].seen == SETTLEMENTS
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def transfers(market: Market, wallet: Any) -> list[TxHash]:
@@ -188,7 +188,7 @@ async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(mar
     for tx_hash, code in ((ours, "payment_verification_failed"), (theirs, "payment_already_used")):
         assert (await call.spend(tx_hash)).code == code
     assert call.seen == 1
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def find_waiting(market: Market) -> TxHash | None:
@@ -242,7 +242,7 @@ async def test_whoever_was_quoted_pays_that_price_to_that_wallet(market: Market)
     shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price to the new wallet was never offered
     assert (await call.send(headers=[shown])).status == 402
     assert (await balance_of(street, other.address), call.seen) == (START_USDC_UNITS, 1)
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def leave(task: "asyncio.Task[Any]") -> None:
@@ -275,7 +275,7 @@ async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None
     again = await call.send(gateway)
     assert (again.status, again.code) in NO_TERMS | {(200, None)}
     assert len(await call.transfers()) == 1
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -299,7 +299,7 @@ async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market:
     else:
         assert (await call.spend(moved, gateway)).status == 200, "its money is its credit"
     assert await call.transfers() == [moved]
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> None:
@@ -316,7 +316,7 @@ async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> No
     assert (record["payment"]["state"], len(await call.transfers())) == ("charged", 1)
     again = await call.send(gateway)
     assert (again.status, again.code, again.asks_for_money) == (409, "payment_already_used", False)
-    await market.stall.check_books()
+    await market.stall.check_ledger()
 
 
 async def test_plain_headers_beside_a_signed_payment_are_two_rails(market: Market) -> None:

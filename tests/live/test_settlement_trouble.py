@@ -140,7 +140,7 @@ async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is
     assert await call.transfers() == [moved]
     assert (await next_one.send()).status == 200
     assert call.seen == next_one.seen == 1
-    await trouble.stall.check_books()
+    await trouble.stall.check_ledger()
     assert len(await street.history(trouble.stall.gateways[0], call.wallet)) == 2
 
 
@@ -164,4 +164,4 @@ async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Trou
     again = trouble.stall.sign(call.wallet, "/echo/moved-next")
     assert (await again.send()).status == 200
     assert (await call.record())["payment"]["state"] == "charged"
-    await trouble.stall.check_books()
+    await trouble.stall.check_ledger()

@@ -54,7 +54,7 @@ class Pair:
         """Each has moved its price once, and the lane has neither holes nor idle transactions."""
         moved = [await call.transfers() for call in calls]
         assert [len(hashes) for hashes in moved] == [1] * len(calls)
-        await self.stall.check_books()
+        await self.stall.check_ledger()
 
 
 @contextlib.asynccontextmanager
@@ -183,7 +183,7 @@ async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps
             last = await insist(asleep, two)
             assert (last.status, last.code) in {(200, None), (409, "payment_already_used")}, last.body
             assert await count_sent(street, gas) == len(calls)
-            await stall.check_books()
+            await stall.check_ledger()
 
 
 async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(street: Any) -> None:

@@ -98,7 +98,7 @@ class Shop:
         assert [int.from_bytes(log.payload, "big") for log in moved] == [PRICE_UNITS]
         assert [log.topics[1][12:] for log in used] == [payer.address]
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
@@ -153,7 +153,7 @@ async def test_a_get_is_paid_answered_and_receipted(shop: Shop, client: Any) -> 
     (call,) = await shop.street.history(shop.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["rail"]) == ("charged", client.rail)
     assert call["payment"]["transaction"] == told.transaction
-    await shop.check_books()
+    await shop.check_ledger()
 
 
 @each_client
@@ -210,7 +210,7 @@ async def test_an_upstream_failure_costs_nothing(shop: Shop, client: Any) -> Non
     assert await shop.balance(payer.address) == before
     (call,) = await shop.street.history(shop.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["transaction"]) == ("released", None)
-    await shop.check_books()
+    await shop.check_ledger()
 
 
 @each_client
@@ -281,7 +281,7 @@ async def test_fifty_of_one_authorisation_at_once_are_one_call_and_one_transfer(
     assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
     assert {reply.status for reply in replies} <= {200, 409, 503}
     assert await shop.balance(payer.address) == before - PRICE_UNITS
-    await shop.check_books()
+    await shop.check_ledger()
 
 
 @each_dialect

@@ -9,19 +9,19 @@ import pytest
 from eth_account import Account
 
 from tests.kit.listings import sample_listing
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.identifiers import Address, TxHash, keccak256
-from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
 from tollway.ledger.call import PaymentState
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.payers import Request
+from tollway.payments.payers import BoundRequest
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import Till
-from tollway.registry.listing import ChargeOn, Shelf, Terms
+from tollway.payments.till import TransactionVerifier
+from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
 from tollway.sandbox.chain_driver import Receipt
 from tollway.sandbox.playground import PlayAccount
 
@@ -42,7 +42,7 @@ class FreeMeter:
     def give_back(self, *, client_address: str, signer: str) -> None:
         pass
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         pass
 
 
@@ -57,7 +57,7 @@ class Counter:
     confirmations: int = 1
 
     def __post_init__(self) -> None:
-        self.book = MemoryBook(now_ms=self.now_ms)
+        self.ledger = MemoryLedger(now_ms=self.now_ms)
         usdc = self.playground.usdc
         self.chain_id = usdc.chain_id
         self.trips_before = 0
@@ -65,7 +65,7 @@ class Counter:
     def now_ms(self) -> int:
         return (int(time.time()) + self.skew_s) * 1000
 
-    def till(self) -> Till:
+    def transaction_verifier(self) -> TransactionVerifier:
         rules = ChainRules(
             chain_id=self.chain_id,
             kind="test",
@@ -73,21 +73,21 @@ class Counter:
             assets=(self.playground.usdc, self.playground.native),
         )
 
-        async def find_older_terms(shelf: Shelf, moment_ms: int) -> Shelf:
-            return shelf
+        async def find_older_terms(entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
+            return entry
 
-        return Till(
-            book=self.book,
+        return TransactionVerifier(
+            ledger=self.ledger,
             chains=self.reader,
             rules={self.chain_id: rules},
-            judge_of_signatures=SignatureJudge(self.reader, limits=LIMITS),
-            meter=FreeMeter(),
+            signature_verifier=SignatureVerifier(self.reader, limits=LIMITS),
+            quota=FreeMeter(),
             limits=LIMITS,
             now_ms=self.now_ms,
             find_older_terms=find_older_terms,
         )
 
-    def shelf(self, currency: str) -> Shelf:
+    def entry(self, currency: str) -> CatalogEntry:
         terms = Terms(
             price=Price.parse("0.01"),
             currency=currency,
@@ -112,7 +112,7 @@ class Counter:
             charge_on=terms.charge_on,
             created_ms=0,
         )
-        return Shelf(listing=listing, versions=(terms,))
+        return CatalogEntry(listing=listing, versions=(terms,))
 
     def plain(self, tx_hash: TxHash, signer: PlayAccount) -> Proof:
         signed = Account.unsafe_sign_hash(transaction_digests(tx_hash)[0], signer.key)
@@ -136,17 +136,17 @@ class Counter:
 
     async def show(self, proof: Proof, currency: str = "USDC") -> list[int] | tuple[Code, str | None]:
         """What each tender is worth, or code and reason."""
-        request = Request(
+        request = BoundRequest(
             gateway=ORIGIN,
             method="GET",
             target=b"/quote/ETH",
             body_hash=keccak256(b""),
             client_address="192.0.2.7",
         )
-        outcome = await self.till().tender(proof, self.shelf(currency), request)
+        outcome = await self.transaction_verifier().find_spendable(proof, self.entry(currency), request)
         if isinstance(outcome, Problem):
             return outcome.code, outcome.reason
-        return [tender.payment.value_units for tender in outcome]
+        return [spendable.payment.value_units for spendable in outcome]
 
     async def pay(self, receipt: Receipt, signer: PlayAccount, currency: str = "USDC") -> Any:
         return await self.show(self.plain(receipt.tx_hash, signer), currency)
@@ -173,7 +173,7 @@ async def test_a_token_transfer_in_two_round_trips_and_never_again(
     assert len(round_trips) == 2
     assert await counter.show(counter.bound(receipt.tx_hash, caller)) == [10_000]
     assert len(round_trips) == 2
-    (payment,) = await counter.book.find_payments(receipt.tx_hash)
+    (payment,) = await counter.ledger.find_payments(receipt.tx_hash)
     assert (payment.payer, payment.payee, payment.block_hash) == (
         caller.address,
         provider_account.address,
@@ -274,7 +274,7 @@ async def test_too_shallow_and_then_deep_enough(counter, scenes, chain, caller, 
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
     await chain.mine(1)
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
-    assert await counter.book.find_payments(receipt.tx_hash) == ()
+    assert await counter.ledger.find_payments(receipt.tx_hash) == ()
     await chain.mine(1)
     assert await counter.pay(receipt, caller) == [10_000]
 
@@ -283,7 +283,7 @@ async def test_too_old_unless_admitted(counter, scenes, caller, provider_account
     receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
     counter.skew_s = DAY + 60
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_TOO_OLD, None)
-    await counter.book.admit(receipt.tx_hash, now_ms=counter.now_ms())
+    await counter.ledger.admit(receipt.tx_hash, now_ms=counter.now_ms())
     assert await counter.pay(receipt, caller) == [10_000]
 
 
@@ -313,7 +313,7 @@ async def test_a_contract_wallet_pays_and_its_owner_signs(
     assert await counter.show(sign(receipt.tx_hash, stranger)) == (Code.PAYER_MISMATCH, None)
     for _ in range(2):
         assert await counter.show(sign(receipt.tx_hash, caller)) == [10_000]
-    (payment,) = await counter.book.find_payments(receipt.tx_hash)
+    (payment,) = await counter.ledger.find_payments(receipt.tx_hash)
     assert payment.payer == wallet.address
 
 
@@ -332,5 +332,5 @@ async def test_a_dead_node_refuses_nobody(counter, scenes, caller, provider_acco
         with pytest.raises(ChainUnavailable):
             await away.pay(receipt, caller)
         assert await counter.pay(receipt, caller) == [10_000]
-        away.book = counter.book
+        away.ledger = counter.ledger
         assert await away.pay(receipt, caller) == [10_000]

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tollway.chain.reader import ChainFacts
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
-from tollway.chain.watcher import Watcher
+from tollway.chain.watcher import ReorgWatcher
 from tollway.ledger.call import NewPayment, Payment, PaymentState
 from tollway.limits import Limits
 
@@ -23,12 +23,12 @@ def now_ms() -> int:
 class Watch:
     def __init__(self, reader: RpcReader, playground) -> None:
         self.reader, self.usdc = reader, playground.usdc
-        self.book = MemoryBook(now_ms=now_ms)
+        self.ledger = MemoryLedger(now_ms=now_ms)
         self.gone: list[Payment] = []
         chain_id = self.usdc.chain_id
         rules = ChainRules(chain_id=chain_id, kind="test", confirmations=((0, 1),), assets=(self.usdc,))
-        self.watcher = Watcher(
-            self.book, reader, {chain_id: rules}, limits=LIMITS, now_ms=now_ms, on_gone=self.gone.append
+        self.watcher = ReorgWatcher(
+            self.ledger, reader, {chain_id: rules}, limits=LIMITS, now_ms=now_ms, on_gone=self.gone.append
         )
 
     async def record(self, tx_hash, payer, payee, units: int) -> None:
@@ -46,10 +46,10 @@ class Watch:
             block_time=facts.block_time,
             is_final=False,
         )
-        await self.book.record_payments((new,), now_ms=now_ms())
+        await self.ledger.record_payments((new,), now_ms=now_ms())
 
     async def read(self, tx_hash) -> Payment:
-        (payment,) = await self.book.find_payments(tx_hash)
+        (payment,) = await self.ledger.find_payments(tx_hash)
         return payment
 
 

@@ -30,7 +30,7 @@ from tests.live.work_counter import (
     count_rpc,
     count_sqlite,
 )
-from tollway.house import House
+from tollway.house import App
 from tollway.settings import load_settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,7 +62,7 @@ class Served:
     """A gateway in this process, and who calls there."""
 
     street: Any
-    house: House
+    app: App
     upstream: LoopbackUpstream
     counter: WorkCounter
     base_url: str
@@ -102,14 +102,14 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def run_house(env: dict[str, str]) -> AsyncIterator[House]:
-    async with House(load_settings(env)) as house:
-        serving = asyncio.get_running_loop().create_task(house.serve())
+async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
+    async with App(load_settings(env)) as app:
+        serving = asyncio.get_running_loop().create_task(app.serve())
         try:
-            await house.server.wait_up()
-            yield house
+            await app.server.wait_up()
+            yield app
         finally:
-            house.stop()
+            app.stop()
             await serving
 
 
@@ -136,10 +136,10 @@ async def served(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[S
             )
         env = street.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
         env |= {"TOLLWAY_RPC_LOCAL": rpc_url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        house = await stack.enter_async_context(run_house(env))
+        app = await stack.enter_async_context(run_app(env))
         it = Served(
             street=street,
-            house=house,
+            app=app,
             upstream=upstream,
             counter=counter,
             base_url=url,
@@ -326,7 +326,7 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: Served) -> None:
     headers = plain(served.caller, tx_hash)
     await served.count(lambda: ask_ok(served, headers))
     await served.count(lambda: ask_ok(served, headers))
-    gate, batches = FaultyDatabase(served.house.database), served.house.book._batches
+    gate, batches = FaultyDatabase(served.app.database), served.app.ledger._group_commit
     behind, batches._database = batches._database, gate
 
     async def ask_all() -> None:

@@ -1,4 +1,4 @@
-"""How payments become final in the books in memory: the twin of `storage.finality_store`."""
+"""How payments become final in the ledger in memory: the twin of `storage.finality_store`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from tests.model.rows import shown_payment
 from tollway.identifiers import ChainId
 from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.parts import held_after
+from tollway.ledger.parts import debits_after
 
 GONE_RECHECK_MS = 86_400_000
 
@@ -33,13 +33,13 @@ class MemoryFinality(MemoryRelocation):
         )
 
     async def unfinal_in(
-        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unread_only: bool = False
+        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unchecked_only: bool = False
     ) -> tuple[Payment, ...]:
         self._answer()
         found = [
             payment
             for payment in self._in_block(block)
-            if payment.id > after_id and not (is_unread_only and self._rows.checked_ms[payment.id] > 0)
+            if payment.id > after_id and not (is_unchecked_only and self._rows.checked_ms[payment.id] > 0)
         ]
         return tuple(found[:limit])
 
@@ -56,12 +56,12 @@ class MemoryFinality(MemoryRelocation):
         ]
         return tuple(gone[:limit])
 
-    async def finish_block(self, block: UnfinalBlock, *, is_read_only: bool, now_ms: int) -> int:
+    async def finish_block(self, block: UnfinalBlock, *, is_checked_only: bool, now_ms: int) -> int:
         self._answer()
         finished = [
             payment
             for payment in self._in_block(block)
-            if not is_read_only or self._rows.checked_ms[payment.id] > 0
+            if not is_checked_only or self._rows.checked_ms[payment.id] > 0
             if not payment.is_held or self._rows.restored_ms is not None
         ]
         for payment in finished:
@@ -91,7 +91,7 @@ class MemoryFinality(MemoryRelocation):
         for call in self._rows.calls.values():
             if call.state in (CallState.CONSUMED, CallState.REORGED) and payment_id in call.parts:
                 debt_units += call.parts[payment_id]
-                holding = held_after(
+                holding = debits_after(
                     CallState.CONSUMED,
                     parts=call.parts,
                     price_units=call.claim.price_units,

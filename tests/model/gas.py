@@ -1,4 +1,4 @@
-"""The lanes of the gas keys in memory: the twin of `storage.gas_store`, over the rows of a `MemoryBook`."""
+"""The sequences of the gas keys in memory: the twin of `storage.gas_store`, over the rows of a `MemoryLedger`."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from tollway.ledger.gas import CodeRecord
 
 
 class MemoryGas:
-    """Keeps the promises of `GasBook`. `away` makes every method raise `StorageUnavailable`; `is_before_wallets` those about
+    """Keeps the promises of `GasLedger`. `away` makes every method raise `StorageUnavailable`; `is_before_wallets` those about
     payers with code, as on older tables."""
 
     def __init__(self, rows: MemoryRows) -> None:
@@ -55,7 +55,7 @@ class MemoryGas:
             if one.attempt.nonce >= since_nonce and one.attempt.created_ms >= since_ms:
                 one.is_open = True
 
-    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+    async def record_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         self._answer()
         for one in self._lane(attempt.chain_id, attempt.sender):
             if one.attempt.nonce == attempt.nonce:
@@ -74,7 +74,9 @@ class MemoryGas:
             spent[listing_id] = spent.get(listing_id, 0) + wei
         return spent
 
-    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+    async def record_wallet_cost(
+        self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool
+    ) -> None:
         self._answer_of_wallets()
         found = self._rows.wallet_gas.get((attempt.chain_id, attempt.sender, attempt.nonce))
         if found is not None:

@@ -1,4 +1,4 @@
-"""The statement of the books in memory: the twin of `storage.statement_store`. Never moves a row."""
+"""The statement of the ledger in memory: the twin of `storage.statement_store`. Never moves a row."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from tests.model.rows import (
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import Debt
-from tollway.ledger.call import CallRecord, CallState, Payment, Recorded
+from tollway.ledger.call import CallRecord, CallState, Payment, RecordedTransaction
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -23,7 +23,7 @@ TOTAL_MAX = 10_000
 
 
 class MemoryStatement:
-    """Keeps the promises of `Statement`. `away` makes every method raise `StorageUnavailable`."""
+    """Keeps the promises of `CallHistory`. `away` makes every method raise `StorageUnavailable`."""
 
     def __init__(self, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
         self._rows = MemoryRows()
@@ -33,7 +33,7 @@ class MemoryStatement:
 
     @property
     def rows(self) -> MemoryRows:
-        """What everybody over these books shares."""
+        """What everybody over this ledger shares."""
         return self._rows
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
@@ -90,12 +90,14 @@ class MemoryStatement:
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()
         return tuple(
-            Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
-            for purse, units in sorted(debts_of(self._rows.calls.values()).items())
-            if purse.payer == payer
+            Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
+            for account, units in sorted(debts_of(self._rows.calls.values()).items())
+            if account.payer == payer
         )
 
-    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+    async def find_keyed_call(
+        self, payer: Address, idempotency_key: str, *, since_ms: int
+    ) -> KeyedCall | None:
         self._answer()
         return self._named_calls(since_ms).get(KeyName(payer, idempotency_key))
 
@@ -106,8 +108,8 @@ class MemoryStatement:
         stored = self._rows.answers.get(call_id)
         return stored is not None and stored.created_ms > self._now_ms() - self._limits.answer_ttl_s * 1000
 
-    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
-        return Recorded(
+    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
+        return RecordedTransaction(
             payments=self._payments_with(tx_hash),
             is_admitted=tx_hash in self._rows.admitted,
             held_before_ms=self._rows.restored_ms,

@@ -1,4 +1,4 @@
-"""The books in memory: the twin of `storage.book_store`, for tests of other rooms. Keeps nothing.
+"""The ledger in memory: the twin of `storage.book_store`, for tests of other rooms. Keeps nothing.
 
 It passes the same contract suite and asks the same rules in `ledger/`. `away` makes every method raise
 `StorageUnavailable`. `another` is a second gateway over the same books.
@@ -44,7 +44,7 @@ from tollway.ledger.call import (
     NewPayment,
     Payment,
     PaymentState,
-    Recorded,
+    RecordedTransaction,
     is_move_allowed,
 )
 from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name, sum_unfinal
@@ -55,8 +55,8 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 GAP_MS = 60_000
 
 
-class MemoryBook(MemoryFinality):
-    """Keeps the promises of `Book` and `Statement`, within one process."""
+class MemoryLedger(MemoryFinality):
+    """Keeps the promises of `Ledger` and `CallHistory`, within one process."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class MemoryBook(MemoryFinality):
         return self._payments_with(tx_hash)
 
     async def record_payments(
-        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+        self, payments: Sequence[NewPayment], *, now_ms: int, based_on: RecordedTransaction | None = None
     ) -> tuple[Payment, ...]:
         self._answer()
-        if judged_by is not None and self._rows.restored_ms not in (None, judged_by.held_before_ms):
+        if based_on is not None and self._rows.restored_ms not in (None, based_on.held_before_ms):
             raise StorageUnavailable
         for new in payments:
             check_units(new.value_units)
@@ -158,7 +158,7 @@ class MemoryBook(MemoryFinality):
             call.completed_ms = self._now_ms()
         if goes_back and call.cut == "repeated" and call.attempts < self._limits.attempts_max:
             call.cut = "cut"
-        return Closed(rest_units=self._rest_of(call))
+        return Closed(remaining_units=self._rest_of(call))
 
     def finish(self, finish: Finish) -> None:
         call = self._rows.calls.get(finish.call_id)
@@ -168,14 +168,14 @@ class MemoryBook(MemoryFinality):
         if finish.is_cut and call.state is CallState.CONSUMED and not call.cut:
             call.cut = "cut"
 
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
         self._answer()
         return find_open(self._rows.calls.values(), RequestName(payment_id, digest))
 
-    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
         self._answer()
         payments = [shown_payment(one) for one in self._rows.payments.values() if one.id == claim.payment_id]
-        if claim.payer is None or any(payment.rest_units > 0 for payment in payments):
+        if claim.payer is None or any(payment.remaining_units > 0 for payment in payments):
             return None
         calls = self._rows.calls.values()
         (decision,), _ = decide_claims(
@@ -207,7 +207,9 @@ class MemoryBook(MemoryFinality):
         call.epoch += 1
         call.attempts += 1
         call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
-        return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail, before=before)
+        return Claimed(
+            epoch=call.epoch, remaining_units=self._rest_of(call) or 0, rail=call.rail, before=before
+        )
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -285,7 +287,7 @@ class MemoryBook(MemoryFinality):
         self._answer()
         self._rows.admitted.add(tx_hash)
 
-    async def note_ready(self, *, now_ms: int) -> None:
+    async def mark_ready(self, *, now_ms: int) -> None:
         self._answer()
         ready_ms = self._rows.ready_ms
         if ready_ms is not None and now_ms - ready_ms > GAP_MS:
@@ -299,7 +301,7 @@ class MemoryBook(MemoryFinality):
             gaps.append((self._rows.ready_ms, now_ms))
         return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
 
-    async def note_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, now_ms: int) -> None:
         self._answer()
         self._rows.restored_ms = now_ms
         self._rows.payments = {

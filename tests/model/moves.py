@@ -1,9 +1,9 @@
-"""How a row of the books in memory moves, with the balances that hang on it. Decides nothing about claims."""
+"""How a row of the ledger in memory moves, with the balances that hang on it. Decides nothing about claims."""
 
 from dataclasses import replace
 
 from tests.model.history import MemoryStatement
-from tests.model.rows import MemoryCall, owed_units, purse_of_claim, shown_payment
+from tests.model.rows import MemoryCall, account_of_claim, owed_units, shown_payment
 from tollway.ledger.call import (
     CallState,
     Interruption,
@@ -13,21 +13,21 @@ from tollway.ledger.call import (
     is_move_allowed,
     is_worth_more,
 )
-from tollway.ledger.claims import purse_of
-from tollway.ledger.parts import Parts, held_after, share_among_debts
+from tollway.ledger.claims import credit_account_of
+from tollway.ledger.parts import Parts, allocate_to_debts, debits_after
 
 
 class MemoryMoves(MemoryStatement):
-    """The moves that the parts of `MemoryBook` share."""
+    """The moves that the parts of `MemoryLedger` share."""
 
     def _pay_debts(self, payment: Payment) -> None:
         debtors = [
             call
             for call in reversed(self._newest_first())
-            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse_of(payment)
+            if call.state is CallState.REORGED and account_of_claim(call.claim) == credit_account_of(payment)
         ]
         owed = [(call.claim.call_id, owed_units(call)) for call in debtors]
-        for call_id, units in share_among_debts(payment.rest_units, debts=owed).items():
+        for call_id, units in allocate_to_debts(payment.remaining_units, debts=owed).items():
             call = self._rows.calls[call_id]
             self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
             if owed_units(call) == 0:
@@ -42,7 +42,7 @@ class MemoryMoves(MemoryStatement):
     def _move(self, call: MemoryCall, after: CallState) -> None:
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
-        holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
+        holding = debits_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
         self._hold(call, holding.parts)
         call.state, call.moved_ms = holding.state, self._now_ms()
 
@@ -63,4 +63,4 @@ class MemoryMoves(MemoryStatement):
     def _rest_of(self, call: MemoryCall) -> int | None:
         if call.claim.payment_id is None:
             return None
-        return shown_payment(self._rows.payments[call.claim.payment_id]).rest_units
+        return shown_payment(self._rows.payments[call.claim.payment_id]).remaining_units

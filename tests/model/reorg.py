@@ -1,8 +1,8 @@
-"""What a reorganisation moved elsewhere, in the books in memory: the twin of `storage.relocation_store`."""
+"""What a reorganisation moved elsewhere, in the ledger in memory: the twin of `storage.relocation_store`."""
 
 from dataclasses import replace
 
-from tests.model.rows import MemoryCall, purse_of_claim, shown_payment
+from tests.model.rows import MemoryCall, account_of_claim, shown_payment
 from tests.model.settling import MemorySettling
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
@@ -10,7 +10,7 @@ from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentSta
 
 
 class MemoryRelocation(MemorySettling):
-    """Keeps what `Relocations` promises."""
+    """Keeps what `Reorgs` promises."""
 
     async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
         self._answer()
@@ -22,7 +22,7 @@ class MemoryRelocation(MemorySettling):
         found.sort(key=lambda held: held.call_id)
         return tuple(map(self._authorized, found[:limit]))
 
-    async def relocate(
+    async def move_transfer(
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
     ) -> bool:
         self._answer()
@@ -49,7 +49,7 @@ class MemoryRelocation(MemorySettling):
         return True
 
     def _payment_of(self, call: MemoryCall, tx_hash: TxHash) -> Payment:
-        place = (*purse_of_claim(call.claim), tx_hash)
+        place = (*account_of_claim(call.claim), tx_hash)
         (found,) = [
             one
             for one in self._rows.payments.values()

@@ -1,4 +1,4 @@
-"""The rows of the books in memory, and what they mean to a reader. Never moves one."""
+"""The rows of the ledger in memory, and what they mean to a reader. Never moves one."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -7,9 +7,9 @@ from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
 from tollway.ledger.book import Claim, Close, Finish, NonceUsed
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
-from tollway.ledger.claims import NonceKey, Purse, key_name, nonce_key
+from tollway.ledger.claims import CreditAccount, NonceKey, key_name, nonce_key
 from tollway.ledger.covers import KnownAuthorization
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.ledger.parts import Parts
@@ -45,7 +45,7 @@ class MemoryAuthorization:
     authorization: Authorization
     call_id: CallId
     seen_block: int
-    is_adrift: bool = False
+    is_orphaned: bool = False
     looked_ms: int = 0
     transfer: TxHash | None = None
     settled_block: int | None = None
@@ -73,7 +73,7 @@ class MemoryWalletGas:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAnswer:
     payer: Address
-    answer: StoredAnswer
+    answer: StoredResponse
     size: int
     created_ms: int
 
@@ -82,7 +82,7 @@ class MemoryAnswer:
 class MemoryRows:
     """What all gateways share. A payment is kept with its value on the chain, also when it is gone.
 
-    `life`: of the machine that keeps the books; `lives`: in which one each gateway was last looked after."""
+    `life`: of the machine that keeps the ledger; `lives`: in which one each gateway was last looked after."""
 
     payments: dict[int, Payment] = field(default_factory=dict)
     checked_ms: dict[int, int] = field(default_factory=dict)
@@ -112,24 +112,24 @@ def payment_key(payment: Payment | NewPayment) -> tuple[object, ...]:
     return (payment.chain_id, payment.tx_hash, payment.asset, payment.payer, payment.payee)
 
 
-def purse_of_claim(claim: Claim) -> Purse:
+def account_of_claim(claim: Claim) -> CreditAccount:
     assert claim.chain_id is not None
     assert claim.asset is not None
     assert claim.payer is not None
     assert claim.pay_to is not None
-    return Purse(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
+    return CreditAccount(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
 
 
 def owed_units(call: MemoryCall) -> int:
     return call.claim.price_units - sum(call.parts.values())
 
 
-def debts_of(calls: Iterable[MemoryCall]) -> dict[Purse, int]:
-    owed: dict[Purse, int] = {}
+def debts_of(calls: Iterable[MemoryCall]) -> dict[CreditAccount, int]:
+    owed: dict[CreditAccount, int] = {}
     for call in calls:
         if call.state is CallState.REORGED:
-            purse = purse_of_claim(call.claim)
-            owed[purse] = owed.get(purse, 0) + owed_units(call)
+            account = account_of_claim(call.claim)
+            owed[account] = owed.get(account, 0) + owed_units(call)
     return owed
 
 
@@ -158,7 +158,7 @@ def named_calls(
     }
 
 
-def _keyed_call(call: MemoryCall, has_answer: bool) -> KeyedCall:
+def _keyed_call(call: MemoryCall, has_stored_response: bool) -> KeyedCall:
     claim = call.claim
     return KeyedCall(
         call_id=claim.call_id,
@@ -171,7 +171,7 @@ def _keyed_call(call: MemoryCall, has_answer: bool) -> KeyedCall:
         payment_id=claim.payment_id,
         moved_ms=call.moved_ms,
         authorization=None if claim.authorization is None else claim.authorization.key,
-        has_answer=has_answer,
+        has_stored_response=has_stored_response,
         is_lost=is_cut(call),
         is_delivered=call.finish is not None,
     )

@@ -1,4 +1,4 @@
-"""How authorised calls settle in the books in memory: the twin of `storage.settling`. Broadcasts nothing."""
+"""How authorised calls settle in the ledger in memory: the twin of `storage.settling`. Broadcasts nothing."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -10,9 +10,9 @@ from tests.model.rows import (
     MemoryAuthorization,
     MemoryCall,
     MemoryWalletGas,
+    account_of_claim,
     is_cut,
     is_unpaid,
-    purse_of_claim,
     shown_payment,
 )
 from tollway.errors import StorageUnavailable
@@ -25,8 +25,8 @@ from tollway.ledger.authorization import (
 )
 from tollway.ledger.book import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState, Delivery, Interruption, Payment, PaymentState
-from tollway.ledger.gas import LaneTaken
-from tollway.ledger.settled import Ending, judge_dropped, judge_ending
+from tollway.ledger.gas import NonceUnavailable
+from tollway.ledger.settled import SettlementEnd, decide_dropped_call, decide_settlement_end
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 
@@ -39,7 +39,7 @@ class Dropped(NamedTuple):
 
 
 class MemorySettling(MemoryMoves):
-    """Keeps what `Book` promises about authorisations."""
+    """Keeps what `Ledger` promises about authorisations."""
 
     def __init__(
         self, *, now_ms: Callable[[], int], owner_id: str = "memory", limits: Limits = DEFAULT_LIMITS
@@ -53,7 +53,7 @@ class MemorySettling(MemoryMoves):
         self._write_dropped()
 
     def _write_dropped(self) -> None:
-        """What could not be written while the books were away comes before everything else."""
+        """What could not be written while the ledger was away comes before everything else."""
         while self._dropped:
             call_id, dropped = self._dropped.popitem()
             self._drop(call_id, dropped)
@@ -63,7 +63,7 @@ class MemorySettling(MemoryMoves):
         call = self._rows.calls.get(call_id)
         if call is None or (call.epoch, call.owner_id) != (dropped.epoch, self._owner_id):
             return
-        after = judge_dropped(
+        after = decide_dropped_call(
             call.state,
             method=call.claim.method,
             digest=call.claim.digest,
@@ -87,14 +87,14 @@ class MemorySettling(MemoryMoves):
         else:
             self._move(call, after)
 
-    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
         self._answer()
         held = self._rows.authorizations.get(key)
         return None if held is None else self._authorized(held)
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | LaneTaken:
+    ) -> Closed | Fenced | NonceUnavailable:
         if close.after is not CallState.SETTLING:
             raise ValueError("to settle is to go to settling")
         if self.away:
@@ -114,9 +114,11 @@ class MemorySettling(MemoryMoves):
         call.close, call.error = close, close.error
         if digest is not None:
             call.claim = replace(call.claim, digest=digest)
-        return Closed(rest_units=None)
+        return Closed(remaining_units=None)
 
-    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
         self._answer()
         call = self._rows.calls.get(attempt.call_id)
         if call is None or (call.state is not CallState.SETTLING and not is_filling):
@@ -138,27 +140,27 @@ class MemorySettling(MemoryMoves):
         return True
 
     async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
-        if self.away and not is_adrift:
+        if self.away and not is_orphaned:
             self._dropped[call_id] = Dropped(epoch, None)
         self._answer()
         call = self._rows.calls.get(call_id)
         held = None if call is None else self._held_by(call)
         if call is None or held is None or call.epoch != epoch:
             return None
-        if not self._is_due(call, held, is_adrift=is_adrift):
+        if not self._is_due(call, held, is_orphaned=is_orphaned):
             return None
         if transfer is not None:
             self._check_sum(call, transfer)
-        held.is_adrift = False
-        if not is_adrift and call.close is not None:
+        held.is_orphaned = False
+        if not is_orphaned and call.close is not None:
             waited_ms = max(0, now_ms - call.moved_ms)
             call.close = replace(call.close, latency_ms=call.close.latency_ms + waited_ms)
-        ending = judge_ending(
+        ending = decide_settlement_end(
             is_moved=transfer is not None,
-            is_adrift=is_adrift,
-            has_answer=self._has_answer(call_id),
+            is_orphaned=is_orphaned,
+            has_stored_response=self._has_answer(call_id),
             method=call.claim.method,
             digest=call.claim.digest,
             runs_left=self._limits.attempts_max - call.attempts,
@@ -171,15 +173,15 @@ class MemorySettling(MemoryMoves):
         call.completed_ms = now_ms
         return call.state
 
-    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
         self._answer()
         call = self._rows.calls.get(call_id)
         held = None if call is None else self._held_by(call)
-        if call is None or held is None or held.is_adrift:
+        if call is None or held is None or held.is_orphaned:
             return False
         if (call.state, call.epoch, call.owner_id) != (CallState.SETTLING, epoch, self._owner_id):
             return False
-        held.is_adrift, held.looked_ms = True, 0
+        held.is_orphaned, held.looked_ms = True, 0
         return True
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
@@ -187,12 +189,12 @@ class MemorySettling(MemoryMoves):
         now_ms = self._now_ms()
         hold_ms = self._limits.unknown_hold_s * 1000
         for held in self._rows.authorizations.values():
-            if held.is_adrift and held.looked_ms > now_ms + POSTPONED_MS_MAX:
+            if held.is_orphaned and held.looked_ms > now_ms + POSTPONED_MS_MAX:
                 held.looked_ms = now_ms
         waiting = [
             held
             for held in self._rows.authorizations.values()
-            if held.looked_ms <= now_ms and (held.is_adrift or self._is_overdue(held, now_ms - hold_ms))
+            if held.looked_ms <= now_ms and (held.is_orphaned or self._is_overdue(held, now_ms - hold_ms))
         ]
         waiting.sort(key=lambda held: (held.looked_ms, held.call_id))
         for held in waiting[:limit]:
@@ -203,7 +205,7 @@ class MemorySettling(MemoryMoves):
         self._answer()
         for held in self._rows.authorizations.values():
             is_unknown = self._rows.calls[held.call_id].state is CallState.UNKNOWN
-            if held.call_id == call_id and (held.is_adrift or is_unknown):
+            if held.call_id == call_id and (held.is_orphaned or is_unknown):
                 held.looked_ms = until_ms
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
@@ -220,22 +222,22 @@ class MemorySettling(MemoryMoves):
             )
 
     def _cast_adrift(self, living: Collection[str]) -> int:
-        """What dead gateways were settling, the sweeper finishes. Returns how many."""
+        """What dead gateways were settling, settlement recovery finishes. Returns how many."""
         left = [
             held
             for held in self._rows.authorizations.values()
-            if not held.is_adrift
+            if not held.is_orphaned
             and self._rows.calls[held.call_id].state is CallState.SETTLING
             and self._rows.calls[held.call_id].owner_id not in living
         ]
         for held in left:
-            held.is_adrift, held.looked_ms = True, 0
+            held.is_orphaned, held.looked_ms = True, 0
         return len(left)
 
     def _book_transfer(
-        self, call: MemoryCall, transfer: SettledTransfer, ending: Ending, *, now_ms: int
+        self, call: MemoryCall, transfer: SettledTransfer, ending: SettlementEnd, *, now_ms: int
     ) -> None:
-        is_bought = ending is not Ending.CREDIT
+        is_bought = ending is not SettlementEnd.CREDIT
         payment_id = self._add_settled(call, transfer, is_bought=is_bought, now_ms=now_ms)
         call.claim = replace(call.claim, payment_id=payment_id, tx_hash=transfer.tx_hash)
         if not is_bought:
@@ -244,12 +246,12 @@ class MemorySettling(MemoryMoves):
             return
         self._hold(call, {payment_id: call.claim.price_units})
         self._move(call, CallState.CONSUMED)
-        if ending is Ending.LOST:
+        if ending is SettlementEnd.LOST:
             call.cut = "cut"
 
     def _check_sum(self, call: MemoryCall, transfer: SettledTransfer) -> None:
         """Raises `StorageUnavailable` where the payment would be worth more than 2^63 - 1."""
-        settled = (*purse_of_claim(call.claim), transfer.tx_hash)
+        settled = (*account_of_claim(call.claim), transfer.tx_hash)
         for old in self._rows.payments.values():
             named = (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash)
             if named == settled and old.value_units + call.claim.price_units > UNITS_MAX:
@@ -258,9 +260,9 @@ class MemorySettling(MemoryMoves):
     def _add_settled(
         self, call: MemoryCall, transfer: SettledTransfer, *, is_bought: bool, now_ms: int
     ) -> int:
-        purse, price_units = purse_of_claim(call.claim), call.claim.price_units
+        account, price_units = account_of_claim(call.claim), call.claim.price_units
         for old in self._rows.payments.values():
-            if (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash) == (*purse, transfer.tx_hash):
+            if (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash) == (*account, transfer.tx_hash):
                 self._rows.payments[old.id] = replace(
                     old,
                     value_units=old.value_units + price_units,
@@ -272,11 +274,11 @@ class MemorySettling(MemoryMoves):
         payment_id = len(self._rows.payments) + 1
         self._rows.payments[payment_id] = Payment(
             id=payment_id,
-            chain_id=purse.chain_id,
+            chain_id=account.chain_id,
             tx_hash=transfer.tx_hash,
-            asset=purse.asset,
-            payer=purse.payer,
-            payee=purse.payee,
+            asset=account.asset,
+            payer=account.payer,
+            payee=account.payee,
             value_units=price_units,
             taken_units=0,
             state=PaymentState.FINAL if transfer.is_final else PaymentState.UNFINAL,
@@ -289,12 +291,12 @@ class MemorySettling(MemoryMoves):
         self._rows.checked_ms[payment_id] = 0
         return payment_id
 
-    def _is_due(self, call: MemoryCall, held: MemoryAuthorization, *, is_adrift: bool) -> bool:
+    def _is_due(self, call: MemoryCall, held: MemoryAuthorization, *, is_orphaned: bool) -> bool:
         if call.state is CallState.UNKNOWN:
-            return is_adrift and is_unpaid(call)
-        if call.state is not CallState.SETTLING or held.is_adrift is not is_adrift:
+            return is_orphaned and is_unpaid(call)
+        if call.state is not CallState.SETTLING or held.is_orphaned is not is_orphaned:
             return False
-        return is_adrift or call.owner_id == self._owner_id
+        return is_orphaned or call.owner_id == self._owner_id
 
     def _is_overdue(self, held: MemoryAuthorization, before_ms: int) -> bool:
         """Unknown for so long that the clock would release it, if only nothing had moved."""
@@ -304,11 +306,11 @@ class MemorySettling(MemoryMoves):
     def _attempts(self) -> Collection[MemoryAttempt]:
         return self._rows.attempts.values()
 
-    def _take_nonce(self, attempt: SettlementAttempt) -> LaneTaken | None:
+    def _take_nonce(self, attempt: SettlementAttempt) -> NonceUnavailable | None:
         lane = (attempt.chain_id, attempt.sender)
         next_nonce = self._rows.lanes.get(lane, 0)
         if attempt.nonce != next_nonce:
-            return LaneTaken(next_nonce=next_nonce)
+            return NonceUnavailable(next_nonce=next_nonce)
         self._add_attempt(attempt)
         self._rows.lanes[lane] = next_nonce + 1
         return None
@@ -344,9 +346,9 @@ class MemorySettling(MemoryMoves):
             attempts=call.attempts,
             price=claim.price,
             price_units=claim.price_units,
-            is_adrift=held.is_adrift,
+            is_orphaned=held.is_orphaned,
             is_lost=is_cut(call),
-            has_answer=self._has_answer(claim.call_id),
+            has_stored_response=self._has_answer(claim.call_id),
             seen_block=held.seen_block,
             transfer=held.transfer,
             created_ms=claim.created_ms,

@@ -1,25 +1,25 @@
-"""Stored answers in memory: the twin of `storage.answer_store`, over the rows of a `MemoryBook`."""
+"""Stored answers in memory: the twin of `storage.answer_store`, over the rows of a `MemoryLedger`."""
 
 from collections.abc import Iterable
 
 from tests.model.rows import MemoryAnswer, MemoryRows
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
-from tollway.ledger.kept_answers import StoredAnswer, encode_answer
+from tollway.ledger.kept_answers import StoredResponse, encode_stored_response
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 
 class MemoryAnswers:
-    """Keeps the promises of `Answers`. `away` makes every method raise `StorageUnavailable`."""
+    """Keeps the promises of `StoredResponses`. `away` makes every method raise `StorageUnavailable`."""
 
     def __init__(self, rows: MemoryRows, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self._rows = rows
         self._limits = limits
         self.away = False
 
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer, *, now_ms: int) -> bool:
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
         self._answer()
-        limits, size = self._limits, len(encode_answer(answer))
+        limits, size = self._limits, len(encode_stored_response(answer))
         if size > min(limits.answer_bytes_max, limits.answers_per_payer_bytes_max, limits.answers_bytes_max):
             return False
         kept = self._rows.answers
@@ -30,7 +30,7 @@ class MemoryAnswers:
         kept[call_id] = MemoryAnswer(payer=payer, answer=answer, size=size, created_ms=now_ms)
         return True
 
-    async def find(self, call_id: CallId, *, now_ms: int) -> StoredAnswer | None:
+    async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
         self._answer()
         kept = self._rows.answers.get(call_id)
         return kept.answer if kept is not None and kept.created_ms > self._oldest_ms(now_ms) else None

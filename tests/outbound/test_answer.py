@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.outbound.answer import Answer
-from tollway.outbound.answer_head import AnswerMalformed, HeadLimits
+from tollway.outbound.answer import ResponseParser
+from tollway.outbound.answer_head import HeadLimits, ResponseMalformed
 
 LIMITS = HeadLimits(head_bytes=2_000, line_bytes=200, field_bytes=500, headers=10)
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -23,27 +23,27 @@ class Seen:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes = b""
     is_whole: bool = False
-    may_be_followed: bool = False
+    is_reusable: bool = False
     is_malformed: bool = False
 
 
 def read(*pieces: bytes, method: str = "GET", ends: bool = False, is_broken: bool = False) -> Seen:
-    answer = Answer(method, LIMITS)
+    answer = ResponseParser(method, LIMITS)
     body, is_malformed = b"", False
     try:
         for piece in pieces:
             answer.feed(piece)
-            body += answer.take()
-    except AnswerMalformed:
+            body += answer.take_body()
+    except ResponseMalformed:
         is_malformed = True
     if ends and not is_malformed:
         answer.end(is_broken=is_broken)
     return Seen(
         status=answer.head.status if answer.head is not None else None,
         headers=answer.head.headers if answer.head is not None else (),
-        body=body + answer.take(),
+        body=body + answer.take_body(),
         is_whole=answer.is_whole,
-        may_be_followed=answer.may_be_followed,
+        is_reusable=answer.is_reusable,
         is_malformed=is_malformed,
     )
 
@@ -87,10 +87,10 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(("raw", "body", "may_be_followed"), GOOD.values(), ids=GOOD.keys())
-def test_an_answer_is_the_same_wherever_it_is_split(raw: bytes, body: bytes, may_be_followed: bool) -> None:
+@pytest.mark.parametrize(("raw", "body", "is_reusable"), GOOD.values(), ids=GOOD.keys())
+def test_an_answer_is_the_same_wherever_it_is_split(raw: bytes, body: bytes, is_reusable: bool) -> None:
     whole = read(raw)
-    assert (whole.body, whole.is_whole, whole.may_be_followed) == (body, True, may_be_followed)
+    assert (whole.body, whole.is_whole, whole.is_reusable) == (body, True, is_reusable)
     for at in range(1, len(raw)):
         assert read(*split(raw, at)) == whole, at
         assert not read(raw[:at]).is_whole, at
@@ -98,22 +98,22 @@ def test_an_answer_is_the_same_wherever_it_is_split(raw: bytes, body: bytes, may
     assert read(*(raw[at : at + 1] for at in range(len(raw)))) == whole
 
 
-@pytest.mark.parametrize(("raw", "body", "may_be_followed"), GOOD.values(), ids=GOOD.keys())
-def test_bytes_behind_the_end_belong_to_nobody(raw: bytes, body: bytes, may_be_followed: bool) -> None:
+@pytest.mark.parametrize(("raw", "body", "is_reusable"), GOOD.values(), ids=GOOD.keys())
+def test_bytes_behind_the_end_belong_to_nobody(raw: bytes, body: bytes, is_reusable: bool) -> None:
     for stray in (b"H", b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", b"\x00" * 9, OK):
         seen = read(raw, stray)
-        assert (seen.body, seen.is_whole, seen.may_be_followed) == (body, True, False), stray
+        assert (seen.body, seen.is_whole, seen.is_reusable) == (body, True, False), stray
 
 
-@pytest.mark.parametrize(("raw", "body", "may_be_followed"), GOOD.values(), ids=GOOD.keys())
+@pytest.mark.parametrize(("raw", "body", "is_reusable"), GOOD.values(), ids=GOOD.keys())
 def test_more_than_the_answer_in_one_piece_with_its_head_is_none(
-    raw: bytes, body: bytes, may_be_followed: bool
+    raw: bytes, body: bytes, is_reusable: bool
 ) -> None:
     """But for empty lines, which some servers put there. Of chunks, a head is told before their end is looked for."""
     for stray in (b"H", raw, b"\x00", b"0\r\n\r\n"):
         seen = read(raw + stray)
         if b"chunked" in raw.lower() or raw.startswith((b"HTTP/1.1 204", b"HTTP/1.1 304")):
-            assert (seen.body, seen.is_whole, seen.may_be_followed) == (body, True, False), stray
+            assert (seen.body, seen.is_whole, seen.is_reusable) == (body, True, False), stray
         else:
             assert seen == Seen(is_malformed=True), stray
     for stray in (b"\r\n", b"\r\n\r\n"):
@@ -125,10 +125,10 @@ def test_head_and_empty_statuses_have_no_body_whatever_their_headers_say(status:
     for framing in (b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n", b""):
         method = "HEAD" if status == b"200 OK" else "GET"
         raw = b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n"
-        assert read(raw, method=method).may_be_followed
-        assert not read(raw, b"9", method=method).may_be_followed
+        assert read(raw, method=method).is_reusable
+        assert not read(raw, b"9", method=method).is_reusable
         seen = read(raw + b"9", method=method)
-        assert (seen.is_malformed, seen.is_whole, seen.body, seen.may_be_followed) == (
+        assert (seen.is_malformed, seen.is_whole, seen.body, seen.is_reusable) == (
             False,
             True,
             b"",
@@ -140,7 +140,7 @@ def test_a_body_without_a_length_ends_with_its_connection_and_is_the_last() -> N
     for head in (OK + b"\r\n", b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 205 Reset\r\n\r\n"):
         assert not read(head + b"abc").is_whole
         seen = read(head + b"abc", b"def", ends=True)
-        assert (seen.body, seen.is_whole, seen.may_be_followed) == (b"abcdef", True, False)
+        assert (seen.body, seen.is_whole, seen.is_reusable) == (b"abcdef", True, False)
         assert not read(head + b"abc", ends=True, is_broken=True).is_whole
 
 
@@ -315,26 +315,26 @@ def test_noise_is_read_in_one_way_and_is_no_answer(noise: bytes, at: int, method
     ids=["a size", "an extension", "trailers", "a trailer"],
 )
 def test_what_stands_between_chunks_has_the_limit_of_a_head(first: bytes, more: bytes) -> None:
-    answer = Answer("GET", LIMITS)
+    answer = ResponseParser("GET", LIMITS)
     answer.feed(CHUNKED + first)
-    body = answer.take()
+    body = answer.take_body()
     piece = more * (LIMITS.head_bytes // 4 // len(more))
     for _ in range(3):
         answer.feed(piece)
-    with pytest.raises(AnswerMalformed):
+    with pytest.raises(ResponseMalformed):
         answer.feed(piece * 2)
     assert (body, answer.buffered, answer.is_whole) == (b"abc" if b"abc" in first else b"", 0, False)
 
 
 def test_each_chunk_may_have_a_long_extension() -> None:
-    answer = Answer("GET", LIMITS)
+    answer = ResponseParser("GET", LIMITS)
     answer.feed(CHUNKED)
     extension = b"a" * (LIMITS.head_bytes // 2)
     for _ in range(5):
         answer.feed(b"1;x=" + extension)
         answer.feed(b"\r\nd\r\n")
     answer.feed(b"0\r\n\r\n")
-    assert (answer.take(), answer.is_whole) == (b"ddddd", True)
+    assert (answer.take_body(), answer.is_whole) == (b"ddddd", True)
 
 
 @given(st.binary(max_size=60), st.integers(0, 120), st.integers(0, 20))

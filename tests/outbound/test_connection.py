@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kit.upstream import until
-from tollway.outbound.answer_head import AnswerMalformed, HeadLimits
+from tollway.outbound.answer_head import HeadLimits, ResponseMalformed
 from tollway.outbound.connection import Connection
-from tollway.outbound.read_memory import FIRST_READ_BYTES, HEAD_READ_BYTES, LARGE_BUFFERS, ReadMemory
+from tollway.outbound.read_memory import FIRST_READ_BYTES, HEAD_READ_BYTES, LARGE_BUFFERS, ReadBuffer
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 ASKED = b"GET / HTTP/1.1\r\n\r\n"
@@ -44,7 +44,7 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wired(*, is_tls: bool = False, memory: ReadMemory | None = None) -> AsyncIterator[Wire]:
+async def wired(*, is_tls: bool = False, read_buffer: ReadBuffer | None = None) -> AsyncIterator[Wire]:
     near, far = socket.socketpair()
     near.setblocking(False)
     far.setblocking(False)
@@ -54,7 +54,7 @@ async def wired(*, is_tls: bool = False, memory: ReadMemory | None = None) -> As
         is_tls=is_tls,
         handle=near,
         head_limits=HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100),
-        memory=memory or ReadMemory(BUFFER_BYTES),
+        read_buffer=read_buffer or ReadBuffer(BUFFER_BYTES),
         on_lost=lost.append,
     )
     await asyncio.get_running_loop().create_connection(lambda: connection, sock=near)
@@ -94,28 +94,28 @@ async def test_a_farewell_ends_it_at_once() -> None:
     async with wired() as wire:
         wire.far.close()
         await until(lambda: not wire.connection.is_open)
-        assert not wire.connection.is_quiet()
+        assert not wire.connection.has_no_unread_bytes()
 
 
 async def test_the_last_look_sees_what_the_loop_has_not() -> None:
     async with wired() as wire:
-        assert wire.connection.is_quiet()
+        assert wire.connection.has_no_unread_bytes()
         wire.far.send(b"H")
-        assert (wire.connection.is_open, wire.connection.is_quiet()) == (True, False)
+        assert (wire.connection.is_open, wire.connection.has_no_unread_bytes()) == (True, False)
     async with wired() as wire:
         wire.far.close()
-        assert (wire.connection.is_open, wire.connection.is_quiet()) == (True, False)
+        assert (wire.connection.is_open, wire.connection.has_no_unread_bytes()) == (True, False)
 
 
 async def test_tickets_of_a_new_tls_connection_are_no_stray_bytes() -> None:
     async with wired(is_tls=True) as wire:
         wire.far.send(b"ticket")
-        assert wire.connection.is_quiet()
+        assert wire.connection.has_no_unread_bytes()
     async with wired(is_tls=True) as wire:
         await wire.ask(OK)
         assert wire.connection.finish()
         wire.far.send(b"stray")
-        assert not wire.connection.is_quiet()
+        assert not wire.connection.has_no_unread_bytes()
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -197,7 +197,7 @@ async def test_a_head_that_is_none_is_known_at_once() -> None:
     async with wired() as wire:
         wire.connection.begin("GET", ASKED)
         await wire.say(b"SSH-2.0-OpenSSH_9.9\r\n")
-        with pytest.raises(AnswerMalformed):
+        with pytest.raises(ResponseMalformed):
             await wire.connection.read_head(LONG_S)
         assert not wire.connection.is_open
 
@@ -244,7 +244,7 @@ async def test_a_reader_that_waits_hears_of_a_cut() -> None:
 async def test_holds_no_more_of_an_answer_than_its_limit(large_max: int, buffers: int) -> None:
     """A reader who is as quick as this one may have the large measure, where it is left."""
     whole = 32 * 1024 * 1024
-    async with wired(memory=ReadMemory(BUFFER_BYTES, large_max=large_max)) as wire:
+    async with wired(read_buffer=ReadBuffer(BUFFER_BYTES, large_max=large_max)) as wire:
         wire.connection.begin("GET", ASKED)
         await wire.hear()
         await wire.say(HEAD + b"Content-Length: %d\r\n\r\n" % whole)

@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 from tests.kit.upstream import until
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.connection import Connection
-from tollway.outbound.connections import Connections
-from tollway.outbound.judge import Judge
+from tollway.outbound.connections import ConnectionPool
+from tollway.outbound.judge import AddressGuard
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 LIMITS = replace(DEFAULT_LIMITS, dns_deadline_s=2.0, connect_deadline_s=2.0)
@@ -84,8 +84,8 @@ async def opening(
     lookup: Callable[[str, int], list[str]] = lambda host, port: ["127.0.0.1"],
     tls: ssl.SSLContext | None = None,
     allow_private: bool = True,
-) -> AsyncIterator[Connections]:
-    judge = Judge(
+) -> AsyncIterator[ConnectionPool]:
+    guard = AddressGuard(
         allow_private=allow_private,
         own_origins=frozenset(),
         own_addresses=frozenset(),
@@ -93,12 +93,12 @@ async def opening(
         dns_deadline_s=limits.dns_deadline_s,
         lookup=lookup,
     )
-    connections = Connections(judge=judge, limits=limits, ssl_context=tls)
+    connections = ConnectionPool(guard=guard, limits=limits, ssl_context=tls)
     try:
         yield connections
     finally:
         await connections.close()
-        judge.stop()
+        guard.stop()
 
 
 async def ask(connection: Connection) -> bytes:
@@ -115,38 +115,38 @@ async def ask(connection: Connection) -> bytes:
 async def test_the_latest_is_given_out_first_and_none_that_idled_too_long() -> None:
     async with serving() as far, opening() as connections:
         origin = far.endpoint().origin
-        assert connections.take(origin, idle_s_max=60.0) is None
+        assert connections.acquire(origin, idle_s_max=60.0) is None
         first, second = await connections.open(far.endpoint()), await connections.open(far.endpoint())
-        connections.give_back(first)
-        connections.give_back(second)
-        assert connections.take(origin, idle_s_max=0.0) is None
-        assert connections.take("http://127.0.0.1:1", idle_s_max=60.0) is None
-        assert connections.take(origin, idle_s_max=60.0) is second
-        assert connections.take(origin, idle_s_max=60.0) is first
-        assert connections.take(origin, idle_s_max=60.0) is None
+        connections.release(first)
+        connections.release(second)
+        assert connections.acquire(origin, idle_s_max=0.0) is None
+        assert connections.acquire("http://127.0.0.1:1", idle_s_max=60.0) is None
+        assert connections.acquire(origin, idle_s_max=60.0) is second
+        assert connections.acquire(origin, idle_s_max=60.0) is first
+        assert connections.acquire(origin, idle_s_max=60.0) is None
         assert await ask(second) == b"ok"
 
 
 async def test_one_that_the_upstream_closed_is_not_given_out() -> None:
     async with serving() as far, opening() as connections:
         connection = await connections.open(far.endpoint())
-        connections.give_back(connection)
+        connections.release(connection)
         await until(lambda: far.accepted == 1)
         far.writers[0].transport.abort()
         await until(lambda: not connection.is_open)
-        assert connections.take(far.endpoint().origin, idle_s_max=60.0) is None
-        connections.give_back(connection)
-        assert connections.take(far.endpoint().origin, idle_s_max=60.0) is None
+        assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
+        connections.release(connection)
+        assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
 
 
 async def test_an_old_one_is_closed_though_nobody_calls_its_origin_again() -> None:
     async with serving() as far, opening(replace(LIMITS, connection_age_s=0.0)) as connections:
         busy = await connections.open(far.endpoint())
-        connections.give_back(await connections.open(far.endpoint()))
+        connections.release(await connections.open(far.endpoint()))
         await until(lambda: far.closed == 1)
         assert await ask(busy) == b"ok"
-        connections.give_back(busy)
-        assert connections.take(far.endpoint().origin, idle_s_max=60.0) is None
+        connections.release(busy)
+        assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
         await until(lambda: far.closed == 2)
 
 
@@ -178,7 +178,7 @@ async def test_a_literal_address_is_judged_at_its_socket() -> None:
 
 async def test_closing_cuts_the_idle_and_the_busy_and_opens_no_more() -> None:
     async with serving() as far, opening() as connections:
-        connections.give_back(await connections.open(far.endpoint()))
+        connections.release(await connections.open(far.endpoint()))
         busy = await connections.open(far.endpoint())
         busy.begin("GET", b"GET / HTTP/1.1\r\n")
         await connections.close()
@@ -186,8 +186,8 @@ async def test_closing_cuts_the_idle_and_the_busy_and_opens_no_more() -> None:
         await until(lambda: far.closed == far.accepted == 2)
         with pytest.raises(OSError, match="closing"):
             await connections.open(far.endpoint())
-        connections.give_back(busy)
-        assert connections.take(far.endpoint().origin, idle_s_max=60.0) is None
+        connections.release(busy)
+        assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
 
 
 # ---------------------------------------------------------------------- TLS
@@ -275,10 +275,10 @@ async def test_a_certificate_for_this_host_is_good_and_its_connection_carries_ma
     ):
         connection = await connections.open(far.endpoint(host, "https"))
         for _ in range(3):
-            assert connection.is_quiet()
+            assert connection.has_no_unread_bytes()
             assert await ask(connection) == b"ok"
-            connections.give_back(connection)
-            assert connections.take(connection.origin, idle_s_max=60.0) is connection
+            connections.release(connection)
+            assert connections.acquire(connection.origin, idle_s_max=60.0) is connection
         assert (far.names, far.protocols) == ([asked], ["http/1.1"])
 
 

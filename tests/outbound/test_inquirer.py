@@ -8,8 +8,8 @@ from aiohttp import web
 
 from tollway.errors import EndpointNotAllowed, UpstreamBadResponse, UpstreamUnreachable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.outbound.dialer import Dialer
-from tollway.outbound.inquirer import DOCUMENT_BYTES_MAX, Inquirer
+from tollway.outbound.dialer import HttpClient
+from tollway.outbound.inquirer import DOCUMENT_BYTES_MAX, Fetcher
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 
@@ -30,10 +30,10 @@ async def server() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def inquirer() -> AsyncIterator[Inquirer]:
-    dialer = Dialer(limits=DEFAULT_LIMITS, allow_private=True)
-    yield Inquirer(dialer)
-    await dialer.close()
+async def fetcher() -> AsyncIterator[Fetcher]:
+    http_client = HttpClient(limits=DEFAULT_LIMITS, allow_private=True)
+    yield Fetcher(http_client)
+    await http_client.close()
 
 
 @pytest.fixture
@@ -50,34 +50,34 @@ def endpoint_of(url: str) -> Endpoint:
     return endpoint
 
 
-async def test_a_document_comes_whole(inquirer: Inquirer, server: str) -> None:
-    assert await inquirer.fetch_document(server + "/200") == b"xxxx"
+async def test_a_document_comes_whole(fetcher: Fetcher, server: str) -> None:
+    assert await fetcher.fetch_document(server + "/200") == b"xxxx"
 
 
 @pytest.mark.parametrize("path", ["/404", "/302", "/500", f"/200?size={DOCUMENT_BYTES_MAX + 1}"])
 async def test_no_document_is_a_failure_and_no_redirect_is_followed(
-    inquirer: Inquirer, server: str, path: str
+    fetcher: Fetcher, server: str, path: str
 ) -> None:
     with pytest.raises(UpstreamBadResponse):
-        await inquirer.fetch_document(server + path)
+        await fetcher.fetch_document(server + path)
 
 
-async def test_a_url_that_may_not_be_dialled_is_refused(inquirer: Inquirer) -> None:
+async def test_a_url_that_may_not_be_dialled_is_refused(fetcher: Fetcher) -> None:
     with pytest.raises(EndpointNotAllowed):
-        await inquirer.fetch_document("file:///etc/passwd")
+        await fetcher.fetch_document("file:///etc/passwd")
 
 
-async def test_a_server_that_is_not_there_is_unreachable(inquirer: Inquirer, nobody: str) -> None:
+async def test_a_server_that_is_not_there_is_unreachable(fetcher: Fetcher, nobody: str) -> None:
     with pytest.raises(UpstreamUnreachable):
-        await inquirer.fetch_document(nobody + "/openapi.json")
+        await fetcher.fetch_document(nobody + "/openapi.json")
 
 
 @pytest.mark.parametrize(("status", "is_unprotected"), [(200, True), (204, True), (401, False), (404, False)])
 async def test_an_endpoint_is_unprotected_when_it_answers_anybody(
-    inquirer: Inquirer, server: str, status: int, is_unprotected: bool
+    fetcher: Fetcher, server: str, status: int, is_unprotected: bool
 ) -> None:
-    assert await inquirer.is_unprotected(endpoint_of(f"{server}/{status}")) is is_unprotected
+    assert await fetcher.is_unprotected(endpoint_of(f"{server}/{status}")) is is_unprotected
 
 
-async def test_an_endpoint_that_cannot_be_asked_is_not_accused(inquirer: Inquirer, nobody: str) -> None:
-    assert not await inquirer.is_unprotected(endpoint_of(nobody))
+async def test_an_endpoint_that_cannot_be_asked_is_not_accused(fetcher: Fetcher, nobody: str) -> None:
+    assert not await fetcher.is_unprotected(endpoint_of(nobody))

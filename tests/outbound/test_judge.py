@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from tollway.outbound.judge import Judge
+from tollway.outbound.judge import AddressGuard
 
 
 @pytest.fixture
-def judge() -> Judge:
-    return Judge(
+def judge() -> AddressGuard:
+    return AddressGuard(
         allow_private=True,
         own_origins=frozenset(),
         own_addresses=frozenset({"8.8.8.8"}),
@@ -32,13 +32,13 @@ def judge() -> Judge:
     ],
 )
 def test_opens_no_socket_for_a_denied_address(
-    judge: Judge, family: socket.AddressFamily, address: tuple[str, int] | tuple[str, int, int, int]
+    judge: AddressGuard, family: socket.AddressFamily, address: tuple[str, int] | tuple[str, int, int, int]
 ) -> None:
     with pytest.raises(OSError, match="the outbound policy denies"):
         judge.open_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address))
 
 
-def test_opens_a_socket_for_an_allowed_address(judge: Judge) -> None:
+def test_opens_a_socket_for_an_allowed_address(judge: AddressGuard) -> None:
     judge.open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 8080))).close()
 
 
@@ -49,7 +49,7 @@ async def test_resolution_has_a_deadline() -> None:
         release.wait(5)
         return ["127.0.0.1"]
 
-    judge = Judge(
+    judge = AddressGuard(
         allow_private=True,
         own_origins=frozenset(),
         own_addresses=frozenset(),
@@ -69,7 +69,7 @@ async def test_a_name_that_cannot_be_encoded_is_a_failed_resolution() -> None:
     def lookup(host: str, port: int) -> list[str]:
         raise UnicodeError("label too long")
 
-    judge = Judge(
+    judge = AddressGuard(
         allow_private=True,
         own_origins=frozenset(),
         own_addresses=frozenset(),

@@ -8,7 +8,13 @@ from typing import Any, Self
 
 import pytest
 
-from tollway.outbound.name_lookups import NEWCOMERS_MAX, PROVEN_MAX, QUICK_S, SLOW_FOR_S, NameLookups
+from tollway.outbound.name_lookups import (
+    OTHER_THREADS_MAX,
+    QUICK_S,
+    QUICK_THREADS_MAX,
+    SLOW_FOR_S,
+    HostResolver,
+)
 
 PATIENCE_S = 20.0
 
@@ -24,7 +30,7 @@ class Resolver:
         self.slow: set[str] = set()
         self._lock = threading.Lock()
 
-    def look_up(self, host: str, port: int) -> list[str]:
+    def resolve(self, host: str, port: int) -> list[str]:
         with self._lock:
             self.ran[host] += 1
             self.running += 1
@@ -38,8 +44,8 @@ class Resolver:
 class Scene:
     def __init__(self, deadline_s: float) -> None:
         self.resolver = Resolver()
-        self.names = NameLookups(
-            self.resolver.look_up, deadline_s=deadline_s, clock=lambda: self.resolver.now_s
+        self.names = HostResolver(
+            self.resolver.resolve, deadline_s=deadline_s, clock=lambda: self.resolver.now_s
         )
         self._group = asyncio.TaskGroup()
 
@@ -53,7 +59,7 @@ class Scene:
         self.names.stop()
 
     async def ask(self, host: str, port: int = 443) -> list[str]:
-        return await self.names.look_up(host, port)
+        return await self.names.resolve(host, port)
 
     def begin(self, hosts: Iterable[str]) -> None:
         """Looks for them without waiting."""
@@ -85,10 +91,10 @@ def name(kind: str, count: int) -> list[str]:
 
 async def test_slow_names_hold_up_no_name_that_has_answered_before(scene: Scene) -> None:
     await scene.ask("good.example")
-    scene.begin(name("slow", 3 * PROVEN_MAX))
-    await scene.until_running(NEWCOMERS_MAX)
+    scene.begin(name("slow", 3 * QUICK_THREADS_MAX))
+    await scene.until_running(OTHER_THREADS_MAX)
     assert await scene.ask("good.example") == ["192.0.2.1"]
-    assert scene.resolver.running == NEWCOMERS_MAX
+    assert scene.resolver.running == OTHER_THREADS_MAX
 
 
 async def test_a_name_that_turned_slow_is_a_newcomer_for_a_while(scene: Scene) -> None:
@@ -106,8 +112,8 @@ async def test_a_name_that_turned_slow_is_a_newcomer_for_a_while(scene: Scene) -
         resolver.now_s += passed_s
         await scene.ask("turncoat.example")  # quick again
         ran = resolver.ran["turncoat.example"]
-        scene.begin(name(f"slow-{passed_s}", NEWCOMERS_MAX))
-        await scene.until_running(NEWCOMERS_MAX)
+        scene.begin(name(f"slow-{passed_s}", OTHER_THREADS_MAX))
+        await scene.until_running(OTHER_THREADS_MAX)
         scene.begin(["turncoat.example"])
         for _ in range(20):
             await scene.ask("good.example")
@@ -140,7 +146,7 @@ async def test_nobody_waits_longer_than_the_deadline() -> None:
 
 
 async def test_so_many_names_are_known_and_no_more(scene: Scene) -> None:
-    scene.names = NameLookups(scene.resolver.look_up, deadline_s=PATIENCE_S, names_max=3)
+    scene.names = HostResolver(scene.resolver.resolve, deadline_s=PATIENCE_S, names_max=3)
     for host in name("good", 10):
         await scene.ask(host)
     assert [*scene.names.quick] == name("good", 10)[-3:]

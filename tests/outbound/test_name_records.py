@@ -11,7 +11,7 @@ import dns.rcode
 import dns.rrset
 import pytest
 
-from tollway.outbound.name_records import TEXT_BYTES_MAX, TEXTS_MAX, NameRecords, NameServer
+from tollway.outbound.name_records import TEXT_BYTES_MAX, TEXTS_MAX, NameServer, TxtRecords
 
 NAME = "_tollway.api.example.com"
 
@@ -66,7 +66,7 @@ def code(rcode: dns.rcode.Rcode) -> Answerer:
 
 async def ask(answer: Answerer, *, deadline_s: float = 5.0) -> tuple[str, ...] | None:
     async with run_server(answer) as (address, _):
-        return await NameRecords([address], deadline_s=deadline_s).find_texts(NAME)
+        return await TxtRecords([address], deadline_s=deadline_s).find_texts(NAME)
 
 
 LONG = '"' + "x" * 255 + '" '
@@ -105,7 +105,7 @@ async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_deadl
 
 async def test_the_name_is_asked_for_as_it_is_and_no_suffix_is_tried() -> None:
     async with run_server(code(dns.rcode.NXDOMAIN)) as (address, server):
-        names = NameRecords([address], deadline_s=5.0)
+        names = TxtRecords([address], deadline_s=5.0)
         await names.find_texts(NAME)
         await names.find_texts(NAME + ".")
         assert server.asked == [f"{NAME}. IN TXT"] * 2
@@ -114,7 +114,7 @@ async def test_the_name_is_asked_for_as_it_is_and_no_suffix_is_tried() -> None:
 @pytest.mark.parametrize("name", ["a..b", "x" * 64 + ".com", "é.example.com" * 40])
 async def test_a_name_that_is_none_has_no_texts(name: str) -> None:
     async with run_server(texts('"one"')) as (address, _):
-        assert not await NameRecords([address], deadline_s=1.0).find_texts(name)
+        assert not await TxtRecords([address], deadline_s=1.0).find_texts(name)
 
 
 async def test_without_servers_of_its_own_it_asks_those_of_the_system(
@@ -129,6 +129,6 @@ async def test_without_servers_of_its_own_it_asks_those_of_the_system(
     monkeypatch.setattr(
         dns.resolver.BaseResolver, "read_resolv_conf", lambda self, file: original(self, str(empty))
     )
-    assert await NameRecords(deadline_s=5.0).find_texts(NAME) is None
+    assert await TxtRecords(deadline_s=5.0).find_texts(NAME) is None
     async with run_server(texts('"one"')) as (address, _):
-        assert await NameRecords([address], deadline_s=5.0).find_texts(NAME) == ("one",)
+        assert await TxtRecords([address], deadline_s=5.0).find_texts(NAME) == ("one",)

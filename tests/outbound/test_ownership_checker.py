@@ -10,14 +10,14 @@ import pytest
 
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import ChainId, ListingId
-from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.outbound.dialer import Dialer
-from tollway.outbound.ownership_checker import DOCUMENT_BYTES_MAX, OwnershipChecker, Sight
-from tollway.registry.ownership import DOCUMENT_PATH, WELL_KNOWN_PATH, Challenge, Stake
+from tollway.outbound.dialer import HttpClient
+from tollway.outbound.ownership_checker import DOCUMENT_BYTES_MAX, EvidenceState, OwnershipChecker
+from tollway.registry.ownership import DOCUMENT_PATH, WELL_KNOWN_PATH, Challenge, OwnershipClaim
 
 CHAIN = ChainId(84532)
 ALICE, PAYEE, STRANGER = (KeyWallet.named(name) for name in ("alice", "payee", "stranger"))
@@ -44,17 +44,17 @@ class Chain:
     payload: bytes | None = b""
     asked: int = 0
 
-    async def call_contract(self, *args: object, **more: object) -> ContractAnswer:
+    async def call_contract(self, *args: object, **more: object) -> ContractResult:
         self.asked += 1
         if self.payload is None:
             raise ChainUnavailable
-        return ContractAnswer(reverted=False, payload=self.payload)
+        return ContractResult(reverted=False, payload=self.payload)
 
 
 @dataclass
 class Scene:
     upstream: LoopbackUpstream
-    names: Names
+    txt_records: Names
     chain: Chain
     checker: OwnershipChecker
     pages: dict[str, bytes] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Scene:
 
     def challenge_at(self, endpoint: str) -> Challenge:
         return self.checker.challenge(
-            Stake(
+            OwnershipClaim(
                 listing_id=ListingId("api_1"),
                 provider=ALICE.address,
                 pay_to=PAYEE.address,
@@ -75,7 +75,7 @@ class Scene:
             )
         )
 
-    async def see(self, challenge: Challenge | None = None) -> Mapping[str, Sight]:
+    async def see(self, challenge: Challenge | None = None) -> Mapping[str, EvidenceState]:
         return (await self.checker.find_evidence(challenge or self.challenge)).of
 
     def sign(self, buyer: KeyWallet, text: str | None = None) -> str:
@@ -89,16 +89,16 @@ class Scene:
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     limits: Limits = getattr(request, "param", LIMITS)
     async with run_upstream() as upstream:
-        names, chain = Names(), Chain()
-        dialer = Dialer(limits=limits, allow_private=True)
+        txt_records, chain = Names(), Chain()
+        http_client = HttpClient(limits=limits, allow_private=True)
         checker = OwnershipChecker(
-            dialer=dialer,
-            names=names,
-            judge=SignatureJudge(chain, limits=limits),  # type: ignore[arg-type] # only wallets are asked
+            http_client=http_client,
+            txt_records=txt_records,
+            verifier=SignatureVerifier(chain, limits=limits),  # type: ignore[arg-type] # only wallets are asked
             gateway="https://gw.example.com",
             limits=limits,
         )
-        scene = Scene(upstream=upstream, names=names, chain=chain, checker=checker)
+        scene = Scene(upstream=upstream, txt_records=txt_records, chain=chain, checker=checker)
 
         async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
             body = scene.pages.get(arrived.target)
@@ -107,7 +107,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
 
         upstream.answer = answer
         yield scene
-        await dialer.close()
+        await http_client.close()
 
 
 async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
@@ -116,7 +116,7 @@ async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
     assert asked == [WELL_KNOWN_PATH, DOCUMENT_PATH]
     for arrived in scene.upstream.arrived:
         assert arrived.method == "GET"
-        assert arrived.names <= {"host", "accept", "connection"}, "no secret, no payment"
+        assert arrived.txt_records <= {"host", "accept", "connection"}, "no secret, no payment"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
     ],
     ids=("whole", "a line", "a mark", "inside", "empty", "too large"),
 )
-async def test_the_file_has_our_line(scene: Scene, page: str, sight: Sight) -> None:
+async def test_the_file_has_our_line(scene: Scene, page: str, sight: EvidenceState) -> None:
     scene.pages[WELL_KNOWN_PATH] = page.replace("{}", scene.challenge.content).encode()
     assert (await scene.see())["wellKnown"] == sight
 
@@ -161,17 +161,19 @@ async def test_the_file_of_another_wallet_or_origin_is_no_proof(scene: Scene) ->
         (None, "unreachable"),
     ],
 )
-async def test_the_name_has_our_text(scene: Scene, texts: tuple[str, ...] | None, sight: Sight) -> None:
+async def test_the_name_has_our_text(
+    scene: Scene, texts: tuple[str, ...] | None, sight: EvidenceState
+) -> None:
     about = scene.challenge_at(scene.upstream.url.replace("127.0.0.1", "localhost"))
-    scene.names.texts = texts and tuple(text.replace("{}", about.content) for text in texts)
+    scene.txt_records.texts = texts and tuple(text.replace("{}", about.content) for text in texts)
     assert (await scene.see(about))["dns"] == sight
-    assert scene.names.asked == ["_tollway.localhost"]
+    assert scene.txt_records.asked == ["_tollway.localhost"]
 
 
 async def test_an_address_has_no_name_to_ask_about(scene: Scene) -> None:
-    scene.names.texts = (scene.challenge.content,)
+    scene.txt_records.texts = (scene.challenge.content,)
     assert (await scene.see())["dns"] == "not_found"
-    assert scene.names.asked == []
+    assert scene.txt_records.asked == []
 
 
 async def test_a_final_dot_of_a_host_is_not_asked_about(scene: Scene) -> None:

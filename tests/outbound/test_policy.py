@@ -9,7 +9,7 @@ from tollway.outbound.policy import (
     Denied,
     Endpoint,
     EndpointRefused,
-    judge_address,
+    check_address,
     parse_endpoint,
 )
 
@@ -129,24 +129,24 @@ GLOBAL = [
 @pytest.mark.parametrize("allow_private", [False, True])
 @pytest.mark.parametrize(("ip", "reason"), ALWAYS_DENIED)
 def test_denies_whatever_the_setting_says(ip: str, reason: str, allow_private: bool) -> None:
-    assert judge_address(ip, allow_private=allow_private) == Denied(reason=reason)
+    assert check_address(ip, allow_private=allow_private) == Denied(reason=reason)
 
 
 @pytest.mark.parametrize(("ip", "reason"), PRIVATE)
 def test_private_ranges_are_open_in_development_only(ip: str, reason: str) -> None:
-    assert judge_address(ip, allow_private=False) == Denied(reason=reason)
-    assert judge_address(ip, allow_private=True) == Allowed(address=ipaddress.ip_address(ip))
+    assert check_address(ip, allow_private=False) == Denied(reason=reason)
+    assert check_address(ip, allow_private=True) == Allowed(address=ipaddress.ip_address(ip))
 
 
 @pytest.mark.parametrize("ip", GLOBAL)
 def test_allows_ordinary_global_unicast(ip: str) -> None:
-    assert judge_address(ip, allow_private=False) == Allowed(address=ipaddress.ip_address(ip))
+    assert check_address(ip, allow_private=False) == Allowed(address=ipaddress.ip_address(ip))
 
 
 @pytest.mark.parametrize("ip", ["8.8.8.8", "2001:4860:4860:0:0:0:0:8888"])
 def test_denies_the_gateways_own_address_in_any_spelling(ip: str) -> None:
     own = frozenset({"8.8.8.8", "2001:4860:4860::8888"})
-    assert judge_address(ip, allow_private=True, own_addresses=own) == Denied(reason="own_address")
+    assert check_address(ip, allow_private=True, own_addresses=own) == Denied(reason="own_address")
 
 
 def test_every_network_that_the_library_calls_not_global_is_denied() -> None:
@@ -156,7 +156,7 @@ def test_every_network_that_the_library_calls_not_global_is_denied() -> None:
         except ValueError:
             continue
         if not address.is_global:
-            assert isinstance(judge_address(row, allow_private=False), Denied)
+            assert isinstance(check_address(row, allow_private=False), Denied)
 
 
 ACCEPTED = [

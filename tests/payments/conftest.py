@@ -11,19 +11,19 @@ import pytest
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tests.kit.ledger_records import claim_on
 from tests.kit.listings import sample_listing
-from tests.model.ledger import MemoryBook
-from tollway.chain.reader import ContractAnswer, Log
+from tests.model.ledger import MemoryLedger
+from tollway.chain.reader import ContractResult, Log
 from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
-from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
 from tollway.ledger.book import Claim
 from tollway.ledger.call import Payment
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, Price
-from tollway.payments.payers import Request
+from tollway.payments.payers import BoundRequest
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import Till
-from tollway.registry.listing import ChargeOn, Shelf, Terms
+from tollway.payments.till import TransactionVerifier
+from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 START_S = 1_800_000_000
@@ -65,7 +65,7 @@ class Meter:
         self.left += 1
         self.given_back.append((client_address, signer))
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         self.unresolved.append((client_address, signer))
 
 
@@ -85,36 +85,36 @@ class VerifierHarness:
         self.now_s = START_S
         self.chain = MemoryChain(MAIN, SECOND, TEST)
         self.rules = {chain_id: chain_rules(chain_id) for chain_id in (MAIN, SECOND, TEST)}
-        self.book = MemoryBook(now_ms=self.now_ms)
-        self.meter = Meter()
+        self.ledger = MemoryLedger(now_ms=self.now_ms)
+        self.quota = Meter()
         self.provider, self.caller, self.thief = (self.wallet(n) for n in ("provider", "caller", "thief"))
         self.older: list[Terms] = []
         self.older_asked = 0
         self.shown: list[tuple[str, str]] = []
-        self.till = self.make_till()
+        self.transaction_verifier = self.make_till()
         self._hashes = 0
 
-    def make_till(self) -> Till:
+    def make_till(self) -> TransactionVerifier:
         """Another one over the same books and chains: a restart, or a second gateway."""
-        return Till(
-            book=self.book,
+        return TransactionVerifier(
+            ledger=self.ledger,
             chains=self.chain,
             rules=self.rules,
-            judge_of_signatures=SignatureJudge(self.chain, limits=DEFAULT_LIMITS),
-            meter=self.meter,
+            signature_verifier=SignatureVerifier(self.chain, limits=DEFAULT_LIMITS),
+            quota=self.quota,
             limits=DEFAULT_LIMITS,
             now_ms=self.now_ms,
             find_older_terms=self._find_older_terms,
-            note_shown=lambda network, outcome: self.shown.append((network, outcome)),
+            on_outcome=lambda network, outcome: self.shown.append((network, outcome)),
         )
 
     def now_ms(self) -> int:
         return self.now_s * 1000
 
-    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
+    async def _find_older_terms(self, entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
         self.older_asked += 1
         older = [version for version in self.older if version.is_in_force_since(moment_ms)]
-        return replace(shelf, versions=(*shelf.versions, *older))
+        return replace(entry, versions=(*entry.versions, *older))
 
     @staticmethod
     def wallet(name: str) -> Wallet:
@@ -139,7 +139,7 @@ class VerifierHarness:
         }
         return Terms(**{**defaults, **fields})
 
-    def shelf(self, *versions: Terms, listing_id: str = "api_1") -> Shelf:
+    def entry(self, *versions: Terms, listing_id: str = "api_1") -> CatalogEntry:
         """A listing with these terms, newest first."""
         current = (versions or (self.version(),))[0]
         listing = sample_listing(
@@ -155,7 +155,7 @@ class VerifierHarness:
             charge_on=current.charge_on,
             created_ms=current.since_ms,
         )
-        return Shelf(listing=listing, versions=versions or (current,))
+        return CatalogEntry(listing=listing, versions=versions or (current,))
 
     # ---- What happens on the chain.
 
@@ -191,17 +191,17 @@ class VerifierHarness:
         """A contract wallet: what its owner's key signed, it signed."""
         address = Address(keccak256(b"wallet of" + owner.address)[12:])
 
-        def answer(calldata: bytes) -> ContractAnswer:
+        def answer(calldata: bytes) -> ContractResult:
             digest, signature = calldata[4:36], calldata[100:165]
             is_owner = owner.sign(digest) == signature
-            return ContractAnswer(reverted=False, payload=MAGIC_WORD if is_owner else bytes(32))
+            return ContractResult(reverted=False, payload=MAGIC_WORD if is_owner else bytes(32))
 
         self.chain.deploy(chain_id, address, answer)
         return address
 
     # ---- What the caller shows.
 
-    def request(self, **fields: Any) -> Request:
+    def request(self, **fields: Any) -> BoundRequest:
         defaults: dict[str, Any] = {
             "gateway": "https://gw.example.com",
             "method": "GET",
@@ -209,7 +209,7 @@ class VerifierHarness:
             "body_hash": keccak256(b""),
             "client_address": "192.0.2.7",
         }
-        return Request(**{**defaults, **fields})
+        return BoundRequest(**{**defaults, **fields})
 
     def proof(
         self,
@@ -245,8 +245,10 @@ class VerifierHarness:
         binding = Binding(valid_until=START_S + 60, nonce=b"\x0c" * 32, body_hash=None)
         return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=None)
 
-    async def tender(self, proof: Proof, shelf: Shelf | None = None, **fields: Any) -> Any:
-        return await self.till.tender(proof, shelf or self.shelf(), self.request(**fields))
+    async def find_spendable(self, proof: Proof, entry: CatalogEntry | None = None, **fields: Any) -> Any:
+        return await self.transaction_verifier.find_spendable(
+            proof, entry or self.entry(), self.request(**fields)
+        )
 
     def claim(self, payment: Payment, units: int = 10_000) -> Claim:
         return claim_on(payment, units)

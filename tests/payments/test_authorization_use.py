@@ -8,14 +8,14 @@ import pytest
 from tests.kit.chain import MemoryChain
 from tests.kit.payer import CHAIN, AuthorizationSigner
 from tests.kit.settlement import TOKEN
-from tollway.chain.reader import ChainFacts, Trust
+from tollway.chain.reader import ChainFacts, Quorum
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.payments.authorization_use import (
     BACK_BLOCKS,
-    NotFound,
-    Paid,
-    Spoiled,
+    Cancelled,
+    TransferFound,
+    UseNotFound,
     find_end,
     find_transfer,
     find_use,
@@ -38,11 +38,11 @@ def chain() -> MemoryChain:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        ({}, Paid),
-        ({"payee": Address(b"\xee" * 20)}, Spoiled),
-        ({"base_units": AUTHORIZATION.base_units + 1}, Spoiled),
-        ({"nonce": b"\x01" * 32}, NotFound),
-        ({"payer": Address(b"\xee" * 20)}, NotFound),
+        ({}, TransferFound),
+        ({"payee": Address(b"\xee" * 20)}, Cancelled),
+        ({"base_units": AUTHORIZATION.base_units + 1}, Cancelled),
+        ({"nonce": b"\x01" * 32}, UseNotFound),
+        ({"payer": Address(b"\xee" * 20)}, UseNotFound),
     ],
 )
 async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
@@ -54,7 +54,7 @@ async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
 
 async def test_a_cancelled_one_never_pays(chain: MemoryChain) -> None:
     tx_hash = chain.cancel_authorization(CHAIN, TOKEN, payer=AUTHORIZATION.payer, nonce=AUTHORIZATION.nonce)
-    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == Spoiled(tx_hash=tx_hash)
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == Cancelled(tx_hash=tx_hash)
 
 
 class LyingChain(MemoryChain):
@@ -74,7 +74,7 @@ async def test_a_transaction_that_says_nothing_of_it_is_no_end_of_it(change: dic
     """A node that names any transaction at all would get a call released whose money can still move."""
     chain = LyingChain(CHAIN)
     chain.effective_logs = chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
-    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == NotFound()
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == UseNotFound()
 
 
 async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: MemoryChain) -> None:
@@ -82,9 +82,11 @@ async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: M
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     first = chain.head(CHAIN).number
     chain.bury(CHAIN, 100)
-    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=first + BACK_BLOCKS, depth=1), Paid)
+    assert isinstance(
+        await find_use(chain, AUTHORIZATION, from_block=first + BACK_BLOCKS, depth=1), TransferFound
+    )
     later = first + BACK_BLOCKS + 1
-    assert await find_use(chain, AUTHORIZATION, from_block=later, depth=1) == NotFound()
+    assert await find_use(chain, AUTHORIZATION, from_block=later, depth=1) == UseNotFound()
     assert await find_end(chain, AUTHORIZATION, from_block=later) is None
     assert await find_end(chain, AUTHORIZATION, from_block=0) is not None
 
@@ -96,9 +98,9 @@ async def test_a_shallow_end_is_one(chain: MemoryChain) -> None:
 
 async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
-    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=2) == NotFound()
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=2) == UseNotFound()
     chain.bury(CHAIN, 1)
-    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=2), Paid)
+    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=2), TransferFound)
 
 
 async def test_a_chain_that_is_away_says_nothing(chain: MemoryChain) -> None:
@@ -111,23 +113,23 @@ async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chai
     tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     facts = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(facts, ChainFacts)
-    transfer = find_transfer(facts, AUTHORIZATION, trust=Trust.AGREED)
+    transfer = find_transfer(facts, AUTHORIZATION, quorum=Quorum.AGREED)
     assert transfer is not None
     assert (transfer.tx_hash, transfer.block_number) == (tx_hash, facts.block_number)
     assert not transfer.is_final
     chain.bury(CHAIN, 20)
     final = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(final, ChainFacts)
-    found = find_transfer(final, AUTHORIZATION, trust=Trust.AGREED)
+    found = find_transfer(final, AUTHORIZATION, quorum=Quorum.AGREED)
     assert found is not None
     assert found.is_final
-    assert find_transfer(final, AUTHORIZATION, trust=Trust.ONE) == replace(found, is_final=False)
+    assert find_transfer(final, AUTHORIZATION, quorum=Quorum.ONE) == replace(found, is_final=False)
 
 
-@pytest.mark.parametrize("trust", Trust)
-async def test_one_nodes_word_makes_no_transfer_final(chain: MemoryChain, trust: Trust) -> None:
+@pytest.mark.parametrize("quorum", Quorum)
+async def test_one_nodes_word_makes_no_transfer_final(chain: MemoryChain, quorum: Quorum) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     chain.bury(CHAIN, 20)
-    use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, trust=trust)
-    assert isinstance(use, Paid)
-    assert use.transfer.is_final is (trust is Trust.AGREED)
+    use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, quorum=quorum)
+    assert isinstance(use, TransferFound)
+    assert use.transfer.is_final is (quorum is Quorum.AGREED)

@@ -14,15 +14,15 @@ from tests.kit.payer import (
     facts_of,
     requirement_of,
 )
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.authorization_reasons import AuthorizationReason as Reason
-from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
+from tollway.payments.authorization_verdict import AuthorizationRefused, check_authorization, check_times
 
-REVERTED = ContractAnswer(reverted=True, payload=b"")
+REVERTED = ContractResult(reverted=True, payload=b"")
 THIRD_PARTY = Address(b"\x99" * 20)
 MIN_BEFORE = NOW_S + TIMEOUT_S + 30
 
@@ -31,14 +31,14 @@ def judge(authorization: Authorization | None = None, **given: Any) -> Reason | 
     """Of a plain wallet's good authorisation where nothing else is given. Other names are facts of the chain."""
     requirement = given.pop("requirement", requirement_of())
     signer = given.pop("signer", AuthorizationSigner().address)
-    verdict = judge_authorization(
+    result = check_authorization(
         authorization or AuthorizationSigner().authorize(signature=b"\1" * 65),
         requirement,
         facts_of(**given),
         signer=signer,
         timeout_s=TIMEOUT_S,
     )
-    return verdict.reason if isinstance(verdict, AuthorizationRefused) else verdict
+    return result.reason if isinstance(result, AuthorizationRefused) else result
 
 
 def test_a_good_one_is_covered_by_the_balance_at_the_head() -> None:

@@ -22,13 +22,13 @@ from tollway.ledger.authorization import Dialect
 from tollway.payments.challenge import (
     ERROR,
     REQUIRED_BYTES_MAX,
-    ChallengeForm,
+    PaymentRequiredEncoder,
     encode_failure,
     encode_receipt,
 )
 from tollway.payments.challenge import URL as URL_HOLE
-from tollway.payments.requirement import Requirement
-from tollway.payments.stencil import Hole, Stencil
+from tollway.payments.requirement import PaymentRequirement
+from tollway.payments.stencil import JsonTemplate, TemplateSlot
 from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/v1/quote?city=Wien%20Mitte"
@@ -50,13 +50,15 @@ EXTENSIONS: dict[str, Any] = {"bazaar": BAZAAR, "payment-identifier": PAYMENT_ID
 
 
 def ask(
-    *requirements: Requirement, resource: Resource = RESOURCE, extensions: dict[str, Any] | None = None
-) -> ChallengeForm:
-    return ChallengeForm(requirements, resource, extensions=EXTENSIONS if extensions is None else extensions)
+    *requirements: PaymentRequirement, resource: Resource = RESOURCE, extensions: dict[str, Any] | None = None
+) -> PaymentRequiredEncoder:
+    return PaymentRequiredEncoder(
+        requirements, resource, extensions=EXTENSIONS if extensions is None else extensions
+    )
 
 
 def required_of(
-    form: ChallengeForm, url: str = URL, values: dict[str, bytes] | None = None
+    form: PaymentRequiredEncoder, url: str = URL, values: dict[str, bytes] | None = None
 ) -> dict[str, Any]:
     value = form.encode_required(url, {ERROR: b'"payment_required"', **(values or {})})
     assert len(value) <= REQUIRED_BYTES_MAX
@@ -66,8 +68,10 @@ def required_of(
     return content
 
 
-def members_of(form: ChallengeForm) -> dict[str, Any]:
-    filled = Stencil(form.members).fill({URL_HOLE: json.dumps(URL).encode(), ERROR: b'"payment_required"'})
+def members_of(form: PaymentRequiredEncoder) -> dict[str, Any]:
+    filled = JsonTemplate(form.members).fill(
+        {URL_HOLE: json.dumps(URL).encode(), ERROR: b'"payment_required"'}
+    )
     content: dict[str, Any] = json.loads(filled)
     return content
 
@@ -80,7 +84,7 @@ def holds_no_null(value: Any) -> bool:
     return value is not None
 
 
-def elsewhere(number: int) -> Requirement:
+def elsewhere(number: int) -> PaymentRequirement:
     return requirement_of(replace(USDC, chain_id=ChainId(number)))
 
 
@@ -196,7 +200,10 @@ def test_a_form_is_filled_for_a_short_url_after_a_long_one_as_before() -> None:
 
 
 def test_what_is_filled_in_later_counts_when_a_form_is_chosen_and_goes_first_of_the_extensions() -> None:
-    extensions = {**EXTENSIONS, "offers": {"info": {"all": Hole("offers")}, "schema": {"type": "object"}}}
+    extensions = {
+        **EXTENSIONS,
+        "offers": {"info": {"all": TemplateSlot("offers")}, "schema": {"type": "object"}},
+    }
     form = ask(requirement_of(), extensions=extensions)
     assert set(required_of(form, values={"offers": b"[]"})["extensions"]) == set(extensions)
     filled = json.dumps(["x" * 2_600]).encode()

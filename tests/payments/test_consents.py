@@ -9,15 +9,15 @@ import pytest
 from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
 from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, facts_of, requirement_of
 from tests.kit.settlement import LISTING, SettlementHarness
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ledger.authorization import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.consents import Consents
+from tollway.payments.consents import AuthorizationPrecheck
 from tollway.payments.eip3009 import authorization_digest
 
-YES = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
+YES = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
 GAS_MAX, BYTES_MAX = DEFAULT_LIMITS.erc1271_gas, DEFAULT_LIMITS.erc1271_bytes_max
 SMART = AuthorizationSigner().authorize(signature=b"only a contract reads this")
 NO_KEY = AuthorizationSigner().authorize(signature=bytes(64) + b"\1")
@@ -26,12 +26,12 @@ NO_KEY = AuthorizationSigner().authorize(signature=bytes(64) + b"\1")
 class AskedChain(MemoryChain):
     """Notes how a contract was asked."""
 
-    def __init__(self, answer: Callable[[bytes], ContractAnswer]) -> None:
+    def __init__(self, answer: Callable[[bytes], ContractResult]) -> None:
         super().__init__(CHAIN)
         self.deploy(CHAIN, SMART.payer, answer)
         self.calls: list[dict[str, Any]] = []
 
-    async def call_contract(self, *arguments: Any, **options: Any) -> ContractAnswer:
+    async def call_contract(self, *arguments: Any, **options: Any) -> ContractResult:
         self.calls.append(options)
         return await super().call_contract(*arguments, **options)
 
@@ -39,8 +39,8 @@ class AskedChain(MemoryChain):
 async def ask(
     chain: AskedChain, authorization: Authorization = SMART, *, is_owner: bool = False, **facts: Any
 ) -> Problem | None:
-    consents = Consents(chain, {}, limits=DEFAULT_LIMITS)
-    return await consents.find_refusal(
+    precheck = AuthorizationPrecheck(chain, {}, limits=DEFAULT_LIMITS)
+    return await precheck.find_refusal(
         authorization,
         requirement_of(),
         facts_of(**{"code_size": 23, **facts}),
@@ -73,13 +73,13 @@ async def test_a_wallet_with_code_is_asked_within_its_limits(authorization: Auth
     [
         REVERTED,
         NO_ANSWER,
-        ContractAnswer(reverted=False, payload=bytes(32)),
-        ContractAnswer(reverted=False, payload=ERC1271_MAGIC),
-        ContractAnswer(reverted=False, payload=YES.payload.ljust(BYTES_MAX + 1, b"\0")),
-        ContractAnswer(reverted=True, payload=YES.payload),
+        ContractResult(reverted=False, payload=bytes(32)),
+        ContractResult(reverted=False, payload=ERC1271_MAGIC),
+        ContractResult(reverted=False, payload=YES.payload.ljust(BYTES_MAX + 1, b"\0")),
+        ContractResult(reverted=True, payload=YES.payload),
     ],
 )
-async def test_whatever_is_no_yes_within_the_limits_is_refused(answer: ContractAnswer) -> None:
+async def test_whatever_is_no_yes_within_the_limits_is_refused(answer: ContractResult) -> None:
     refused = await ask(AskedChain(lambda calldata: answer))
     assert refused is not None
     assert (refused.code, refused.reason) == (
@@ -89,7 +89,7 @@ async def test_whatever_is_no_yes_within_the_limits_is_refused(answer: ContractA
 
 
 async def test_a_long_yes_within_the_limit_counts() -> None:
-    longest = ContractAnswer(reverted=False, payload=YES.payload.ljust(BYTES_MAX, b"\0"))
+    longest = ContractResult(reverted=False, payload=YES.payload.ljust(BYTES_MAX, b"\0"))
     assert await ask(AskedChain(lambda calldata: longest)) is None
 
 

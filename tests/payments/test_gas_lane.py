@@ -1,47 +1,47 @@
-"""A lane's guess of the next nonce, and how it is put right."""
+"""A sequence's guess of the next nonce, and how it is put right."""
 
 import pytest
 
 from tests.kit.settlement import make_gas_key
 from tollway.identifiers import ChainId
-from tollway.payments.gas_lane import GasLane, LaneProgress
+from tollway.payments.gas_lane import NonceProgress, NonceSequence
 
 
-def lane_at(nonce: int) -> GasLane:
-    lane = GasLane(ChainId(1), make_gas_key())
-    lane.start_at(nonce)
-    return lane
+def sequence_at(nonce: int) -> NonceSequence:
+    sequence = NonceSequence(ChainId(1), make_gas_key())
+    sequence.start_at(nonce)
+    return sequence
 
 
 def test_nonces_are_given_out_in_order() -> None:
-    lane = lane_at(7)
-    assert [lane.take().nonce for _ in range(3)] == [7, 8, 9]
+    sequence = sequence_at(7)
+    assert [sequence.issue_nonce().nonce for _ in range(3)] == [7, 8, 9]
 
 
 def test_whoever_asks_the_books_late_does_not_turn_it_back() -> None:
-    lane = lane_at(7)
-    lane.take()
-    lane.start_at(7)
-    assert lane.take().nonce == 8
+    sequence = sequence_at(7)
+    sequence.issue_nonce()
+    sequence.start_at(7)
+    assert sequence.issue_nonce().nonce == 8
 
 
 def test_of_several_that_were_refused_together_the_first_corrects() -> None:
-    lane = lane_at(0)
-    taken = [lane.take() for _ in range(3)]
-    lane.correct(taken[0], next_nonce=5)
-    assert lane.take().nonce == 5
-    lane.correct(taken[1], next_nonce=5)
-    assert lane.take().nonce == 6
-    lane.forget(taken[2])
-    assert lane.is_known
+    sequence = sequence_at(0)
+    taken = [sequence.issue_nonce() for _ in range(3)]
+    sequence.correct(taken[0], next_nonce=5)
+    assert sequence.issue_nonce().nonce == 5
+    sequence.correct(taken[1], next_nonce=5)
+    assert sequence.issue_nonce().nonce == 6
+    sequence.forget(taken[2])
+    assert sequence.is_known
 
 
 def test_an_unknown_end_makes_it_ask_the_books_again() -> None:
-    lane = lane_at(3)
-    lane.forget(lane.take())
-    assert not lane.is_known
-    lane.start_at(4)
-    assert lane.take().nonce == 4
+    sequence = sequence_at(3)
+    sequence.forget(sequence.issue_nonce())
+    assert not sequence.is_known
+    sequence.start_at(4)
+    assert sequence.issue_nonce().nonce == 4
 
 
 IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
@@ -64,19 +64,19 @@ IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
 def test_a_lane_is_stuck_when_nothing_is_mined_for_some_looks_while_something_waits(
     looks: list[tuple[int, int]], is_stuck: bool
 ) -> None:
-    progress = LaneProgress()
+    progress = NonceProgress()
     for number, (mined_nonce, next_nonce) in enumerate(looks):
-        progress.note_look(
+        progress.record_check(
             mined_nonce=mined_nonce, next_nonce=next_nonce, now_s=10.0 * number, interval_s=10.0
         )
     assert progress.is_stuck is is_stuck
 
 
 def test_looks_in_quick_succession_and_a_gateway_that_stood_still_say_nothing() -> None:
-    quick, still = LaneProgress(), LaneProgress()
+    quick, still = NonceProgress(), NonceProgress()
     for number in range(20):
-        quick.note_look(mined_nonce=5, next_nonce=9, now_s=number, interval_s=10.0)
+        quick.record_check(mined_nonce=5, next_nonce=9, now_s=number, interval_s=10.0)
         assert quick.is_stuck is False
     for now_s in (0.0, 3_600.0, 3_601.0):
-        still.note_look(mined_nonce=5, next_nonce=9, now_s=now_s, interval_s=10.0)
+        still.record_check(mined_nonce=5, next_nonce=9, now_s=now_s, interval_s=10.0)
         assert still.is_stuck is False

@@ -23,8 +23,8 @@ from tollway.identifiers import ListingId, keccak256
 from tollway.ledger.authorization import Cover
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import TokenDomain
-from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
-from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, CHECKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import FacilitatorClient
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settlement_rules import CODE_REVERTS_MAX, WALLET_BUDGET_DIVISOR
 
@@ -32,7 +32,7 @@ KEY = make_gas_key().address
 
 
 def is_offered(harness: SettlementHarness, units: int = 10_000, **asset: Any) -> bool:
-    return harness.tank.is_offered(replace(USDC, **asset), units, LISTING)
+    return harness.gas_budget.is_offered(replace(USDC, **asset), units, LISTING)
 
 
 async def test_offers_what_it_can_settle() -> None:
@@ -51,7 +51,7 @@ async def test_the_least_price_follows_the_price_of_gas() -> None:
     async with SettlementHarness(rules=rules) as harness:
         for gas_price_wei, units in ((10**7, 27_000), (4 * 10**7, 108_000), (10**6, 2_700)):
             harness.chain.set_fees(CHAIN, base_fee_wei=gas_price_wei - 10**5, tip_wei=10**5)
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
             assert is_offered(harness, units)
             assert not is_offered(harness, units - 1)
 
@@ -69,7 +69,7 @@ async def test_only_tokens_that_take_authorisations_on_networks_with_a_key() -> 
 async def test_gas_above_the_ceiling_withdraws_the_rail(base_fee_wei: int, offered: bool) -> None:
     async with SettlementHarness() as harness:
         harness.chain.set_fees(CHAIN, base_fee_wei=base_fee_wei, tip_wei=10**6)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness) is offered
 
 
@@ -77,11 +77,11 @@ async def test_a_key_below_its_floor_withdraws_the_rail_and_still_settles_what_i
     async with SettlementHarness() as harness:
         call = await harness.claim()
         harness.chain.fund_gas(CHAIN, KEY, 10**15 - 1)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert not is_offered(harness)
         assert isinstance(await harness.settlement.settle(call.order()), Settled)
         harness.chain.fund_gas(CHAIN, KEY, 10**16)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -91,8 +91,8 @@ async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
         assert is_offered(harness)
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         assert not is_offered(harness)  # by what it may cost at most
-        assert harness.tank.is_offered(USDC, 10_000, ListingId("api_2"))
-        await harness.tank.refresh()
+        assert harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
+        await harness.gas_budget.refresh()
         assert is_offered(harness)  # by what it did cost
         assert await harness.gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 60_000 * (10**7 + 10**6)}
 
@@ -104,10 +104,10 @@ async def test_a_budget_that_another_gateway_has_spent_is_seen_at_the_next_look(
     ):
         assert is_offered(other)
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
-        await other.tank.refresh()
+        await other.gas_budget.refresh()
         assert not is_offered(other)
         other.pass_time(86_401)
-        await other.tank.refresh()
+        await other.gas_budget.refresh()
         assert is_offered(other)
 
 
@@ -117,7 +117,7 @@ async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None
     rules = settlement_rules(network_budget_wei=5 * gas * gas_price)
     async with SettlementHarness(rules=rules) as harness:
         for number in range(30):
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
             listing = ListingId(f"api_{number}")
             if not harness.settlement.is_offered(USDC, 10_000, listing):
                 break
@@ -128,7 +128,7 @@ async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None
         assert number == 5
         assert sum((await harness.gas.gas_spent_wei(CHAIN, since_ms=0)).values()) == 5 * gas * gas_price
         harness.pass_time(86_401)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -165,7 +165,7 @@ async def settle_until_refused(harness: SettlementHarness, payers: Iterable[Auth
             assert (refused.code, refused.reason) == (Code.PAYMENT_METHOD_UNSUPPORTED, "wallet_gas_budget")
             return number
         assert await harness.settlement.settle((await harness.claim(payer)).order()) == Undecided()
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
     raise AssertionError("none was refused")
 
 
@@ -182,8 +182,8 @@ async def test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_fo
         async with harness.another() as other_gateway:
             assert isinstance(await check(other_gateway, proxy(harness, 6_000)), Problem)
         harness.pass_time(86_401)
-        await harness.tank.refresh()
-        assert harness.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
+        await harness.gas_budget.refresh()
+        assert harness.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
 
 
 @pytest.mark.parametrize("budget", ["listing_budget_wei", "network_budget_wei"])
@@ -197,7 +197,7 @@ async def test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_
 
 
 async def test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part() -> None:
-    """All were let in before one was settled. What is left over waits for the sweeper, and for its budget."""
+    """All were let in before one was settled. What is left over waits for settlement recovery, and for its budget."""
     most_wei = 2 * 60_000 * (2 * 10**7 + 10**6)  # as it is offered: a transaction may cost so much
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=10 * most_wei)) as harness:
         calls = [await harness.claim(proxy(harness, number)) for number in range(20)]
@@ -206,8 +206,8 @@ async def test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part(
         signed = len(harness.chain.broadcasts)
         assert 0 < signed < 10
         for call in calls:
-            await call.set_adrift()
-        await harness.sweeper.run_once()
+            await call.mark_orphaned()
+        await harness.settlement_recovery.run_once()
         spent_wei = (await harness.gas.wallet_gas_wei(CHAIN, since_ms=0))[LISTING]
         assert spent_wei <= 10 * most_wei // WALLET_BUDGET_DIVISOR + most_wei
 
@@ -217,30 +217,30 @@ async def test_on_tables_of_before_plain_wallets_are_served_and_others_refused()
     fresh.gas.is_before_wallets = True
     async with fresh:
         assert is_offered(fresh)
-        assert not fresh.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
+        assert not fresh.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
         assert isinstance(await fresh.settlement.settle((await fresh.claim()).order()), Settled)
 
 
 async def test_a_facilitator_pays_for_wallets_with_code_too() -> None:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), network_budget_wei=0)
-    facilitator = RemoteFacilitator(facilitator_at(), ScriptedFacilitator())
+    facilitator = FacilitatorClient(facilitator_at(), ScriptedFacilitator())
     async with SettlementHarness(rules=rules, facilitators={CHAIN: facilitator}) as harness:
-        assert harness.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
+        assert harness.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
 
 
 async def test_a_network_budget_counts_what_was_just_signed_at_most() -> None:
     async with SettlementHarness(rules=settlement_rules(network_budget_wei=10**12)) as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
-        assert not harness.tank.is_offered(USDC, 10_000, ListingId("api_2"))
+        assert not harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
 
 
 async def test_a_budget_that_is_used_up_outlives_a_crawl_and_a_crawl_costs_nothing() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert not is_offered(harness)
         for number in range(10_001):  # somebody asks each listing for its 402
-            assert harness.tank.is_offered(USDC, 10_000, ListingId(f"other_{number}"))
+            assert harness.gas_budget.is_offered(USDC, 10_000, ListingId(f"other_{number}"))
         assert not is_offered(harness)
         asked: list[Any] = []
         gas_spent_wei = harness.gas.gas_spent_wei
@@ -250,7 +250,7 @@ async def test_a_budget_that_is_used_up_outlives_a_crawl_and_a_crawl_costs_nothi
             return await gas_spent_wei(chain_id, since_ms=since_ms)
 
         harness.gas.gas_spent_wei = count  # type: ignore[method-assign]  # the fake's own hook
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert asked == [CHAIN]
         assert not is_offered(harness)
 
@@ -265,7 +265,7 @@ async def test_what_is_signed_while_the_books_are_asked_counts() -> None:
             return spent
 
         harness.gas.gas_spent_wei = be_overtaken  # type: ignore[method-assign]  # the fake's own hook
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert not is_offered(harness)
 
 
@@ -281,24 +281,24 @@ async def test_books_that_take_long_to_sum_up_are_asked_less_often() -> None:
 
         harness.gas.gas_spent_wei = take_long  # type: ignore[method-assign]  # the fake's own hook
         for _ in range(3):
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
         assert asked == 1
         harness.pass_time(BUDGET_PAUSE_FACTOR)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert asked == 2
 
 
 async def test_nothing_is_offered_on_old_knowledge() -> None:
     async with SettlementHarness() as harness:
         harness.chain.disconnect(CHAIN)
-        harness.pass_time(LOOKS_UNTIL_STALE * harness.limits.gas_refresh_s)
-        await harness.tank.refresh()
+        harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s)
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
         harness.pass_time(1)
         assert not is_offered(harness)
-        assert harness.tank.quote(CHAIN) is None
+        assert harness.gas_budget.latest_fees(CHAIN) is None
         harness.chain.reconnect(CHAIN)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -308,10 +308,10 @@ async def test_nothing_is_offered_before_the_first_look() -> None:
 
 async def test_a_refused_key_is_left_alone_until_the_next_look() -> None:
     async with SettlementHarness() as harness:
-        harness.tank.note_trouble(CHAIN, KEY)
+        harness.gas_budget.mark_failing(CHAIN, KEY)
         assert not is_offered(harness)
-        assert harness.tank.choose_lane(CHAIN, is_claimed=True) is None
-        await harness.tank.refresh()
+        assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True) is None
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -338,10 +338,10 @@ async def test_a_token_is_asked_until_it_is_what_it_should_be_and_then_no_more()
     harness.chain.deploy(CHAIN, TOKEN, authorizing_token(replace(USDC, domain=None)))
     async with harness:
         harness.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
         asked = harness.chain.requests["call_contract", CHAIN]
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert harness.chain.requests["call_contract", CHAIN] == asked
 
 
@@ -351,17 +351,17 @@ async def test_the_lane_starts_where_the_chain_has_got_to() -> None:
         async with SettlementHarness(chain=used.chain) as harness:  # new books, an old key
             call = await harness.claim(harness.payer(nonce=b"\x09" * 32))
             assert isinstance(await harness.settlement.settle(call.order()), Settled)
-            (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+            (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
             assert attempt.nonce == 1
 
 
 async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> None:
     async with SettlementHarness() as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
         for _ in range(4):
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
         assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
 
 
@@ -369,10 +369,10 @@ async def test_what_a_deep_reorganisation_took_back_is_open_again() -> None:
     async with SettlementHarness() as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         for _ in range(5):
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
         assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
         harness.chain.reorg(CHAIN, 1)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
 
 
@@ -380,7 +380,7 @@ async def test_what_a_reorganisation_took_back_while_nobody_looked_is_open_again
     async with SettlementHarness() as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         for _ in range(5):
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
         harness.chain.reorg(CHAIN, 1)
         async with harness.another():
             assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
@@ -404,7 +404,7 @@ async def test_a_node_that_lags_a_little_closes_nothing_and_opens_nothing() -> N
         harness.gas.reopen = reopen  # type: ignore[method-assign]  # the fake's own hook
         for number in range(8):
             lag = number % 2
-            await harness.tank.refresh()
+            await harness.gas_budget.refresh()
         assert [one.nonce for one in await harness.gas.open_attempts(CHAIN, KEY, limit=9)] == [2]
         assert reopened == []
 
@@ -413,16 +413,16 @@ async def test_a_key_can_be_left_out_of_the_question() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(rules=settlement_rules(gas_keys=keys)) as harness:
         for key, other in (keys, reversed(keys)):
-            lane = harness.tank.choose_lane(CHAIN, is_claimed=True, without={key.address})
-            assert lane is not None
-            assert lane.key.address == other.address
+            sequence = harness.gas_budget.choose_sequence(CHAIN, is_claimed=True, without={key.address})
+            assert sequence is not None
+            assert sequence.key.address == other.address
         everybody = {key.address for key in keys}
-        assert harness.tank.choose_lane(CHAIN, is_claimed=True, without=everybody) is None
+        assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True, without=everybody) is None
 
 
 async def test_a_facilitator_pays_its_own_gas() -> None:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at())
-    facilitator = RemoteFacilitator(facilitator_at(), ScriptedFacilitator())
+    facilitator = FacilitatorClient(facilitator_at(), ScriptedFacilitator())
     async with SettlementHarness(rules=rules, facilitators={CHAIN: facilitator}) as harness:
         assert is_offered(harness)
         assert not is_offered(harness, 999)
@@ -433,12 +433,12 @@ async def test_it_looks_again_soon_after_trouble_and_through_failures() -> None:
         harness.gas.away = True
         looks = harness.chain.requests["fetch_fees", CHAIN]
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(harness.tank.run())
+            running = group.create_task(harness.gas_budget.run())
             while harness.chain.requests["fetch_fees", CHAIN] == looks:
                 await asyncio.sleep(0)
             running.cancel()
         harness.gas.away = False
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -448,7 +448,7 @@ async def test_the_look_at_gas_goes_on_after_an_outage(outage: str) -> None:
     for its own end, and x402 was off until a restart."""
     async with SettlementHarness(limits=replace(DEFAULT_LIMITS, gas_refresh_s=0.001)) as harness:
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-            running = group.create_task(harness.tank.run())
+            running = group.create_task(harness.gas_budget.run())
             for is_away in (True, False, True, False):
                 harness.gas.away = is_away and outage == "storage"
                 (harness.chain.disconnect if is_away and outage == "chain" else harness.chain.reconnect)(

@@ -8,19 +8,21 @@ import pytest
 
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.limits import Limits
-from tollway.payments.junk_meter import JunkMeter
-from tollway.rates import Rates
+from tollway.payments.junk_meter import AuthorizationQuota
+from tollway.rates import RateLimiter
 
 HERE = "192.0.2.1"
 
 
-def make_meter(most: int = 2) -> JunkMeter:
-    return JunkMeter(limits=Limits(lookups_per_minute=most), rates=Rates())
+def make_meter(most: int = 2) -> AuthorizationQuota:
+    return AuthorizationQuota(limits=Limits(lookups_per_minute=most), rate_limiter=RateLimiter())
 
 
-async def look_up(meter: JunkMeter, address: str, signer: str, *, is_charged: bool = False) -> Problem | None:
+async def look_up(
+    quota: AuthorizationQuota, address: str, signer: str, *, is_charged: bool = False
+) -> Problem | None:
     """One call, from its look-up to its end."""
-    with meter.open(address) as lookup:
+    with quota.open(address) as lookup:
         problem = await lookup.take(signer)
         if is_charged:
             lookup.give_back()
@@ -37,10 +39,10 @@ async def look_up(meter: JunkMeter, address: str, signer: str, *, is_charged: bo
     ],
 )
 async def test_counts_per_address_and_per_wallet(address: str, signer: str, is_refused: bool) -> None:
-    meter = make_meter()
+    quota = make_meter()
     for _ in range(2):
-        assert await look_up(meter, HERE, "0xa") is None
-    refusal = await look_up(meter, address, signer)
+        assert await look_up(quota, HERE, "0xa") is None
+    refusal = await look_up(quota, address, signer)
     assert (refusal is not None) is is_refused
     if refusal is not None:
         assert refusal.code is Code.RATE_LIMITED
@@ -49,63 +51,63 @@ async def test_counts_per_address_and_per_wallet(address: str, signer: str, is_r
 
 
 async def test_what_was_charged_is_given_back() -> None:
-    meter = make_meter(1)
-    assert [await look_up(meter, HERE, "0xa", is_charged=True) for _ in range(5)] == [None] * 5
-    assert await look_up(meter, HERE, "0xa") is None
-    assert await look_up(meter, HERE, "0xa", is_charged=True) is not None
+    quota = make_meter(1)
+    assert [await look_up(quota, HERE, "0xa", is_charged=True) for _ in range(5)] == [None] * 5
+    assert await look_up(quota, HERE, "0xa") is None
+    assert await look_up(quota, HERE, "0xa", is_charged=True) is not None
 
 
 async def test_a_call_that_asks_no_chain_never_counts() -> None:
-    meter = make_meter(1)
+    quota = make_meter(1)
     for _ in range(5):
-        with meter.open(HERE):
+        with quota.open(HERE):
             pass
-    assert await look_up(meter, HERE, "0xa") is None
+    assert await look_up(quota, HERE, "0xa") is None
 
 
 async def test_a_call_has_one_look_up() -> None:
-    meter = make_meter(1)
-    with meter.open(HERE) as lookup:
+    quota = make_meter(1)
+    with quota.open(HERE) as lookup:
         assert [await lookup.take("0xa") for _ in range(5)] == [None] * 5
 
 
 async def test_a_refused_call_does_not_count_again() -> None:
-    meter = make_meter(1)
-    await look_up(meter, HERE, "0xa")
-    assert await look_up(meter, HERE, "0xb") is not None
-    assert await look_up(meter, "192.0.2.2", "0xb") is None
+    quota = make_meter(1)
+    await look_up(quota, HERE, "0xa")
+    assert await look_up(quota, HERE, "0xb") is not None
+    assert await look_up(quota, "192.0.2.2", "0xb") is None
 
 
 async def test_any_number_of_calls_may_run_of_a_caller_whose_look_ups_came_to_something() -> None:
-    meter = make_meter(2)
+    quota = make_meter(2)
     with ExitStack() as running:
         for _ in range(50):
-            lookup = running.enter_context(meter.open(HERE))
+            lookup = running.enter_context(quota.open(HERE))
             assert await lookup.take("0xa") is None
             lookup.give_back()
-    assert await look_up(meter, HERE, "0xa") is None
+    assert await look_up(quota, HERE, "0xa") is None
 
 
 async def test_running_calls_count_as_far_as_look_ups_came_to_nothing() -> None:
-    meter = make_meter(10)
+    quota = make_meter(10)
     for _ in range(6):
-        await look_up(meter, HERE, "0xa")
+        await look_up(quota, HERE, "0xa")
     with ExitStack() as running:
-        told = [await running.enter_context(meter.open(HERE)).take("0xa") for _ in range(20)]
+        told = [await running.enter_context(quota.open(HERE)).take("0xa") for _ in range(20)]
         assert [problem is None for problem in told].count(True) == 4
         refusal = next(problem for problem in told if problem is not None)
         assert refusal.retry_after_s == 1  # until one of them has ended
-    assert await look_up(meter, HERE, "0xa") is not None  # the four came to nothing
+    assert await look_up(quota, HERE, "0xa") is not None  # the four came to nothing
 
 
 @pytest.mark.parametrize("outage", [ChainUnavailable, StorageUnavailable])
 async def test_a_look_up_without_an_answer_is_no_junk_and_has_a_limit_all_the_same(
     outage: type[Exception],
 ) -> None:
-    meter = make_meter(2)
+    quota = make_meter(2)
 
     async def fail() -> Problem | None:
-        with meter.open(HERE) as lookup:
+        with quota.open(HERE) as lookup:
             problem = await lookup.take("0xa")
             if problem is None:
                 raise outage

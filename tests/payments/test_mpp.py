@@ -25,14 +25,14 @@ from tests.kit.payer import (
 from tollway.errors import Code, Refusal
 from tollway.identifiers import keccak256
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.mpp import Challenger, Credential, Route, format_moment, parse_moment
+from tollway.payments.mpp import Challenger, ChallengeRoute, MppCredential, format_moment, parse_moment
 
 Content = dict[str, Any]
 
 
 def parse(
-    content: Any, *, challenger: Challenger = CHALLENGER, route: Route = ROUTE, now_s: float = NOW_S
-) -> Credential:
+    content: Any, *, challenger: Challenger = CHALLENGER, route: ChallengeRoute = ROUTE, now_s: float = NOW_S
+) -> MppCredential:
     value = encode_header(content, is_urlsafe=True)
     return challenger.parse(value, route, now_s=now_s, limits=DEFAULT_LIMITS)
 
@@ -122,7 +122,7 @@ def test_it_counts_until_it_expires() -> None:
         replace(ROUTE, api_id="api_1/", target="v1/quote?city=Wien"),
     ],
 )
-def test_it_counts_for_its_own_route_only(route: Route) -> None:
+def test_it_counts_for_its_own_route_only(route: ChallengeRoute) -> None:
     assert fault_of(AuthorizationSigner().credential(), route=route) == CHALLENGE
 
 

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from tests.kit.payer import NOW_S, USDC, requirement_of
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, sign_offers, sign_receipt
-from tollway.payments.stencil import Stencil
+from tollway.payments.stencil import JsonTemplate
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien"
 KEY = Account.from_key(keccak256(b"a gateway"))
@@ -40,7 +40,7 @@ def test_each_way_to_pay_is_offered_under_the_gateways_key() -> None:
     offers = sign_offers(
         [requirement_of(), elsewhere], resource_url=URL, now_s=NOW_S + 0.5, valid_s=600, sign=sign
     )
-    extension = json.loads(Stencil(OFFERS_EXTENSION).fill({OFFERS: json.dumps(offers).encode()}))
+    extension = json.loads(JsonTemplate(OFFERS_EXTENSION).fill({OFFERS: json.dumps(offers).encode()}))
     Draft202012Validator(extension["schema"]).validate(extension["info"])
     assert extension["info"]["offers"] == offers
     assert [(one["format"], one["acceptIndex"]) for one in offers] == [("eip712", 0), ("eip712", 1)]

@@ -4,14 +4,14 @@ import pytest
 
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identifiers import ZERO_ADDRESS, Address, ListingId
-from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signatures import SignatureVerifier
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.payers import Payers, Showing
+from tollway.payments.payers import PresentedProof, SignerCheck
 
 
 @pytest.fixture
 def payers(harness):
-    return Payers(SignatureJudge(harness.chain, limits=DEFAULT_LIMITS))
+    return SignerCheck(SignatureVerifier(harness.chain, limits=DEFAULT_LIMITS))
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def chain_id(harness):
 def show(harness, chain_id):
     def show(proof):
         request = harness.request()
-        return Showing(proof, request, ListingId("api_1"), chain_id=chain_id, meter=harness.meter)
+        return PresentedProof(proof, request, ListingId("api_1"), chain_id=chain_id, quota=harness.quota)
 
     return show
 
@@ -40,38 +40,38 @@ async def test_a_key_is_found_among_many_without_any_chain(harness, payers, show
     ):
         assert await payers.find_signers(show(proof), chain_id, everybody) == (harness.caller.address,)
     assert harness.chain.request_count == 0
-    assert harness.meter.charged == []
+    assert harness.quota.charged == []
 
 
 async def test_nobody_is_asked_twice_for_one_request(harness, payers, show, chain_id) -> None:
-    showing = show(harness.proof(harness.hash(), harness.thief))
+    presented = show(harness.proof(harness.hash(), harness.thief))
     for _ in range(3):
-        assert await payers.find_signers(showing, chain_id, STRANGERS) == ()
+        assert await payers.find_signers(presented, chain_id, STRANGERS) == ()
     assert harness.chain.requests == {("call_contract", chain_id): 8}
-    assert len(harness.meter.charged) == 1
+    assert len(harness.quota.charged) == 1
 
 
 async def test_nobody_and_the_zero_address_are_never_asked(harness, payers, show, chain_id) -> None:
-    showing = show(harness.proof(harness.hash()))
-    assert await payers.find_signers(showing, chain_id, []) == ()
-    assert await payers.find_signers(showing, chain_id, [ZERO_ADDRESS]) == ()
+    presented = show(harness.proof(harness.hash()))
+    assert await payers.find_signers(presented, chain_id, []) == ()
+    assert await payers.find_signers(presented, chain_id, [ZERO_ADDRESS]) == ()
     assert harness.chain.request_count == 0
 
 
 async def test_an_outage_is_no_answer_and_is_not_remembered(harness, payers, show, chain_id) -> None:
     wallet = harness.deploy_wallet(harness.caller)
-    showing = show(harness.proof(harness.hash()))
+    presented = show(harness.proof(harness.hash()))
     harness.chain.disconnect(chain_id)
     with pytest.raises(ChainUnavailable):
-        await payers.find_signers(showing, chain_id, [wallet])
+        await payers.find_signers(presented, chain_id, [wallet])
     harness.chain.reconnect(chain_id)
-    assert await payers.find_signers(showing, chain_id, [wallet]) == (wallet,)
+    assert await payers.find_signers(presented, chain_id, [wallet]) == (wallet,)
 
 
 async def test_trust_ends_with_the_first_no(harness, payers, show, chain_id) -> None:
     wallet, tx_hash = harness.deploy_wallet(harness.caller), harness.hash()
     await payers.find_signers(show(harness.proof(tx_hash)), chain_id, [wallet])
-    harness.meter.left = 0
+    harness.quota.left = 0
     assert await payers.find_signers(show(harness.proof(tx_hash)), chain_id, [wallet]) == (wallet,)
     assert await payers.find_signers(show(harness.proof(tx_hash, harness.thief)), chain_id, [wallet]) == ()
     with pytest.raises(Refusal) as refused:
@@ -81,6 +81,6 @@ async def test_trust_ends_with_the_first_no(harness, payers, show, chain_id) -> 
 
 async def test_a_signature_that_no_wallet_could_read_asks_nobody(harness, payers, show, chain_id) -> None:
     wallet = harness.deploy_wallet(harness.caller)
-    showing = show(harness.proof(harness.hash(), signature=b"\x01" * 5_000))
-    assert await payers.find_signers(showing, chain_id, [wallet]) == ()
+    presented = show(harness.proof(harness.hash(), signature=b"\x01" * 5_000))
+    assert await payers.find_signers(presented, chain_id, [wallet]) == ()
     assert harness.chain.request_count == 0

@@ -26,13 +26,13 @@ from tollway.ledger.authorization import Authorization, Dialect
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, TokenDomain
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.presented import Presented, match_requirement, parse_presented
+from tollway.payments.presented import PresentedAuthorization, match_requirement, parse_presented
 
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
 OTHER_PAYEE = Address(b"\x99" * 20)
 
 
-def parse(*headers: tuple[bytes, bytes], **given_: Any) -> Presented | Problem | None:
+def parse(*headers: tuple[bytes, bytes], **given_: Any) -> PresentedAuthorization | Problem | None:
     fields = {"challenger": CHALLENGER, "route": ROUTE, "now_s": NOW_S, **given_}
     return parse_presented(headers, **fields)
 
@@ -46,9 +46,9 @@ def shown(dialect: Dialect, payer: AuthorizationSigner | None = None) -> tuple[b
     return b"authorization", b"Payment " + encode_header(payer.credential(), is_urlsafe=True)
 
 
-def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> Presented:
+def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> PresentedAuthorization:
     presented = parse(shown(dialect, payer))
-    assert isinstance(presented, Presented)
+    assert isinstance(presented, PresentedAuthorization)
     return presented
 
 
@@ -123,7 +123,7 @@ def test_mpp_can_be_off() -> None:
     problem = parse(shown(Dialect.MPP), challenger=None)
     assert isinstance(problem, Problem)
     assert problem.code is Code.PAYMENT_METHOD_UNSUPPORTED
-    assert isinstance(parse(shown(Dialect.X402_V2), challenger=None), Presented)
+    assert isinstance(parse(shown(Dialect.X402_V2), challenger=None), PresentedAuthorization)
 
 
 def test_the_header_is_bounded_by_the_limit() -> None:
@@ -133,9 +133,9 @@ def test_the_header_is_bounded_by_the_limit() -> None:
 
 
 def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
-    """The books come first: an authorisation that has paid must not be answered with a new challenge."""
+    """The ledger come first: an authorisation that has paid must not be answered with a new challenge."""
     presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
-    assert isinstance(presented, Presented)
+    assert isinstance(presented, PresentedAuthorization)
     refused = match_requirement(presented, [requirement_of()])
     assert isinstance(refused, Problem)
     assert (refused.code, refused.reason) == (Code.PAYMENT_EXPIRED, "challenge_expired")
@@ -143,12 +143,12 @@ def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_an_unknown_member_is_told_only_when_the_terms_are_matched(dialect: Dialect) -> None:
-    """The books come first here as well: the same authorisation may have paid, in plainer dress."""
+    """The ledger come first here as well: the same authorisation may have paid, in plainer dress."""
     name, value = shown(dialect)
     content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
     prefix = b"Payment " if dialect is Dialect.MPP else b""
     presented = parse((name, prefix + encode_header(content, is_urlsafe=dialect is Dialect.MPP)))
-    assert isinstance(presented, Presented)
+    assert isinstance(presented, PresentedAuthorization)
     assert presented.nonce == read(dialect).nonce
     refused = match_requirement(presented, [requirement_of()])
     assert isinstance(refused, Problem)
@@ -229,7 +229,7 @@ def test_a_stock_clients_payment_is_read(path: Path) -> None:
         (name.lower().encode(), value.encode()) for name, value in vector["paid"]["request"]["headers"]
     ]
     presented = parse(*headers)
-    assert isinstance(presented, Presented)
+    assert isinstance(presented, PresentedAuthorization)
     payer = Address.parse(vector["signer"]["address"])
     assert (presented.payer, presented.base_units) == (payer, 10_000)
     if presented.dialect is Dialect.MPP:  # its challenge was another server's; everything else must hold
@@ -265,4 +265,4 @@ NAMES = st.sampled_from([b"payment-signature", b"x-payment", b"authorization", b
 )
 def test_nothing_raises(headers: list[tuple[bytes, bytes]]) -> None:
     presented = parse(*headers)
-    assert presented is None or isinstance(presented, Presented | Problem)
+    assert presented is None or isinstance(presented, PresentedAuthorization | Problem)

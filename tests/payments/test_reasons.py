@@ -4,32 +4,40 @@ import pytest
 
 from tollway.errors import Code
 from tollway.identifiers import TxHash
-from tollway.payments.reasons import explain, not_mined, refuse
-from tollway.payments.verdict import Ahead, HeldByRestore, NotThePayer, Pending, Reason, Refused, TooOld
+from tollway.payments.reasons import explain_result, not_mined, refuse_transaction
+from tollway.payments.verdict import (
+    BlockInFuture,
+    HeldByRestore,
+    NotThePayer,
+    Pending,
+    Refused,
+    TooOld,
+    TransactionReason,
+)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "code", "reason", "retry_after_s"),
+    ("result", "code", "reason", "retry_after_s"),
     [
         (Pending(confirmations=1, needed=12), Code.PAYMENT_PENDING, "confirmations", 2),
-        (Ahead(seconds=61), Code.PAYMENT_PENDING, "block_in_future", 60),
-        (Ahead(seconds=7_200), Code.PAYMENT_PENDING, "block_in_future", 60),
+        (BlockInFuture(seconds=61), Code.PAYMENT_PENDING, "block_in_future", 60),
+        (BlockInFuture(seconds=7_200), Code.PAYMENT_PENDING, "block_in_future", 60),
         (NotThePayer(), Code.PAYER_MISMATCH, None, None),
         (TooOld(age_s=90_000), Code.PAYMENT_TOO_OLD, None, None),
         (HeldByRestore(), Code.PAYMENT_HELD, None, None),
     ],
 )
-def test_a_verdict_has_its_code(verdict, code, reason, retry_after_s) -> None:
-    problem = explain(verdict)
+def test_a_verdict_has_its_code(result, code, reason, retry_after_s) -> None:
+    problem = explain_result(result)
     assert (problem.code, problem.reason, problem.retry_after_s) == (code, reason, retry_after_s)
     assert problem.payment_state in ("none", "held")
     assert problem.detail
 
 
-@pytest.mark.parametrize("reason", list(Reason))
+@pytest.mark.parametrize("reason", list(TransactionReason))
 def test_every_reason_has_words(reason) -> None:
-    problem = explain(Refused(reason=reason))
-    assert problem == refuse(reason)
+    problem = explain_result(Refused(reason=reason))
+    assert problem == refuse_transaction(reason)
     assert (problem.code, problem.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)
     assert problem.detail.endswith(".")
 

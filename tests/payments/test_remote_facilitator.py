@@ -21,8 +21,8 @@ from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.identifiers import Address
 from tollway.ledger.authorization import Cover
 from tollway.ledger.call import CallState
-from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
-from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.gas_tank import CHECKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import FacilitatorClient
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 
 ELSEWHERE = Address(b"\xee" * 20)
@@ -32,7 +32,7 @@ def open_scene(
     line: ScriptedFacilitator, *, block_time_s: float = 0.01, depth: int = 1, **limits: Any
 ) -> SettlementHarness:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), block_time_s=block_time_s)
-    facilitator = RemoteFacilitator(facilitator_at(), line)
+    facilitator = FacilitatorClient(facilitator_at(), line)
     return SettlementHarness(
         rules=rules,
         limits=replace(HASTY, **limits),
@@ -44,7 +44,7 @@ def open_scene(
 async def test_it_is_asked_in_the_words_of_x402_with_its_own_headers() -> None:
     line = ScriptedFacilitator()
     facilitator, payer = (
-        RemoteFacilitator(facilitator_at("https://f.example/x402/"), line),
+        FacilitatorClient(facilitator_at("https://f.example/x402/"), line),
         AuthorizationSigner(),
     )
     assert await facilitator.verify(payer.authorize(), USDC, timeout_s=90) is None
@@ -82,7 +82,7 @@ JUNK: list[object] = [
 async def test_an_unclear_answer_is_neither_yes_nor_no(junk: object) -> None:
     line = ScriptedFacilitator()
     line.answers = {"verify": junk, "settle": junk}
-    facilitator = RemoteFacilitator(facilitator_at(), line)
+    facilitator = FacilitatorClient(facilitator_at(), line)
     with pytest.raises(ChainUnavailable):
         await facilitator.verify(AuthorizationSigner().authorize(), USDC, timeout_s=90)
     assert await facilitator.settle(AuthorizationSigner().authorize(), USDC, timeout_s=90) is None
@@ -190,10 +190,10 @@ async def test_what_it_lands_after_a_refused_simulation_is_paid() -> None:
     async with open_scene(line) as harness:
         call = await harness.claim(harness.payer(balance=0))
         assert await harness.settlement.settle(call.order()) == Undecided()
-        await call.set_adrift()
+        await call.mark_orphaned()
         call.land()
-        await harness.sweeper.run_once()
-        held = await harness.book.find_authorized(call.authorization.key)
+        await harness.settlement_recovery.run_once()
+        held = await harness.ledger.find_authorized_call(call.authorization.key)
         assert held is not None
         assert held.transfer is not None
 
@@ -213,9 +213,9 @@ async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
         call = await harness.claim(
             harness.payer(valid_before=harness.now_ms // 1000 + 2 * HASTY.unknown_hold_s)
         )
-        await harness.book.close(close_of(call.claim, CallState.UNKNOWN))
+        await harness.ledger.close(close_of(call.claim, CallState.UNKNOWN))
         harness.pass_time(HASTY.unknown_hold_s)
-        await harness.sweeper.run_once()
+        await harness.settlement_recovery.run_once()
         assert line.requests == []
         assert await call.read_state() is CallState.UNKNOWN
 
@@ -225,14 +225,14 @@ async def test_the_sweeper_tells_it_again_now_and_then() -> None:
     async with open_scene(line) as harness:
         call = await harness.claim()
         await harness.settlement.settle(call.order())
-        await call.set_adrift()
+        await call.mark_orphaned()
         for _ in range(3):
-            await harness.sweeper.run_once()
+            await harness.settlement_recovery.run_once()
         assert len(line.settle_requests) == 2
         line.settling = call
         harness.pass_time(31)
         for _ in range(2):
-            await harness.sweeper.run_once()
+            await harness.settlement_recovery.run_once()
         assert len(line.settle_requests) == 3
         assert await call.read_state() is CallState.CONSUMED
 
@@ -259,7 +259,7 @@ async def test_nothing_is_offered_before_it_has_answered_anything(status: int | 
     line = ScriptedFacilitator()
     line.status = status
     async with open_scene(line) as harness:
-        assert (is_offered(harness), harness.settlement.is_in_sight(CHAIN)) == (offered, offered)
+        assert (is_offered(harness), harness.settlement.is_reachable(CHAIN)) == (offered, offered)
 
 
 async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> None:
@@ -269,11 +269,11 @@ async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> 
         with pytest.raises(ChainUnavailable):
             await check(harness)
         assert not is_offered(harness)
-        assert not harness.settlement.is_in_sight(CHAIN)  # nobody is asked to pay otherwise for an outage
-        await harness.tank.refresh()
+        assert not harness.settlement.is_reachable(CHAIN)  # nobody is asked to pay otherwise for an outage
+        await harness.gas_budget.refresh()
         assert not is_offered(harness)
         line.status = 200
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)
 
 
@@ -311,7 +311,7 @@ async def test_one_that_is_well_is_not_looked_at() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         assert line.looks == ["https://facilitator.example/supported"]
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert len(line.looks) == 1
 
 
@@ -325,7 +325,7 @@ async def test_a_look_at_it_has_a_deadline() -> None:
 async def test_a_chain_that_is_away_withdraws_its_rail_too() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
-        harness.pass_time(LOOKS_UNTIL_STALE * harness.limits.gas_refresh_s + 1)
+        harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s + 1)
         assert not is_offered(harness)
-        await harness.tank.refresh()
+        await harness.gas_budget.refresh()
         assert is_offered(harness)

@@ -8,8 +8,8 @@ from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, Price, TokenDomain
-from tollway.payments.requirement import Requirement, current_requirements, list_requirements
-from tollway.payments.terms import Tariff
+from tollway.payments.requirement import PaymentRequirement, current_requirements, list_requirements
+from tollway.payments.terms import OperationPrice
 from tollway.registry.listing import ChargeOn, Terms
 
 NOW_MS = 1_800_000_000_000
@@ -47,7 +47,7 @@ RULES = {
 }
 
 
-def tariff(price: str = "0.01", *, until_s_ago: int | None = None, **given: Any) -> Tariff:
+def operation_price(price: str = "0.01", *, until_s_ago: int | None = None, **given: Any) -> OperationPrice:
     fields: dict[str, Any] = {
         "price": Price.parse("9"),
         "currency": "USDC",
@@ -62,17 +62,17 @@ def tariff(price: str = "0.01", *, until_s_ago: int | None = None, **given: Any)
         "since_ms": 0,
         "until_ms": None if until_s_ago is None else NOW_MS - until_s_ago * 1000,
     }
-    return Tariff(terms=Terms(**{**fields, **given}), price=Price.parse(price))
+    return OperationPrice(terms=Terms(**{**fields, **given}), price=Price.parse(price))
 
 
-def listed(*tariffs: Tariff) -> list[tuple[Asset, int, Address]]:
-    found = list_requirements(tariffs, RULES, timeout_s=30, now_ms=NOW_MS, limits=DEFAULT_LIMITS)
+def listed(*operation_prices: OperationPrice) -> list[tuple[Asset, int, Address]]:
+    found = list_requirements(operation_prices, RULES, timeout_s=30, now_ms=NOW_MS, limits=DEFAULT_LIMITS)
     assert all(one.max_timeout_s == 90 for one in found)
     return [(one.asset, one.base_units, one.pay_to) for one in found]
 
 
 def test_the_listings_networks_come_in_its_order_then_their_assets() -> None:
-    assert listed(tariff(networks=(B, A))) == [
+    assert listed(operation_price(networks=(B, A))) == [
         (USDC_B, 10**16, NEW_PAYEE),
         (USDC_A, 10_000, NEW_PAYEE),
         (BRIDGED_A, 10_000, NEW_PAYEE),
@@ -90,14 +90,14 @@ def test_the_listings_networks_come_in_its_order_then_their_assets() -> None:
     ],
 )
 def test_nothing_is_asked_where_no_authorisation_could_pay(changes: dict[str, Any], price: str) -> None:
-    assert listed(tariff(price, **changes)) == []
-    assert current_requirements(tariff(price, **changes), RULES, timeout_s=30) == ()
+    assert listed(operation_price(price, **changes)) == []
+    assert current_requirements(operation_price(price, **changes), RULES, timeout_s=30) == ()
 
 
 def test_every_version_of_the_last_ten_minutes_counts_the_current_one_first() -> None:
-    older = tariff("0.02", until_s_ago=600, pay_to=OLD_PAYEE, networks=(B,))
-    ended = tariff("0.03", until_s_ago=601)
-    assert listed(tariff(networks=(A,)), older, ended) == [
+    older = operation_price("0.02", until_s_ago=600, pay_to=OLD_PAYEE, networks=(B,))
+    ended = operation_price("0.03", until_s_ago=601)
+    assert listed(operation_price(networks=(A,)), older, ended) == [
         (USDC_A, 10_000, NEW_PAYEE),
         (BRIDGED_A, 10_000, NEW_PAYEE),
         (USDC_B, 2 * 10**16, OLD_PAYEE),
@@ -107,7 +107,8 @@ def test_every_version_of_the_last_ten_minutes_counts_the_current_one_first() ->
 def test_versions_are_never_mixed() -> None:
     """The cheap price of one version with the payee of another is no requirement of either."""
     found = listed(
-        tariff("0.05", networks=(A,)), tariff("0.01", until_s_ago=5, pay_to=OLD_PAYEE, networks=(A,))
+        operation_price("0.05", networks=(A,)),
+        operation_price("0.01", until_s_ago=5, pay_to=OLD_PAYEE, networks=(A,)),
     )
     assert (USDC_A, 50_000, NEW_PAYEE) in found
     assert (USDC_A, 10_000, OLD_PAYEE) in found
@@ -117,34 +118,34 @@ def test_versions_are_never_mixed() -> None:
 
 def test_equal_versions_count_once_with_the_rule_of_the_newest() -> None:
     versions = (
-        tariff(charge_on=ChargeOn.ANSWERED, networks=(B,)),
-        tariff(until_s_ago=5, networks=(B,)),
-        tariff(until_s_ago=60, networks=(B,)),
+        operation_price(charge_on=ChargeOn.ANSWERED, networks=(B,)),
+        operation_price(until_s_ago=5, networks=(B,)),
+        operation_price(until_s_ago=60, networks=(B,)),
     )
     found = list_requirements(versions, RULES, timeout_s=30, now_ms=NOW_MS, limits=DEFAULT_LIMITS)
     assert [one.charge_on for one in found] == [ChargeOn.ANSWERED]
 
 
 def test_a_free_version_does_not_hide_a_paid_one() -> None:
-    assert listed(tariff("0", networks=(B,)), tariff("0.01", until_s_ago=5, networks=(B,))) == [
-        (USDC_B, 10**16, NEW_PAYEE)
-    ]
+    assert listed(
+        operation_price("0", networks=(B,)), operation_price("0.01", until_s_ago=5, networks=(B,))
+    ) == [(USDC_B, 10**16, NEW_PAYEE)]
 
 
 def test_play_money_does_not_buy_what_is_now_sold_for_real_money() -> None:
-    assert listed(tariff(networks=(B,)), tariff(until_s_ago=5, networks=(T,))) == [
+    assert listed(operation_price(networks=(B,)), operation_price(until_s_ago=5, networks=(T,))) == [
         (USDC_B, 10**16, NEW_PAYEE)
     ]
 
 
 def test_a_quote_is_of_the_given_version_alone() -> None:
-    quoted = current_requirements(tariff("0.02", networks=(B, A)), RULES, timeout_s=5)
+    quoted = current_requirements(operation_price("0.02", networks=(B, A)), RULES, timeout_s=5)
     assert [(one.asset, one.units, one.max_timeout_s) for one in quoted] == [
         (USDC_B, 20_000_000, 65),
         (USDC_A, 20_000, 65),
         (BRIDGED_A, 20_000, 65),
     ]
-    assert isinstance(quoted[0], Requirement)
+    assert isinstance(quoted[0], PaymentRequirement)
     assert (quoted[0].network, quoted[0].base_units) == ("eip155:10", 2 * 10**16)
 
 

@@ -25,10 +25,10 @@ from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.ledger.authorization import Cover
 from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import NonceUnavailable
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.authorization_reasons import AuthorizationReason
-from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
+from tollway.payments.settlement import NotSettled, Settled, SettlementFenced, Undecided
 
 ELSEWHERE = Address(b"\xee" * 20)
 
@@ -58,13 +58,13 @@ async def test_money_moves_once_and_the_call_is_consumed(harness: SettlementHarn
     outcome = await settle(call)
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
-    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash == attempt.tx_hash
     assert len(harness.chain.broadcasts) == 1
     assert harness.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
-    (payment,) = await harness.book.find_payments(attempt.tx_hash)
+    (payment,) = await harness.ledger.find_payments(attempt.tx_hash)
     assert (payment.value_units, payment.taken_units) == (10_000, 10_000)
-    assert (await harness.book.audit()).is_balanced
+    assert (await harness.ledger.audit()).is_balanced
 
 
 async def test_the_transaction_is_in_the_books_before_it_is_broadcast(harness: SettlementHarness) -> None:
@@ -73,7 +73,7 @@ async def test_the_transaction_is_in_the_books_before_it_is_broadcast(harness: S
     send = harness.chain.send_transaction
 
     async def watch(chain_id: Any, raw: bytes) -> SendRefused | None:
-        stored.append(len(await harness.book.attempts_of(call.claim.call_id)))
+        stored.append(len(await harness.ledger.attempts_of(call.claim.call_id)))
         assert await call.read_state() is CallState.SETTLING
         return await send(chain_id, raw)
 
@@ -109,7 +109,7 @@ async def test_front_run_by_the_same_transfer_is_paid(harness: SettlementHarness
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
     assert harness.chain.broadcasts == []
-    assert await harness.book.attempts_of(call.claim.call_id) == ()
+    assert await harness.ledger.attempts_of(call.claim.call_id) == ()
 
 
 async def test_a_nonce_that_paid_another_surely_failed(harness: SettlementHarness) -> None:
@@ -146,7 +146,7 @@ async def test_front_run_between_simulation_and_block_is_paid(harness: Settlemen
         harness.chain.mine_sent(CHAIN)
     outcome = settling.result()
     assert isinstance(outcome, Settled)
-    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash != attempt.tx_hash
 
 
@@ -165,7 +165,7 @@ async def test_not_mined_by_the_deadline_is_undecided(hasty: SettlementHarness) 
     call = await harness.claim()
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
-    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert harness.chain.broadcasts == [attempt.raw, attempt.raw]  # a node may have dropped the first
 
 
@@ -192,7 +192,7 @@ async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(
     harness.chain.disconnect(CHAIN)
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
-    assert await harness.book.attempts_of(call.claim.call_id) == ()
+    assert await harness.ledger.attempts_of(call.claim.call_id) == ()
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ async def test_a_call_that_somebody_else_moved_on_is_left_alone(harness: Settlem
     call = await harness.claim()
     order = call.order()
     fenced = replace(order, close=replace(order.close, epoch=7))
-    assert await harness.settlement.settle(fenced) == FencedOff()
+    assert await harness.settlement.settle(fenced) == SettlementFenced()
     assert harness.chain.broadcasts == []
-    assert harness.tank.lanes(CHAIN)[0].take().nonce == 0  # it took none
+    assert harness.gas_budget.sequences(CHAIN)[0].issue_nonce().nonce == 0  # it took none
     assert isinstance(await settle(await harness.claim(harness.payer(nonce=b"\x08" * 32))), Settled)
 
 
@@ -251,14 +251,14 @@ async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(
     harness: SettlementHarness,
 ) -> None:
     call = await harness.claim()
-    harness.book.away = True
+    harness.ledger.away = True
     with pytest.raises(StorageUnavailable):
         await settle(call)
     assert harness.chain.broadcasts == []
     with pytest.raises(StorageUnavailable):
-        await harness.settlement.mend()
-    harness.book.away = False
-    await harness.settlement.mend()
+        await harness.settlement.mark_due_orphans()
+    harness.ledger.away = False
+    await harness.settlement.mark_due_orphans()
     assert await call.read_state() is CallState.UNKNOWN
 
 
@@ -286,9 +286,9 @@ async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(harness: Sett
     calls = await harness.claim_many(50)
     outcomes = await asyncio.gather(*map(settle, calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
-    attempts = [one for call in calls for one in await harness.book.attempts_of(call.claim.call_id)]
+    attempts = [one for call in calls for one in await harness.ledger.attempts_of(call.claim.call_id)]
     assert sorted(attempt.nonce for attempt in attempts) == list(range(50))
-    assert (await harness.book.audit()).is_balanced
+    assert (await harness.ledger.audit()).is_balanced
 
 
 async def test_a_nonce_that_another_gateway_took_is_signed_anew(harness: SettlementHarness) -> None:
@@ -297,7 +297,7 @@ async def test_a_nonce_that_another_gateway_took_is_signed_anew(harness: Settlem
         first, second = await harness.claim_many(2)
         third = await other.claim(other.payer(nonce=keccak256(b"third")))
         assert isinstance(await settle(first), Settled)
-        assert isinstance(await settle(third), Settled)  # it believes that the lane starts at 0
+        assert isinstance(await settle(third), Settled)  # it believes that the sequence starts at 0
         assert isinstance(await settle(second), Settled)
     assert len(harness.chain.broadcasts) == 3
 
@@ -314,14 +314,14 @@ async def test_two_gateways_on_one_key_at_once_leave_no_hole(harness: Settlement
 
 async def test_a_lane_that_is_never_free_is_given_up(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    settle_in_books = harness.book.settle
+    settle_in_ledger = harness.ledger.settle
 
     async def refuse(close: Any, *, attempt: Any, digest: Any) -> Any:
         if attempt is not None:
-            return LaneTaken(next_nonce=attempt.nonce + 1)
-        return await settle_in_books(close, attempt=None, digest=digest)
+            return NonceUnavailable(next_nonce=attempt.nonce + 1)
+        return await settle_in_ledger(close, attempt=None, digest=digest)
 
-    harness.book.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
+    harness.ledger.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
     assert await settle(call) == Undecided()
     assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.SETTLING
@@ -331,11 +331,11 @@ async def test_the_least_busy_key_above_its_floor_signs() -> None:
     keys = (make_gas_key("poor"), make_gas_key("busy"), make_gas_key("free"))
     async with SettlementHarness(rules=settlement_rules(gas_keys=keys)) as harness:
         harness.chain.fund_gas(CHAIN, keys[0].address, 1)
-        await harness.tank.refresh()
-        harness.tank.lanes(CHAIN)[1].in_flight = 5
+        await harness.gas_budget.refresh()
+        harness.gas_budget.sequences(CHAIN)[1].in_flight = 5
         call = await harness.claim()
         await settle(call)
-        (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+        (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
         assert attempt.sender == keys[2].address
 
 
@@ -348,8 +348,8 @@ async def test_cancelled_anywhere_the_sweeper_finishes_it(harness: SettlementHar
             await asyncio.sleep(0)
         settling.cancel()
     harness.chain.mine_sent(CHAIN)
-    await harness.settlement.mend()
-    await harness.sweeper.run_once()
+    await harness.settlement.mark_due_orphans()
+    await harness.settlement_recovery.run_once()
     assert await call.read_state() is CallState.CONSUMED
     assert len(harness.chain.broadcasts) == 1
 
@@ -378,7 +378,7 @@ async def test_each_outcome_is_one_line_in_the_log_without_secrets(
     with capture_logs() as lines:
         outcome = await settle(call)
     (line,) = [line for line in lines if line["event"] == "settlement_ended"]
-    attempts = await hasty.book.attempts_of(call.claim.call_id)
+    attempts = await hasty.ledger.attempts_of(call.claim.call_id)
     assert line == {
         "event": "settlement_ended",
         "log_level": "info",
@@ -393,9 +393,9 @@ async def test_each_outcome_is_one_line_in_the_log_without_secrets(
 
 async def test_what_somebody_else_moved_on_is_not_told_as_an_end(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    await harness.book.close(close_of(call.claim, CallState.RELEASED))
+    await harness.ledger.close(close_of(call.claim, CallState.RELEASED))
     with capture_logs() as lines:
-        assert isinstance(await settle(call), FencedOff)
+        assert isinstance(await settle(call), SettlementFenced)
     assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 
@@ -520,7 +520,7 @@ async def test_one_nodes_word_settles_what_is_small_and_nothing_else(
     outcome = await settle(call)
     assert isinstance(outcome, Settled if is_settled else Undecided)
     assert len(hasty.chain.broadcasts) == is_settled
-    assert (await hasty.book.audit()).is_balanced
+    assert (await hasty.ledger.audit()).is_balanced
 
 
 async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlementHarness) -> None:

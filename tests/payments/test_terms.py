@@ -9,12 +9,12 @@ from tollway.identifiers import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, Price
 from tollway.payments.terms import (
+    OperationPrice,
     Payee,
-    Tariff,
     does_credit_count,
+    find_amount_due,
     find_assets,
     find_chains,
-    find_due,
     find_payees,
 )
 from tollway.registry.listing import ChargeOn, Terms
@@ -58,17 +58,17 @@ def version(since_s: int, until_s: int | None = None, **fields: Any) -> Terms:
     return Terms(**{**defaults, **fields})
 
 
-def tariffs(*versions: tuple[str, int, int | None], currency: str = "USDC") -> list[Tariff]:
+def operation_prices(*versions: tuple[str, int, int | None], currency: str = "USDC") -> list[OperationPrice]:
     """(price, since, until) each, newest first."""
     return [
-        Tariff(terms=version(since, until, currency=currency), price=Price.parse(price))
+        OperationPrice(terms=version(since, until, currency=currency), price=Price.parse(price))
         for price, since, until in versions
     ]
 
 
-def due(given: list[Tariff], *, block_s: int | None = None, asset: Asset = USDC) -> str | None:
+def due(given: list[OperationPrice], *, block_s: int | None = None, asset: Asset = USDC) -> str | None:
     """`block_s`: seconds before now of a payment that has bought nothing yet."""
-    found = find_due(
+    found = find_amount_due(
         given,
         asset,
         now_ms=NOW_S * 1000,
@@ -95,7 +95,7 @@ def due(given: list[Tariff], *, block_s: int | None = None, asset: Asset = USDC)
     ],
 )
 def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price: str) -> None:
-    assert due(tariffs(*versions)) == price
+    assert due(operation_prices(*versions)) == price
 
 
 @pytest.mark.parametrize(
@@ -113,45 +113,49 @@ def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price:
 def test_the_first_call_of_a_payment_looks_back_from_its_block(
     raised_s: int, block_s: int, price: str
 ) -> None:
-    given = tariffs(("0.02", raised_s, None), ("0.01", 99_999, raised_s))
+    given = operation_prices(("0.02", raised_s, None), ("0.01", 99_999, raised_s))
     assert due(given, block_s=block_s) == price
 
 
 def test_a_later_price_counts_for_the_first_call_when_it_is_lower() -> None:
-    assert due(tariffs(("0.01", 60, None), ("0.02", 99_999, 60)), block_s=3_600) == "0.01"
+    assert due(operation_prices(("0.01", 60, None), ("0.02", 99_999, 60)), block_s=3_600) == "0.01"
 
 
 def test_another_currency_asks_for_nothing_here() -> None:
-    assert due(tariffs(("0.01", 9_999, None), currency="ETH")) is None
-    assert due(tariffs(("0.01", 9_999, None), currency="ETH"), asset=ETH) == "0.01"
+    assert due(operation_prices(("0.01", 9_999, None), currency="ETH")) is None
+    assert due(operation_prices(("0.01", 9_999, None), currency="ETH"), asset=ETH) == "0.01"
 
 
 def test_a_changed_currency_is_remembered_like_a_price() -> None:
-    old = tariffs(("0.01", 9_999, 60))
-    new = tariffs(("0.00001", 60, None), currency="ETH")
+    old = operation_prices(("0.01", 9_999, 60))
+    new = operation_prices(("0.00001", 60, None), currency="ETH")
     assert due(new + old) == "0.01"
     assert due(new + old, asset=ETH) == "0.00001"
-    old = tariffs(("0.01", 9_999, 3_000))
+    old = operation_prices(("0.01", 9_999, 3_000))
     assert due(new + old) is None
     assert due(new + old, block_s=3_300) == "0.01"
 
 
 def test_a_free_listing_has_no_due() -> None:
-    assert due(tariffs(("0", 9_999, None))) is None
+    assert due(operation_prices(("0", 9_999, None))) is None
 
 
 def test_no_price_becomes_free_in_a_coarser_asset() -> None:
-    found = find_due(
-        tariffs(("0.001", 60, None)), COARSE, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None
+    found = find_amount_due(
+        operation_prices(("0.001", 60, None)),
+        COARSE,
+        now_ms=NOW_S * 1000,
+        limits=DEFAULT_LIMITS,
+        first_block_s=None,
     )
     assert found is not None
     assert found.units == 1
 
 
 def test_the_version_that_is_charged_says_what_costs() -> None:
-    new = Tariff(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
-    old = Tariff(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
-    found = find_due([new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None)
+    new = OperationPrice(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
+    old = OperationPrice(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
+    found = find_amount_due([new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None)
     assert found is not None
     assert found.charge_on is ChargeOn.SUCCESS
 

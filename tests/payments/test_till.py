@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import Transaction, authorization_log
-from tollway.chain.reader import ContractAnswer, Trust
+from tollway.chain.reader import ContractResult, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
-from tollway.gateway.meters import Meters
+from tollway.gateway.meters import CallRateLimits
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.payments.till import Tender
-from tollway.rates import Rates
+from tollway.payments.till import SpendablePayment
+from tollway.rates import RateLimiter
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 DAY = 86_400
@@ -25,16 +25,16 @@ DAY = 86_400
 def values(outcome: Any) -> list[int]:
     assert isinstance(outcome, tuple), outcome
     assert outcome
-    assert all(isinstance(tender, Tender) for tender in outcome)
-    return [tender.payment.value_units for tender in outcome]
+    assert all(isinstance(find_spendable, SpendablePayment) for find_spendable in outcome)
+    return [find_spendable.payment.value_units for find_spendable in outcome]
 
 
 async def refusal(harness: Any, proof: Any, *args: Any, **fields: Any) -> tuple[Code, str | None]:
-    """The code and reason of a refusal; nothing of it is in the books."""
-    before = await harness.book.find_payments(proof.tx_hash)
-    outcome = await harness.tender(proof, *args, **fields)
+    """The code and reason of a refusal; nothing of it is in the ledger."""
+    before = await harness.ledger.find_payments(proof.tx_hash)
+    outcome = await harness.find_spendable(proof, *args, **fields)
     assert isinstance(outcome, Problem), outcome
-    assert await harness.book.find_payments(proof.tx_hash) == before
+    assert await harness.ledger.find_payments(proof.tx_hash) == before
     return outcome.code, outcome.reason
 
 
@@ -44,7 +44,7 @@ NOT_MINED = (Code.PAYMENT_PENDING, "not_mined")
 
 
 async def spend(harness: Any, payment: Any, units: int = 1) -> None:
-    assert isinstance(await harness.book.claim(harness.claim(payment, units)), Claimed)
+    assert isinstance(await harness.ledger.claim(harness.claim(payment, units)), Claimed)
 
 
 # ---- The first presentation.
@@ -53,28 +53,30 @@ async def spend(harness: Any, payment: Any, units: int = 1) -> None:
 class TestFirstPresentation:
     @pytest.mark.parametrize("is_raw", [False, True], ids=["hash as text", "hash as bytes"])
     async def test_the_payer_is_told_what_it_is_worth(self, harness, is_raw) -> None:
-        (tender,) = await harness.tender(harness.proof(harness.pay(units=25_000), is_raw=is_raw))
-        assert (tender.payment.value_units, tender.asset.symbol) == (25_000, "USDC")
-        assert tender.is_first
+        (find_spendable,) = await harness.find_spendable(
+            harness.proof(harness.pay(units=25_000), is_raw=is_raw)
+        )
+        assert (find_spendable.payment.value_units, find_spendable.asset.symbol) == (25_000, "USDC")
+        assert find_spendable.is_first
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
 
     async def test_what_was_recorded_needs_no_chain_ever_again(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.tender(harness.proof(tx_hash))
+        await harness.find_spendable(harness.proof(tx_hash))
         asked = harness.chain.request_count
         harness.chain.disconnect(MAIN, SECOND, TEST)
-        for till in (harness.till, harness.make_till()):
-            harness.till = till
-            assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        for transaction_verifier in (harness.transaction_verifier, harness.make_till()):
+            harness.transaction_verifier = transaction_verifier
+            assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
         assert harness.chain.request_count == asked
-        assert len(harness.meter.charged) == 1
+        assert len(harness.quota.charged) == 1
 
     async def test_is_counted_once_by_its_outcome(self, harness) -> None:
         proof = harness.proof(harness.pay())
-        await harness.tender(proof)
-        await harness.tender(proof)
-        await harness.tender(harness.proof(harness.hash()))
-        await harness.tender(harness.proof(harness.pay(succeeded=False)))
+        await harness.find_spendable(proof)
+        await harness.find_spendable(proof)
+        await harness.find_spendable(harness.proof(harness.hash()))
+        await harness.find_spendable(harness.proof(harness.pay(succeeded=False)))
         assert harness.shown == [
             ("eip155:8453", "accepted"),
             ("none", "payment_pending"),
@@ -82,21 +84,21 @@ class TestFirstPresentation:
         ]
 
     async def test_native_currency_is_exact(self, harness) -> None:
-        shelf = harness.shelf(harness.version(currency="ETH"))
+        entry = harness.entry(harness.version(currency="ETH"))
         tx_hash = harness.mine(recipient=harness.provider.address, value=10**16)
-        (tender,) = await harness.tender(harness.proof(tx_hash), shelf)
-        assert (tender.payment.asset, tender.payment.value_units) == ("native", 10**7)
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), entry)
+        assert (find_spendable.payment.asset, find_spendable.payment.value_units) == ("native", 10**7)
 
     async def test_two_assets_in_one_transaction_are_two_tenders(self, harness) -> None:
         log = harness.transfer(harness.caller.address, 70)
         tx_hash = harness.mine(log, recipient=harness.provider.address, value=10**16)
-        shelf = harness.shelf(
+        entry = harness.entry(
             harness.version(harness.now_s - 50), harness.version(0, harness.now_s - 50, currency="ETH")
         )
-        assert sorted(values(await harness.tender(harness.proof(tx_hash), shelf))) == [70, 10**7]
+        assert sorted(values(await harness.find_spendable(harness.proof(tx_hash), entry))) == [70, 10**7]
 
     async def test_an_unknown_hash_is_pending(self, harness) -> None:
-        outcome = await harness.tender(harness.proof(harness.hash()))
+        outcome = await harness.find_spendable(harness.proof(harness.hash()))
         assert (outcome.code, outcome.reason) == NOT_MINED
         assert outcome.retry_after_s
         assert outcome.payment_state == "none"
@@ -105,7 +107,7 @@ class TestFirstPresentation:
         tx_hash = harness.pay(depth=1)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "confirmations")
         harness.chain.bury(MAIN, 1)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
     async def test_a_failure_in_a_shallow_block_may_still_become_a_payment(self, harness) -> None:
         tx_hash = harness.pay(depth=1, succeeded=False)
@@ -117,10 +119,10 @@ class TestFirstPresentation:
         tx_hash = harness.pay(age_s=-61)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "block_in_future")
         harness.now_s += 1
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
     async def test_an_underpayment_is_recorded_all_the_same(self, harness) -> None:
-        assert values(await harness.tender(harness.proof(harness.pay(units=1)))) == [1]
+        assert values(await harness.find_spendable(harness.proof(harness.pay(units=1)))) == [1]
 
     @pytest.mark.parametrize(
         ("case", "expected"),
@@ -151,8 +153,8 @@ class TestFirstPresentation:
         }
         if case == "spoof":
             expected = (FAILED, "wrong_recipient")  # the one real transfer went to himself
-        shelf = harness.shelf(harness.version(harness.now_s)) if case == "before the listing" else None
-        assert await refusal(harness, harness.proof(transactions[case]()), shelf) == expected
+        entry = harness.entry(harness.version(harness.now_s)) if case == "before the listing" else None
+        assert await refusal(harness, harness.proof(transactions[case]()), entry) == expected
 
     @pytest.mark.parametrize("has_code", [True, False])
     async def test_native_value_through_a_contract_has_a_reason_of_its_own(self, harness, has_code) -> None:
@@ -160,9 +162,9 @@ class TestFirstPresentation:
         if has_code:
             harness.chain.deploy(MAIN, contract)
         tx_hash = harness.mine(recipient=contract, value=10**16)
-        shelf = harness.shelf(harness.version(currency="ETH"))
+        entry = harness.entry(harness.version(currency="ETH"))
         reason = "internal_transfer" if has_code else "wrong_recipient"
-        assert await refusal(harness, harness.proof(tx_hash), shelf) == (FAILED, reason)
+        assert await refusal(harness, harness.proof(tx_hash), entry) == (FAILED, reason)
 
 
 def _token(harness: Any) -> Address:
@@ -183,14 +185,14 @@ class TestThieves:
     async def test_a_stolen_hash_buys_nothing(self, harness, is_known) -> None:
         tx_hash = harness.pay()
         if is_known:
-            await harness.tender(harness.proof(tx_hash))
+            await harness.find_spendable(harness.proof(tx_hash))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.bound(tx_hash, harness.thief)) == MISMATCH
 
     async def test_the_sender_of_anothers_tokens_is_no_payer(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.caller.address), sender=harness.thief.address)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
     async def test_a_signature_over_another_hash_does_not_count(self, harness) -> None:
         first, second = harness.pay(), harness.pay()
@@ -212,12 +214,12 @@ class TestThieves:
         tx_hash = harness.pay()
         proof = harness.bound(tx_hash)
         assert await refusal(harness, proof, **changed) == MISMATCH
-        assert values(await harness.tender(proof)) == [10_000]
+        assert values(await harness.find_spendable(proof)) == [10_000]
         assert await refusal(harness, proof, **changed) == MISMATCH
 
     async def test_a_bound_signature_is_for_one_listing_and_one_network(self, harness) -> None:
         tx_hash = harness.pay()
-        assert await refusal(harness, harness.bound(tx_hash), harness.shelf(listing_id="api_2")) == MISMATCH
+        assert await refusal(harness, harness.bound(tx_hash), harness.entry(listing_id="api_2")) == MISMATCH
         assert await refusal(harness, harness.bound(tx_hash, chain_id=SECOND)) == MISMATCH
 
     async def test_two_payers_of_one_bundle_never_see_each_others_money(self, harness) -> None:
@@ -225,37 +227,39 @@ class TestThieves:
         tx_hash = harness.mine(
             harness.transfer(harness.caller.address, 10), harness.transfer(other.address, 99)
         )
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10]
-        assert values(await harness.tender(harness.proof(tx_hash, other))) == [99]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, other))) == [99]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10]
-        assert values(await harness.tender(harness.proof(tx_hash, other))) == [99]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, other))) == [99]
 
     async def test_four_transfers_are_worth_four_calls_and_one_row(self, harness) -> None:
         tx_hash = harness.mine(*[harness.transfer(harness.caller.address)] * 4)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        assert tender.payment.rest_units == 40_000
-        assert len(await harness.book.find_payments(tx_hash)) == 1
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        assert find_spendable.payment.remaining_units == 40_000
+        assert len(await harness.ledger.find_payments(tx_hash)) == 1
 
     async def test_showing_it_again_and_again_adds_nothing(self, harness) -> None:
         tx_hash = harness.pay()
-        for till in (harness.till, harness.make_till(), harness.make_till()):
-            harness.till = till
-            (tender,) = await harness.tender(harness.proof(tx_hash))
-        assert (tender.payment.id, tender.payment.value_units) == (1, 10_000)
+        for transaction_verifier in (harness.transaction_verifier, harness.make_till(), harness.make_till()):
+            harness.transaction_verifier = transaction_verifier
+            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        assert (find_spendable.payment.id, find_spendable.payment.value_units) == (1, 10_000)
 
     async def test_a_payment_to_one_provider_buys_nothing_of_another(self, harness) -> None:
         tx_hash = harness.pay()
-        foreign = harness.shelf(harness.version(pay_to=harness.thief.address), listing_id="api_2")
-        await harness.tender(harness.proof(tx_hash))
+        foreign = harness.entry(harness.version(pay_to=harness.thief.address), listing_id="api_2")
+        await harness.find_spendable(harness.proof(tx_hash))
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
     async def test_play_money_never_buys_what_is_sold_for_real_money(self, harness) -> None:
         tx_hash = harness.pay(chain_id=TEST)
         assert values(
-            await harness.tender(harness.proof(tx_hash), harness.shelf(harness.version(networks=(TEST,))))
+            await harness.find_spendable(
+                harness.proof(tx_hash), harness.entry(harness.version(networks=(TEST,)))
+            )
         )
-        gone_live = harness.shelf(
+        gone_live = harness.entry(
             harness.version(harness.now_s - 5), harness.version(0, harness.now_s - 5, networks=(TEST,))
         )
         assert await refusal(harness, harness.proof(tx_hash), gone_live) == NOT_MINED
@@ -263,19 +267,22 @@ class TestThieves:
             FAILED,
             "wrong_chain",
         )
-        assert await refusal(harness, harness.proof(tx_hash), harness.shelf()) == NOT_MINED
+        assert await refusal(harness, harness.proof(tx_hash), harness.entry()) == NOT_MINED
 
     async def test_a_removed_payment_is_not_known_until_the_verdict_is_run_again(self, harness) -> None:
         tx_hash = harness.pay()
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        await harness.book.mark_gone(tender.payment.id, now_ms=harness.now_ms())
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        await harness.ledger.mark_gone(find_spendable.payment.id, now_ms=harness.now_ms())
         harness.chain.reorg(MAIN, 2)
         assert await refusal(harness, harness.proof(tx_hash)) == NOT_MINED
         harness.pay(tx_hash=tx_hash, depth=1)
         assert (await refusal(harness, harness.proof(tx_hash)))[1] == "confirmations"
         harness.chain.bury(MAIN, 1)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        assert (tender.payment.state, tender.payment.value_units) == (PaymentState.UNFINAL, 10_000)
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        assert (find_spendable.payment.state, find_spendable.payment.value_units) == (
+            PaymentState.UNFINAL,
+            10_000,
+        )
 
     async def test_a_node_that_names_a_displaced_block_is_not_believed(self, harness) -> None:
         tx_hash = harness.pay()
@@ -292,43 +299,45 @@ class TestContractPayers:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         proof = harness.bound(tx_hash) if form == "bound" else harness.proof(tx_hash, is_raw=form == "raw")
-        (tender,) = await harness.tender(proof)
-        assert tender.payment.payer == wallet
-        assert await harness.tender(proof) == (tender,)
+        (find_spendable,) = await harness.find_spendable(proof)
+        assert find_spendable.payment.payer == wallet
+        assert await harness.find_spendable(proof) == (find_spendable,)
 
     async def test_a_contract_that_says_no_is_no_payer(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
-        await harness.tender(harness.proof(tx_hash))
+        await harness.find_spendable(harness.proof(tx_hash))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.proof(tx_hash, signature=b"\x01" * 200)) == MISMATCH
 
     async def test_a_chain_that_cannot_ask_the_wallet_refuses_nobody(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
-        await harness.tender(harness.proof(tx_hash))
+        await harness.find_spendable(harness.proof(tx_hash))
         harness.chain.disconnect(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash))
+            await harness.find_spendable(harness.proof(tx_hash))
 
     async def test_a_key_is_believed_while_the_chain_is_away_whoever_else_paid(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.wallet("other"))
         tx_hash = harness.mine(harness.transfer(wallet, 7), harness.transfer(harness.caller.address, 10))
-        assert values(await harness.tender(harness.proof(tx_hash, harness.wallet("other")))) == [7]
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, harness.wallet("other")))) == [7]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
 
     async def test_a_key_on_one_network_needs_no_wallet_on_another(self, harness) -> None:
         wallet, tx_hash = harness.deploy_wallet(harness.wallet("other")), harness.hash()
-        shelf = harness.shelf(harness.version(networks=(MAIN, SECOND)))
+        entry = harness.entry(harness.version(networks=(MAIN, SECOND)))
         harness.mine(harness.transfer(wallet, 7), tx_hash=tx_hash)
         harness.pay(units=10, tx_hash=tx_hash, chain_id=SECOND)
-        assert values(await harness.tender(harness.proof(tx_hash, harness.wallet("other")), shelf)) == [7]
-        assert values(await harness.tender(harness.proof(tx_hash), shelf)) == [10]
+        assert values(
+            await harness.find_spendable(harness.proof(tx_hash, harness.wallet("other")), entry)
+        ) == [7]
+        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash), shelf)) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10]
 
     @pytest.mark.parametrize(("place", "is_found"), [(3, True), (4, False)])
     async def test_at_most_four_payers_are_asked(self, harness, place, is_found) -> None:
@@ -336,7 +345,7 @@ class TestContractPayers:
         payers = [Address(bytes([n]) * 20) for n in range(1, 9)]
         payers.insert(place, wallet)
         tx_hash = harness.mine(*(harness.transfer(payer) for payer in payers))
-        outcome = await harness.tender(harness.proof(tx_hash))
+        outcome = await harness.find_spendable(harness.proof(tx_hash))
         assert isinstance(outcome, tuple) is is_found
         assert harness.chain.requests["call_contract", MAIN] <= 8
 
@@ -344,27 +353,27 @@ class TestContractPayers:
         wallet = harness.deploy_wallet(harness.caller)
         payers = [Address(20), *(Address(bytes([n]) * 20) for n in range(1, 4)), wallet]
         tx_hash = harness.mine(*(harness.transfer(payer) for payer in payers))
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
     async def test_junk_at_a_known_payment_is_charged_and_asked_once(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
-        await harness.tender(harness.proof(tx_hash))
-        harness.till = harness.make_till()  # nobody is trusted yet
+        await harness.find_spendable(harness.proof(tx_hash))
+        harness.transaction_verifier = harness.make_till()  # nobody is trusted yet
         harness.chain.requests.clear()
-        harness.meter.charged.clear()
+        harness.quota.charged.clear()
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert harness.chain.requests["call_contract", MAIN] == 2  # one for each spelling of the hash
-        assert len(harness.meter.charged) == 1
-        harness.meter.left = 0
+        assert len(harness.quota.charged) == 1
+        harness.quota.left = 0
         assert (await refusal(harness, harness.proof(tx_hash, harness.thief)))[0] is Code.RATE_LIMITED
 
     async def test_a_wallet_that_said_yes_is_not_charged_for_each_call(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.deploy_wallet(harness.caller)))
-        await harness.tender(harness.proof(tx_hash))
-        harness.meter.left = 0
+        await harness.find_spendable(harness.proof(tx_hash))
+        harness.quota.left = 0
         for _ in range(3):
-            assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+            assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
         assert (await refusal(harness, harness.proof(tx_hash, harness.thief)))[0] in (
             Code.PAYER_MISMATCH,
             Code.RATE_LIMITED,
@@ -374,9 +383,9 @@ class TestContractPayers:
     async def test_a_wallet_that_reverts_or_floods_says_no(self, harness) -> None:
         for number, answer in enumerate(
             (
-                ContractAnswer(reverted=True, payload=bytes.fromhex("1626ba7e").ljust(32, b"\0")),
-                ContractAnswer(reverted=False, payload=b"\x16\x26\xba\x7e"),
-                ContractAnswer(reverted=False, payload=b"\xff" * 100_000),
+                ContractResult(reverted=True, payload=bytes.fromhex("1626ba7e").ljust(32, b"\0")),
+                ContractResult(reverted=False, payload=b"\x16\x26\xba\x7e"),
+                ContractResult(reverted=False, payload=b"\xff" * 100_000),
             )
         ):
             address = Address(bytes([0x40 + number]) * 20)
@@ -390,25 +399,25 @@ class TestContractPayers:
 class TestNetworks:
     @pytest.fixture
     def two(self, harness):
-        return harness.shelf(harness.version(networks=(MAIN, SECOND)))
+        return harness.entry(harness.version(networks=(MAIN, SECOND)))
 
     async def test_a_match_decides_wherever_it_is(self, harness, two) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
-        (tender,) = await harness.tender(harness.proof(tx_hash), two)
-        assert tender.payment.chain_id == SECOND
-        assert len(harness.meter.charged) == 1
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), two)
+        assert find_spendable.payment.chain_id == SECOND
+        assert len(harness.quota.charged) == 1
 
     async def test_a_match_decides_although_the_other_network_is_away(self, harness, two) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         harness.chain.disconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash), two)) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
 
     async def test_a_match_does_not_wait_for_a_network_that_hangs(self, harness, two, make_harness) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         hanging = _Hanging(harness.chain, MAIN)
-        harness.till._lookups._chains = hanging
+        harness.transaction_verifier._lookup._chains = hanging
         async with asyncio.timeout(5):
-            assert values(await harness.tender(harness.proof(tx_hash), two)) == [10_000]
+            assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
         assert hanging.cancelled == 1
 
     @pytest.mark.parametrize("elsewhere", ["nothing", "a refusal"])
@@ -418,7 +427,7 @@ class TestNetworks:
             harness.pay(chain_id=SECOND, tx_hash=tx_hash, to=harness.thief.address)
         harness.chain.disconnect(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash), two)
+            await harness.find_spendable(harness.proof(tx_hash), two)
         harness.chain.reconnect(MAIN)
         expected = NOT_MINED if elsewhere == "nothing" else (FAILED, "wrong_recipient")
         assert await refusal(harness, harness.proof(tx_hash), two) == expected
@@ -436,7 +445,7 @@ class TestNetworks:
         tx_hash = harness.pay(chain_id=SECOND)
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
-        assert values(await harness.tender(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
 
     async def test_a_network_of_no_terms_is_refused_without_asking(self, harness) -> None:
@@ -444,29 +453,29 @@ class TestNetworks:
         proof = harness.proof(tx_hash, chain_id=SECOND)
         assert await refusal(harness, proof) == (FAILED, "wrong_chain")
         assert harness.chain.request_count == 0
-        assert harness.meter.charged == []
+        assert harness.quota.charged == []
 
     async def test_a_known_payment_under_a_wrong_network_is_a_wrong_request_and_never_asks_for_money(
         self, harness, two
     ) -> None:
         tx_hash = harness.pay(to=harness.thief.address)
         harness.pay(tx_hash=tx_hash, chain_id=SECOND)
-        assert values(await harness.tender(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
         for wrong in (MAIN, TEST):
             proof = harness.proof(tx_hash, chain_id=wrong)
             assert await refusal(harness, proof, two) == (Code.INVALID_REQUEST, "wrong_chain")
 
     async def test_a_network_that_is_not_configured_is_away_not_wrong(self, harness) -> None:
-        shelf = harness.shelf(harness.version(networks=(ChainId(5),)))
+        entry = harness.entry(harness.version(networks=(ChainId(5),)))
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(harness.hash()), shelf)
+            await harness.find_spendable(harness.proof(harness.hash()), entry)
 
     async def test_one_hash_on_two_networks_is_two_payments(self, harness, two) -> None:
         """A transaction without a chain id can be replayed by anybody; both times it pays."""
         tx_hash = harness.pay(units=10)
         harness.pay(units=99, tx_hash=tx_hash, chain_id=SECOND)
-        assert values(await harness.tender(harness.proof(tx_hash, chain_id=MAIN), two)) == [10]
-        assert values(await harness.tender(harness.proof(tx_hash, chain_id=SECOND), two)) == [99]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=MAIN), two)) == [10]
+        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [99]
 
 
 class _Hanging:
@@ -491,23 +500,23 @@ class _Hanging:
 class TestCrowds:
     async def test_fifty_callers_are_one_look_up_and_one_charge(self, harness) -> None:
         tx_hash = harness.pay()
-        harness.meter.left = 1
+        harness.quota.left = 1
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(harness.tender(harness.proof(tx_hash))) for _ in range(50)]
+            tasks = [group.create_task(harness.find_spendable(harness.proof(tx_hash))) for _ in range(50)]
             await _until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert [values(task.result()) for task in tasks] == [[10_000]] * 50
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
-        assert len(await harness.book.find_payments(tx_hash)) == 1
+        assert len(await harness.ledger.find_payments(tx_hash)) == 1
 
     async def test_a_first_caller_who_leaves_does_not_spoil_it_for_the_others(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(harness.tender(harness.proof(tx_hash)))
+            first = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
             await _until(lambda: harness.chain.request_count == 1)
-            others = [group.create_task(harness.tender(harness.proof(tx_hash))) for _ in range(5)]
+            others = [group.create_task(harness.find_spendable(harness.proof(tx_hash))) for _ in range(5)]
             await _turns()
             first.cancel()
             await _until(lambda: harness.chain.request_count == 2)
@@ -520,9 +529,9 @@ class TestCrowds:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(harness.tender(harness.proof(tx_hash)))
+            first = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
             await _until(lambda: harness.chain.request_count == 1)
-            second = group.create_task(harness.tender(harness.proof(tx_hash)))
+            second = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
             await _turns()
             second.cancel()
             await _turns()
@@ -536,19 +545,21 @@ class TestCrowds:
         harness.chain.disconnect(MAIN)
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_raised(harness.tender(harness.proof(tx_hash)))) for _ in range(5)]
+            tasks = [
+                group.create_task(_raised(harness.find_spendable(harness.proof(tx_hash)))) for _ in range(5)
+            ]
             await _until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert [type(task.result()) for task in tasks] == [ChainUnavailable] * 5
         harness.chain.reconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
     async def test_a_thief_in_the_crowd_gets_his_own_answer(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            honest = group.create_task(harness.tender(harness.proof(tx_hash)))
-            thief = group.create_task(harness.tender(harness.proof(tx_hash, harness.thief)))
+            honest = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
+            thief = group.create_task(harness.find_spendable(harness.proof(tx_hash, harness.thief)))
             await _until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert values(honest.result()) == [10_000]
@@ -556,16 +567,18 @@ class TestCrowds:
 
     @pytest.mark.parametrize("networks", [(MAIN,), (MAIN, SECOND)], ids=["one network", "two"])
     async def test_books_that_are_away_are_named_plainly(self, harness, networks, monkeypatch) -> None:
-        shelf = harness.shelf(harness.version(networks=networks))
+        entry = harness.entry(harness.version(networks=networks))
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(_raised(harness.tender(harness.proof(tx_hash), shelf)))
+            task = group.create_task(_raised(harness.find_spendable(harness.proof(tx_hash), entry)))
             await _until(lambda: harness.chain.request_count > 0)
-            harness.book.away = True
+            harness.ledger.away = True
             harness.chain.barrier.set()
         assert type(task.result()) is StorageUnavailable
-        assert type(await _raised(harness.tender(harness.proof(tx_hash), shelf))) is StorageUnavailable
+        assert (
+            type(await _raised(harness.find_spendable(harness.proof(tx_hash), entry))) is StorageUnavailable
+        )
 
     @pytest.mark.parametrize("networks", [(MAIN,), (MAIN, SECOND)], ids=["one network", "two"])
     async def test_a_fault_of_our_own_never_comes_as_a_group(self, harness, networks) -> None:
@@ -574,8 +587,8 @@ class TestCrowds:
 
         tx_hash = harness.pay()
         harness.chain.lies[tx_hash] = lie
-        shelf = harness.shelf(harness.version(networks=networks))
-        assert type(await _raised(harness.tender(harness.proof(tx_hash), shelf))) is ZeroDivisionError
+        entry = harness.entry(harness.version(networks=networks))
+        assert type(await _raised(harness.find_spendable(harness.proof(tx_hash), entry))) is ZeroDivisionError
 
 
 async def _raised(work: Any) -> BaseException | None:
@@ -603,16 +616,16 @@ async def _until(condition: Any) -> None:
 class TestMeter:
     async def test_only_a_chain_really_asked_is_charged(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.tender(harness.proof(tx_hash))
-        assert harness.meter.charged == [("192.0.2.7", str(harness.caller.address))]
+        await harness.find_spendable(harness.proof(tx_hash))
+        assert harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
         for _ in range(3):
-            await harness.tender(harness.proof(tx_hash))
-        assert len(harness.meter.charged) == 1
+            await harness.find_spendable(harness.proof(tx_hash))
+        assert len(harness.quota.charged) == 1
 
     async def test_a_look_up_that_found_a_valid_payment_is_given_back(self, harness) -> None:
-        await harness.tender(harness.proof(harness.pay()))
+        await harness.find_spendable(harness.proof(harness.pay()))
         assert (
-            harness.meter.given_back == harness.meter.charged == [("192.0.2.7", str(harness.caller.address))]
+            harness.quota.given_back == harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
         )
 
     async def test_a_look_up_that_found_none_counts(self, harness) -> None:
@@ -620,25 +633,25 @@ class TestMeter:
             harness.hash(),
             harness.mine(harness.transfer(harness.caller.address, to=harness.thief.address)),
         ):
-            assert not isinstance(await harness.tender(harness.proof(tx_hash)), tuple)
-        await harness.tender(harness.proof(harness.pay(), harness.thief))
-        assert (len(harness.meter.charged), harness.meter.given_back, harness.meter.unresolved) == (3, [], [])
+            assert not isinstance(await harness.find_spendable(harness.proof(tx_hash)), tuple)
+        await harness.find_spendable(harness.proof(harness.pay(), harness.thief))
+        assert (len(harness.quota.charged), harness.quota.given_back, harness.quota.unresolved) == (3, [], [])
 
     async def test_a_look_up_without_an_answer_counts_as_unresolved(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.disconnect(*harness.chain.chain_ids)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash))
-        assert harness.meter.unresolved == harness.meter.charged != []
-        assert harness.meter.given_back == []
+            await harness.find_spendable(harness.proof(tx_hash))
+        assert harness.quota.unresolved == harness.quota.charged != []
+        assert harness.quota.given_back == []
 
     async def test_forty_customers_behind_one_address_pay_and_junk_has_its_limit(self, harness) -> None:
-        harness.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
-        harness.till = harness.make_till()
+        harness.quota = CallRateLimits(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
+        harness.transaction_verifier = harness.make_till()
         for number in range(40):
             customer = harness.wallet(f"customer {number}")
             tx_hash = harness.mine(harness.transfer(customer.address))
-            assert values(await harness.tender(harness.proof(tx_hash, customer))) == [10_000]
+            assert values(await harness.find_spendable(harness.proof(tx_hash, customer))) == [10_000]
         told = [
             await refusal(harness, harness.proof(harness.hash(), harness.wallet(f"junk {number}")))
             for number in range(31)
@@ -646,48 +659,52 @@ class TestMeter:
         assert [code for code, _ in told].count(Code.RATE_LIMITED) == 1
 
     async def test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more(self, harness) -> None:
-        harness.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
-        harness.till = harness.make_till()
+        harness.quota = CallRateLimits(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
+        harness.transaction_verifier = harness.make_till()
         wallet = harness.deploy_wallet(harness.caller)
         proof = harness.proof(harness.mine(harness.transfer(wallet)))
-        told = [await harness.tender(proof) for _ in range(500)]
+        told = [await harness.find_spendable(proof) for _ in range(500)]
         assert harness.chain.requests["call_contract", MAIN] == 300 + DEFAULT_LIMITS.lookups_per_minute
         assert (told[-1].code, told[-1].payment_state) == (Code.RATE_LIMITED, "none")
         payment = told[0][0].payment
-        harness.till.note_spent(payment)
-        assert [isinstance(await harness.tender(proof), tuple) for _ in range(3)] == [True, False, False]
+        harness.transaction_verifier.mark_spent(payment)
+        assert [isinstance(await harness.find_spendable(proof), tuple) for _ in range(3)] == [
+            True,
+            False,
+            False,
+        ]
 
     async def test_a_contract_wallet_that_buys_is_never_limited(self, harness) -> None:
-        harness.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
-        harness.till = harness.make_till()
+        harness.quota = CallRateLimits(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
+        harness.transaction_verifier = harness.make_till()
         wallet = harness.deploy_wallet(harness.caller)
         proof = harness.proof(harness.mine(harness.transfer(wallet)))
         for _ in range(10):
-            found = [await harness.tender(proof) for _ in range(200)]  # at once
-            for (tender,) in found:
-                harness.till.note_spent(tender.payment)
+            found = [await harness.find_spendable(proof) for _ in range(200)]  # at once
+            for (find_spendable,) in found:
+                harness.transaction_verifier.mark_spent(find_spendable.payment)
 
     async def test_over_the_limit_nothing_is_asked_and_known_money_still_works(self, harness) -> None:
         known, unknown = harness.pay(), harness.pay()
-        await harness.tender(harness.proof(known))
-        harness.meter.left = 0
+        await harness.find_spendable(harness.proof(known))
+        harness.quota.left = 0
         harness.chain.requests.clear()
-        outcome = await harness.tender(harness.proof(unknown))
+        outcome = await harness.find_spendable(harness.proof(unknown))
         assert (outcome.code, outcome.retry_after_s, outcome.payment_state) == (Code.RATE_LIMITED, 17, "none")
         assert harness.chain.request_count == 0
-        assert values(await harness.tender(harness.proof(known))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(known))) == [10_000]
 
     async def test_over_the_limit_two_networks_are_one_refusal(self, harness) -> None:
-        harness.meter.left = 0
-        shelf = harness.shelf(harness.version(networks=(MAIN, SECOND)))
-        assert (await refusal(harness, harness.proof(harness.pay()), shelf))[0] is Code.RATE_LIMITED
+        harness.quota.left = 0
+        entry = harness.entry(harness.version(networks=(MAIN, SECOND)))
+        assert (await refusal(harness, harness.proof(harness.pay()), entry))[0] is Code.RATE_LIMITED
         assert harness.chain.request_count == 0
 
     async def test_the_bound_form_is_charged_to_its_signer_and_junk_to_its_transaction(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.tender(harness.bound(tx_hash, harness.thief))
-        await harness.tender(harness.proof(tx_hash, signature=b"\x01" * 70))
-        assert [signer for _, signer in harness.meter.charged] == [
+        await harness.find_spendable(harness.bound(tx_hash, harness.thief))
+        await harness.find_spendable(harness.proof(tx_hash, signature=b"\x01" * 70))
+        assert [signer for _, signer in harness.quota.charged] == [
             str(harness.thief.address),
             f"transaction {tx_hash} from 192.0.2.7",
         ]
@@ -699,86 +716,86 @@ class TestMeter:
 class TestEdits:
     async def test_a_payee_that_was_replaced_still_counts(self, harness) -> None:
         new = harness.version(harness.now_s - 50, pay_to=harness.thief.address)
-        shelf = harness.shelf(new, harness.version(0, harness.now_s - 50))
-        assert values(await harness.tender(harness.proof(harness.pay()), shelf)) == [10_000]
+        entry = harness.entry(new, harness.version(0, harness.now_s - 50))
+        assert values(await harness.find_spendable(harness.proof(harness.pay()), entry)) == [10_000]
 
     async def test_a_network_and_a_currency_that_were_removed_still_count(self, harness) -> None:
         new = harness.version(harness.now_s - 50, networks=(SECOND,), currency="ETH")
-        shelf = harness.shelf(new, harness.version(0, harness.now_s - 50))
-        assert values(await harness.tender(harness.proof(harness.pay()), shelf)) == [10_000]
+        entry = harness.entry(new, harness.version(0, harness.now_s - 50))
+        assert values(await harness.find_spendable(harness.proof(harness.pay()), entry)) == [10_000]
 
     async def test_recorded_credit_outlives_every_edit(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.tender(harness.proof(tx_hash))
+        await harness.find_spendable(harness.proof(tx_hash))
         harness.now_s += 300 * DAY
         since_s = harness.now_s - 200 * DAY
-        shelf = harness.shelf(harness.version(since_s, pay_to=harness.thief.address, networks=(SECOND,)))
+        entry = harness.entry(harness.version(since_s, pay_to=harness.thief.address, networks=(SECOND,)))
         harness.older = [harness.version(0, since_s)]
         harness.chain.disconnect(MAIN, SECOND)
-        assert values(await harness.tender(harness.proof(tx_hash), shelf)) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
 
     async def test_credit_buys_calls_of_a_listing_that_was_published_later(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.tender(harness.proof(tx_hash))
-        later = harness.shelf(harness.version(harness.now_s), listing_id="api_2")
-        assert values(await harness.tender(harness.proof(tx_hash), later)) == [10_000]
+        await harness.find_spendable(harness.proof(tx_hash))
+        later = harness.entry(harness.version(harness.now_s), listing_id="api_2")
+        assert values(await harness.find_spendable(harness.proof(tx_hash), later)) == [10_000]
 
     async def test_the_shelf_is_enough_for_whatever_is_young(self, harness) -> None:
-        await harness.tender(harness.proof(harness.pay(age_s=DAY)))
-        await harness.tender(harness.proof(harness.pay(to=harness.thief.address)))
+        await harness.find_spendable(harness.proof(harness.pay(age_s=DAY)))
+        await harness.find_spendable(harness.proof(harness.pay(to=harness.thief.address)))
         assert harness.older_asked == 0
 
     async def test_an_admitted_payment_is_judged_by_the_terms_of_its_time(self, harness) -> None:
         tx_hash = harness.pay(age_s=30 * DAY)
         since_s = harness.now_s - 20 * DAY
-        shelf = harness.shelf(harness.version(since_s, pay_to=harness.thief.address))
+        entry = harness.entry(harness.version(since_s, pay_to=harness.thief.address))
         harness.older = [harness.version(0, since_s)]
-        assert (await refusal(harness, harness.proof(tx_hash), shelf))[0] is Code.PAYMENT_TOO_OLD
-        await harness.book.admit(tx_hash, now_ms=harness.now_ms())
-        assert values(await harness.tender(harness.proof(tx_hash), shelf)) == [10_000]
+        assert (await refusal(harness, harness.proof(tx_hash), entry))[0] is Code.PAYMENT_TOO_OLD
+        await harness.ledger.admit(tx_hash, now_ms=harness.now_ms())
+        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
 
     async def test_the_clock_of_its_age_stands_still_while_nobody_was_ready(self, harness) -> None:
         tx_hash = harness.pay(age_s=10)
-        await harness.book.note_ready(now_ms=harness.now_ms())
+        await harness.ledger.mark_ready(now_ms=harness.now_ms())
         harness.now_s += 5 * DAY
-        await harness.book.note_ready(now_ms=harness.now_ms())
-        assert values(await harness.tender(harness.proof(tx_hash))) == [10_000]
+        await harness.ledger.mark_ready(now_ms=harness.now_ms())
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
         other = harness.pay(age_s=6 * DAY + 1)
         assert (await refusal(harness, harness.proof(other)))[0] is Code.PAYMENT_TOO_OLD
 
     async def test_after_a_restore_older_payments_are_held_until_admitted(self, harness) -> None:
         old, new = harness.pay(age_s=100), harness.pay(age_s=-10)
-        await harness.book.note_restored(now_ms=harness.now_ms())
+        await harness.ledger.mark_restored(now_ms=harness.now_ms())
         assert (await refusal(harness, harness.proof(old)))[0] is Code.PAYMENT_HELD
-        assert values(await harness.tender(harness.proof(new))) == [10_000]
-        await harness.book.admit(old, now_ms=harness.now_ms())
-        assert values(await harness.tender(harness.proof(old))) == [10_000]
+        assert values(await harness.find_spendable(harness.proof(new))) == [10_000]
+        await harness.ledger.admit(old, now_ms=harness.now_ms())
+        assert values(await harness.find_spendable(harness.proof(old))) == [10_000]
 
     async def test_a_restore_that_is_found_out_while_the_chain_is_asked_counts(self, harness) -> None:
-        """The transaction may have been spent in what the books have forgotten."""
+        """The transaction may have been spent in what the ledger has forgotten."""
         tx_hash = harness.pay(age_s=100)
         harness.chain.barrier = asyncio.Event()
-        shown = asyncio.get_running_loop().create_task(harness.tender(harness.proof(tx_hash)))
+        shown = asyncio.get_running_loop().create_task(harness.find_spendable(harness.proof(tx_hash)))
         await _until(lambda: harness.chain.request_count > 0)
-        await harness.book.note_restored(now_ms=harness.now_ms())
+        await harness.ledger.mark_restored(now_ms=harness.now_ms())
         harness.chain.barrier.set()
         with pytest.raises(StorageUnavailable):
             await shown
-        assert await harness.book.find_payments(tx_hash) == ()
+        assert await harness.ledger.find_payments(tx_hash) == ()
         assert (await refusal(harness, harness.proof(tx_hash)))[0] is Code.PAYMENT_HELD
 
     async def test_the_books_are_asked_once_before_a_chain_is(self, harness) -> None:
         asked: list[str] = []
-        behind = harness.till._book
+        behind = harness.transaction_verifier._ledger
 
         class Counting:
             def __getattr__(self, name: str) -> object:
                 asked.append(name)
                 return getattr(behind, name)
 
-        harness.till._book = Counting()
-        await harness.tender(harness.proof(harness.pay()))
-        assert asked == ["find_recorded", "record_payments"]
+        harness.transaction_verifier._ledger = Counting()
+        await harness.find_spendable(harness.proof(harness.pay()))
+        assert asked == ["find_transaction", "record_payments"]
 
 
 # ---- The first call, and what the till remembers.
@@ -788,57 +805,57 @@ class TestMemory:
     async def test_a_payment_is_at_its_first_call_until_it_has_bought_one(self, harness) -> None:
         tx_hash = harness.pay(units=5)
         for _ in range(3):  # calls that were never delivered change nothing
-            (tender,) = await harness.tender(harness.proof(tx_hash))
-            assert tender.is_first
-            harness.till.note_spent(tender.payment)
-        await spend(harness, tender.payment)
+            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+            assert find_spendable.is_first
+            harness.transaction_verifier.mark_spent(find_spendable.payment)
+        await spend(harness, find_spendable.payment)
         for _ in range(3):
-            (tender,) = await harness.tender(harness.proof(tx_hash))
-            assert not tender.is_first
-            harness.till.note_spent(tender.payment)
+            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+            assert not find_spendable.is_first
+            harness.transaction_verifier.mark_spent(find_spendable.payment)
 
     async def test_what_is_remembered_asks_neither_books_nor_chain(self, harness) -> None:
         tx_hash = harness.pay(units=5)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        await spend(harness, tender.payment)
-        await harness.tender(harness.proof(tx_hash))
-        harness.book.away = True
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        await spend(harness, find_spendable.payment)
+        await harness.find_spendable(harness.proof(tx_hash))
+        harness.ledger.away = True
         harness.chain.disconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [5]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [5]
 
     @pytest.mark.parametrize("how", ["forget", "forget_payer"])
     async def test_what_is_forgotten_is_read_again(self, harness, how) -> None:
         tx_hash = harness.pay(units=5)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        await spend(harness, tender.payment)
-        await harness.tender(harness.proof(tx_hash))
-        await spend(harness, tender.payment)  # elsewhere
-        (remembered,) = await harness.tender(harness.proof(tx_hash))
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        await spend(harness, find_spendable.payment)
+        await harness.find_spendable(harness.proof(tx_hash))
+        await spend(harness, find_spendable.payment)  # elsewhere
+        (remembered,) = await harness.find_spendable(harness.proof(tx_hash))
         if how == "forget":
-            harness.till.forget(tx_hash)
+            harness.transaction_verifier.forget(tx_hash)
         else:
-            harness.till.forget_payer(tender.payment.payer)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        assert (remembered.payment.taken_units, tender.payment.taken_units) == (1, 2)
+            harness.transaction_verifier.forget_payer(find_spendable.payment.payer)
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        assert (remembered.payment.taken_units, find_spendable.payment.taken_units) == (1, 2)
 
     async def test_a_remembered_payment_is_nobody_elses(self, harness) -> None:
         tx_hash = harness.pay(units=5)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        await spend(harness, tender.payment)
-        await harness.tender(harness.proof(tx_hash))
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        await spend(harness, find_spendable.payment)
+        await harness.find_spendable(harness.proof(tx_hash))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
-        foreign = harness.shelf(harness.version(pay_to=harness.thief.address), listing_id="api_2")
+        foreign = harness.entry(harness.version(pay_to=harness.thief.address), listing_id="api_2")
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
     async def test_a_payment_that_fell_is_the_books_to_refuse(self, harness) -> None:
         """A price that is still on the shelf and a payee that still counts: the tender stands, the claim decides."""
         tx_hash = harness.pay(units=5)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        await spend(harness, tender.payment, 5)
-        (tender,) = await harness.tender(
-            harness.proof(tx_hash), harness.shelf(harness.version(price=Price.parse("9")))
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        await spend(harness, find_spendable.payment, 5)
+        (find_spendable,) = await harness.find_spendable(
+            harness.proof(tx_hash), harness.entry(harness.version(price=Price.parse("9")))
         )
-        assert tender.payment.rest_units == 0
+        assert find_spendable.payment.remaining_units == 0
 
 
 # ---- One node's word, and that of several.
@@ -853,25 +870,27 @@ class TestAgreementByValue:
             chain_id: replace(rules, agreement_above=(("USDC", 10 * 10**9),))
             for chain_id, rules in harness.rules.items()
         }
-        harness.till = harness.make_till()
+        harness.transaction_verifier = harness.make_till()
         return harness
 
     async def test_a_small_payment_is_taken_on_one_nodes_word(self, harness) -> None:
         harness.chain.leave_one_node(MAIN)
-        assert values(await harness.tender(harness.proof(harness.pay(units=SMALL)))) == [SMALL]
-        assert harness.chain.trusts == [Trust.ONE]
+        assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL)))) == [SMALL]
+        assert harness.chain.trusts == [Quorum.ONE]
 
     async def test_a_large_one_is_looked_at_again_and_only_then(self, harness) -> None:
-        assert values(await harness.tender(harness.proof(harness.pay(units=SMALL + 1)))) == [SMALL + 1]
-        assert harness.chain.trusts == [Trust.ONE, Trust.AGREED]
-        assert len(harness.meter.charged) == 1
+        assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL + 1)))) == [
+            SMALL + 1
+        ]
+        assert harness.chain.trusts == [Quorum.ONE, Quorum.AGREED]
+        assert len(harness.quota.charged) == 1
 
     async def test_a_large_one_that_nobody_confirms_is_not_refused_either(self, harness) -> None:
         harness.chain.leave_one_node(MAIN)
         tx_hash = harness.pay(units=SMALL + 1)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash))
-        assert await harness.book.find_payments(tx_hash) == ()
+            await harness.find_spendable(harness.proof(tx_hash))
+        assert await harness.ledger.find_payments(tx_hash) == ()
 
     @pytest.mark.parametrize(
         ("units", "state"), [(SMALL, PaymentState.UNFINAL), (SMALL + 1, PaymentState.FINAL)]
@@ -880,12 +899,12 @@ class TestAgreementByValue:
         """Final is never looked at again: a lie would stand for ever."""
         tx_hash = harness.pay(units=units)
         harness.chain.bury(MAIN, 30)
-        (tender,) = await harness.tender(harness.proof(tx_hash))
-        assert tender.payment.state is state
+        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
+        assert find_spendable.payment.state is state
 
     async def test_small_transfers_of_one_transaction_count_together(self, harness) -> None:
         second = Address(b"\x77" * 20)
-        shelf = harness.shelf(harness.version(), harness.version(pay_to=second, until_s=harness.now_s))
+        entry = harness.entry(harness.version(), harness.version(pay_to=second, until_s=harness.now_s))
         transfers = (
             harness.transfer(harness.caller.address, SMALL),
             harness.transfer(harness.caller.address, SMALL, second),
@@ -893,7 +912,7 @@ class TestAgreementByValue:
         tx_hash = harness.mine(*transfers)
         harness.chain.leave_one_node(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash), shelf)
+            await harness.find_spendable(harness.proof(tx_hash), entry)
 
     @pytest.mark.parametrize(
         "lie",
@@ -908,17 +927,17 @@ class TestAgreementByValue:
         harness.chain.unconfirmed[tx_hash] = lie
         harness.chain.leave_one_node(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.tender(harness.proof(tx_hash))
+            await harness.find_spendable(harness.proof(tx_hash))
         harness.chain.reconnect(MAIN)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [SMALL + 1]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
 
     async def test_what_one_node_makes_of_a_large_one_is_not_recorded(self, harness) -> None:
         """It tells of less, or of more, than the others: theirs counts."""
         tx_hash = harness.pay(units=SMALL + 1)
         harness.chain.unconfirmed[tx_hash] = lambda facts: replace(facts, logs=facts.logs * 2)
-        assert values(await harness.tender(harness.proof(tx_hash))) == [SMALL + 1]
+        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
 
 
 async def test_without_a_value_nodes_agree_on_all(harness) -> None:
-    await harness.tender(harness.proof(harness.pay()))
-    assert harness.chain.trusts == [Trust.AGREED]
+    await harness.find_spendable(harness.proof(harness.pay()))
+    assert harness.chain.trusts == [Quorum.AGREED]

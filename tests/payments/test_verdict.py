@@ -17,21 +17,21 @@ from tollway.money import UNITS_MAX, Asset
 from tollway.payments.terms import Payee
 from tollway.payments.verdict import (
     Accepted,
-    Ahead,
-    Displaced,
+    BlockInFuture,
     HeldByRestore,
+    NoLongerPays,
+    NotCanonical,
     NotThePayer,
     Pending,
-    Question,
-    Reason,
     Refused,
-    Standing,
+    StillPays,
     TooOld,
-    Verdict,
-    Void,
+    TransactionReason,
+    VerificationInput,
+    VerificationResult,
     find_movements,
-    judge,
-    judge_again,
+    recheck_payment,
+    verify_transaction,
 )
 
 CHAIN = ChainId(84532)
@@ -73,33 +73,33 @@ def facts(*logs: Log, **fields: Any) -> ChainFacts:
     return ChainFacts(**{**defaults, **fields})
 
 
-def question(**fields: Any) -> Question:
+def question(**fields: Any) -> VerificationInput:
     defaults: dict[str, Any] = {
         "rules": RULES,
         "assets": (USDC,),
         "payees": (Payee(address=P, since_s=NOW_S - 9 * DAY),),
         "now_s": NOW_S,
     }
-    return Question(**{**defaults, **fields})
+    return VerificationInput(**{**defaults, **fields})
 
 
 def pay(payer: Address, payee: Address, units: int, token: Address = TOKEN) -> Log:
     return transfer_log(token, payer, payee, units)
 
 
-def ask(given: ChainFacts, signers: Sequence[Address] = (A,), **fields: Any) -> Verdict:
-    return judge(given, question(**fields), signers, limits=DEFAULT_LIMITS)
+def ask(given: ChainFacts, signers: Sequence[Address] = (A,), **fields: Any) -> VerificationResult:
+    return verify_transaction(given, question(**fields), signers, limits=DEFAULT_LIMITS)
 
 
-def worth(verdict: Verdict) -> dict[tuple[str, Address, Address], int]:
-    assert isinstance(verdict, Accepted)
-    return {(p.asset, p.payer, p.payee): p.value_units for p in verdict.payments}
+def worth(result: VerificationResult) -> dict[tuple[str, Address, Address], int]:
+    assert isinstance(result, Accepted)
+    return {(p.asset, p.payer, p.payee): p.value_units for p in result.payments}
 
 
 def test_accepts_a_plain_transfer_and_says_what_it_is() -> None:
-    verdict = ask(facts(pay(A, P, 10_000)))
-    assert isinstance(verdict, Accepted)
-    (payment,) = verdict.payments
+    result = ask(facts(pay(A, P, 10_000)))
+    assert isinstance(result, Accepted)
+    (payment,) = result.payments
     assert (payment.chain_id, payment.tx_hash, payment.asset) == (CHAIN, b"\x77" * 32, USDC.key)
     assert (payment.payer, payment.payee, payment.value_units) == (A, P, 10_000)
     assert (payment.block_number, payment.block_hash, payment.block_time) == (100, BLOCK_HASH, NOW_S - 3_600)
@@ -108,9 +108,9 @@ def test_accepts_a_plain_transfer_and_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("finalized", "is_final"), [(99, False), (100, True), (0, False)])
 def test_a_payment_is_final_when_its_block_is(finalized: int, is_final: bool) -> None:
-    verdict = ask(facts(pay(A, P, 1), finalized_number=finalized))
-    assert isinstance(verdict, Accepted)
-    assert verdict.payments[0].is_final is is_final
+    result = ask(facts(pay(A, P, 1), finalized_number=finalized))
+    assert isinstance(result, Accepted)
+    assert result.payments[0].is_final is is_final
 
 
 TOKEN_SUMS = {
@@ -157,13 +157,13 @@ def test_assets_and_payees_are_payments_of_their_own() -> None:
         ([10**9], 1),
         ([10**9 - 1, 1], 1),  # floored once, over the sum
         ([2 * 10**9 - 1], 1),
-        ([10**9 - 1], Refused(reason=Reason.BELOW_LEDGER_UNIT)),
-        ([1], Refused(reason=Reason.BELOW_LEDGER_UNIT)),
+        ([10**9 - 1], Refused(reason=TransactionReason.BELOW_LEDGER_UNIT)),
+        ([1], Refused(reason=TransactionReason.BELOW_LEDGER_UNIT)),
     ],
 )
 def test_sums_are_floored_to_the_ledger_unit_once(base_units: list[int], expected: Any) -> None:
-    verdict = ask(facts(*(pay(A, P, units, OTHER_TOKEN) for units in base_units)), assets=(FINE,))
-    assert (worth(verdict) if isinstance(verdict, Accepted) else verdict) == (
+    result = ask(facts(*(pay(A, P, units, OTHER_TOKEN) for units in base_units)), assets=(FINE,))
+    assert (worth(result) if isinstance(result, Accepted) else result) == (
         {(FINE.key, A, P): expected} if isinstance(expected, int) else expected
     )
 
@@ -175,7 +175,7 @@ def test_sums_are_floored_to_the_ledger_unit_once(base_units: list[int], expecte
 )
 def test_refuses_what_no_balance_can_hold(logs: list[Log]) -> None:
     given = facts(*logs, head_number=10_000)
-    assert ask(given) == Refused(reason=Reason.AMOUNT_TOO_LARGE)
+    assert ask(given) == Refused(reason=TransactionReason.AMOUNT_TOO_LARGE)
 
 
 def indexed(log: Log) -> Log:
@@ -187,37 +187,43 @@ def swapped(log: Log, **fields: Any) -> Log:
     return replace(log, **fields)
 
 
-NO_PAYMENT: dict[str, tuple[Sequence[Log], Reason]] = {
-    "nothing": ([], Reason.NO_TRANSFER),
-    "another recipient": ([pay(A, Q, 10)], Reason.WRONG_RECIPIENT),
-    "another token": ([pay(A, P, 10, OTHER_TOKEN)], Reason.WRONG_TOKEN),
-    "another token to another": ([pay(A, Q, 10, OTHER_TOKEN)], Reason.WRONG_TOKEN),
-    "spoofed by a contract of the thief": ([pay(A, P, 10, X)], Reason.WRONG_TOKEN),
-    "spoofed beside a transfer to himself": ([pay(A, P, 10, X), pay(A, A, 10)], Reason.WRONG_RECIPIENT),
-    "removed": ([swapped(pay(A, P, 10), removed=True)], Reason.NO_TRANSFER),
-    "nothing moved": ([pay(A, P, 0)], Reason.NO_TRANSFER),
-    "four topics": ([indexed(pay(A, P, 10))], Reason.NO_TRANSFER),
-    "two topics": ([swapped(pay(A, P, 10), topics=pay(A, P, 10).topics[:2])], Reason.NO_TRANSFER),
-    "33 bytes": ([swapped(pay(A, P, 10), payload=bytes(32) + b"\x0a")], Reason.NO_TRANSFER),
-    "31 bytes": ([swapped(pay(A, P, 10), payload=b"\x0a" * 31)], Reason.NO_TRANSFER),
+NO_PAYMENT: dict[str, tuple[Sequence[Log], TransactionReason]] = {
+    "nothing": ([], TransactionReason.NO_TRANSFER),
+    "another recipient": ([pay(A, Q, 10)], TransactionReason.WRONG_RECIPIENT),
+    "another token": ([pay(A, P, 10, OTHER_TOKEN)], TransactionReason.WRONG_TOKEN),
+    "another token to another": ([pay(A, Q, 10, OTHER_TOKEN)], TransactionReason.WRONG_TOKEN),
+    "spoofed by a contract of the thief": ([pay(A, P, 10, X)], TransactionReason.WRONG_TOKEN),
+    "spoofed beside a transfer to himself": (
+        [pay(A, P, 10, X), pay(A, A, 10)],
+        TransactionReason.WRONG_RECIPIENT,
+    ),
+    "removed": ([swapped(pay(A, P, 10), removed=True)], TransactionReason.NO_TRANSFER),
+    "nothing moved": ([pay(A, P, 0)], TransactionReason.NO_TRANSFER),
+    "four topics": ([indexed(pay(A, P, 10))], TransactionReason.NO_TRANSFER),
+    "two topics": ([swapped(pay(A, P, 10), topics=pay(A, P, 10).topics[:2])], TransactionReason.NO_TRANSFER),
+    "33 bytes": ([swapped(pay(A, P, 10), payload=bytes(32) + b"\x0a")], TransactionReason.NO_TRANSFER),
+    "31 bytes": ([swapped(pay(A, P, 10), payload=b"\x0a" * 31)], TransactionReason.NO_TRANSFER),
     "dirty payer": (
         [swapped(pay(A, P, 10), topics=(TRANSFER_TOPIC, b"\x01" * 12 + A, bytes(12) + P))],
-        Reason.NO_TRANSFER,
+        TransactionReason.NO_TRANSFER,
     ),
     "another event": (
         [swapped(pay(A, P, 10), topics=(bytes(32), *pay(A, P, 10).topics[1:]))],
-        Reason.NO_TRANSFER,
+        TransactionReason.NO_TRANSFER,
     ),
-    "all of it back": ([pay(A, P, 10), pay(P, A, 10)], Reason.RETURNED),
-    "more than all back": ([pay(A, P, 10), pay(P, A, 11)], Reason.RETURNED),
-    "by authorisation": ([pay(A, P, 10), authorization_log(TOKEN, A)], Reason.AUTHORIZATION_TRANSFER),
+    "all of it back": ([pay(A, P, 10), pay(P, A, 10)], TransactionReason.RETURNED),
+    "more than all back": ([pay(A, P, 10), pay(P, A, 11)], TransactionReason.RETURNED),
+    "by authorisation": (
+        [pay(A, P, 10), authorization_log(TOKEN, A)],
+        TransactionReason.AUTHORIZATION_TRANSFER,
+    ),
     "by authorisation and otherwise": (
         [pay(A, P, 10), authorization_log(TOKEN, A), pay(A, P, 99)],
-        Reason.AUTHORIZATION_TRANSFER,
+        TransactionReason.AUTHORIZATION_TRANSFER,
     ),
     "by authorisation, its event first": (
         [authorization_log(TOKEN, A), pay(A, P, 10)],
-        Reason.AUTHORIZATION_TRANSFER,
+        TransactionReason.AUTHORIZATION_TRANSFER,
     ),
 }
 
@@ -229,14 +235,14 @@ def test_refuses_with_a_reason(case: str) -> None:
 
 
 def test_a_wallet_that_pays_itself_has_paid_nobody() -> None:
-    assert ask(facts(pay(P, P, 10)), [P]) == Refused(reason=Reason.RETURNED)
+    assert ask(facts(pay(P, P, 10)), [P]) == Refused(reason=TransactionReason.RETURNED)
     native = facts(sender=P, recipient=P, value=10**18)
-    assert ask(native, [P], assets=(ETH,)) == Refused(reason=Reason.RETURNED)
+    assert ask(native, [P], assets=(ETH,)) == Refused(reason=TransactionReason.RETURNED)
 
 
 def test_refuses_what_did_not_succeed_or_is_elsewhere() -> None:
-    assert ask(facts(pay(A, P, 10), succeeded=False)) == Refused(reason=Reason.TRANSACTION_FAILED)
-    assert ask(facts(pay(A, P, 10), chain_id=ChainId(1))) == Refused(reason=Reason.WRONG_CHAIN)
+    assert ask(facts(pay(A, P, 10), succeeded=False)) == Refused(reason=TransactionReason.TRANSACTION_FAILED)
+    assert ask(facts(pay(A, P, 10), chain_id=ChainId(1))) == Refused(reason=TransactionReason.WRONG_CHAIN)
 
 
 @pytest.mark.parametrize(
@@ -258,31 +264,31 @@ def test_money_from_nowhere_has_no_payer() -> None:
 
 NATIVE = {
     "exact": ({}, (A,), 5),
-    "another recipient": ({"recipient": Q}, (A,), Reason.WRONG_RECIPIENT),
-    "a contract": ({"recipient": X}, (A,), Reason.WRONG_RECIPIENT),
-    "a creation": ({"recipient": None}, (A,), Reason.WRONG_RECIPIENT),
-    "no value": ({"value": 0}, (A,), Reason.NO_TRANSFER),
-    "dust": ({"value": 10**9 - 1}, (A,), Reason.BELOW_LEDGER_UNIT),
-    "failed": ({"succeeded": False}, (A,), Reason.TRANSACTION_FAILED),
+    "another recipient": ({"recipient": Q}, (A,), TransactionReason.WRONG_RECIPIENT),
+    "a contract": ({"recipient": X}, (A,), TransactionReason.WRONG_RECIPIENT),
+    "a creation": ({"recipient": None}, (A,), TransactionReason.WRONG_RECIPIENT),
+    "no value": ({"value": 0}, (A,), TransactionReason.NO_TRANSFER),
+    "dust": ({"value": 10**9 - 1}, (A,), TransactionReason.BELOW_LEDGER_UNIT),
+    "failed": ({"succeeded": False}, (A,), TransactionReason.TRANSACTION_FAILED),
 }
 
 
 @pytest.mark.parametrize("case", NATIVE)
 def test_native_currency_counts_by_the_transaction_itself(case: str) -> None:
     fields, signers, expected = NATIVE[case]
-    verdict = ask(facts(**{"recipient": P, "value": 5 * 10**9 + 1, **fields}), signers, assets=(ETH,))
-    if isinstance(expected, Reason):
-        assert verdict == Refused(reason=expected)
+    result = ask(facts(**{"recipient": P, "value": 5 * 10**9 + 1, **fields}), signers, assets=(ETH,))
+    if isinstance(expected, TransactionReason):
+        assert result == Refused(reason=expected)
     else:
-        assert worth(verdict) == {("native", A, P): expected}
+        assert worth(result) == {("native", A, P): expected}
 
 
 def test_native_value_is_nothing_to_a_listing_sold_in_a_token() -> None:
-    assert ask(facts(recipient=P, value=10**18)) == Refused(reason=Reason.WRONG_TOKEN)
+    assert ask(facts(recipient=P, value=10**18)) == Refused(reason=TransactionReason.WRONG_TOKEN)
 
 
 def test_a_token_payment_is_nothing_to_a_listing_sold_in_native_currency() -> None:
-    assert ask(facts(pay(A, P, 10)), assets=(ETH,)) == Refused(reason=Reason.WRONG_TOKEN)
+    assert ask(facts(pay(A, P, 10)), assets=(ETH,)) == Refused(reason=TransactionReason.WRONG_TOKEN)
 
 
 def test_a_native_payer_is_the_sender_only() -> None:
@@ -302,8 +308,8 @@ DEPTH = [
 
 @pytest.mark.parametrize(("units", "head", "depth", "expected"), DEPTH)
 def test_depth_by_value(units: int, head: int, depth: int, expected: Pending | None) -> None:
-    verdict = ask(facts(pay(A, P, units), head_number=head))
-    assert verdict == expected if expected else isinstance(verdict, Accepted)
+    result = ask(facts(pay(A, P, units), head_number=head))
+    assert result == expected if expected else isinstance(result, Accepted)
     if expected:
         assert expected.confirmations == depth
 
@@ -341,12 +347,12 @@ def test_nothing_in_a_shallow_or_displaced_block_is_believed(given: ChainFacts) 
         (3 * DAY, 2 * DAY, None),
         (3 * DAY, 2 * DAY - 1, TooOld(age_s=DAY + 1)),
         (-60, 0, None),
-        (-61, 0, Ahead(seconds=61)),
+        (-61, 0, BlockInFuture(seconds=61)),
     ],
 )
 def test_first_shown_within_a_day_of_readiness(age_s: int, credit_s: int, expected: Any) -> None:
-    verdict = ask(facts(pay(A, P, 10), block_time=NOW_S - age_s), age_credit_s=credit_s)
-    assert verdict == expected if expected else isinstance(verdict, Accepted)
+    result = ask(facts(pay(A, P, 10), block_time=NOW_S - age_s), age_credit_s=credit_s)
+    assert result == expected if expected else isinstance(result, Accepted)
 
 
 def test_an_admitted_payment_may_be_old_or_from_before_a_restore() -> None:
@@ -362,15 +368,17 @@ def test_an_admitted_payment_may_be_old_or_from_before_a_restore() -> None:
     [(NOW_S - 3_600, True), (NOW_S, True), (NOW_S - 3_601, False), (None, False)],
 )
 def test_what_was_mined_before_a_restore_is_held(held_before_s: int | None, is_held: bool) -> None:
-    verdict = ask(facts(pay(A, P, 10)), held_before_s=held_before_s)
-    assert verdict == HeldByRestore() if is_held else isinstance(verdict, Accepted)
+    result = ask(facts(pay(A, P, 10)), held_before_s=held_before_s)
+    assert result == HeldByRestore() if is_held else isinstance(result, Accepted)
 
 
 @pytest.mark.parametrize(("since_s", "counts"), [(3_600, True), (3_540, True), (3_539, False), (0, False)])
 def test_not_older_than_its_payee_by_more_than_a_minute(since_s: int, counts: bool) -> None:
     payees = (Payee(address=P, since_s=NOW_S - since_s),)
-    verdict = ask(facts(pay(A, P, 10)), payees=payees)
-    assert isinstance(verdict, Accepted) if counts else verdict == Refused(reason=Reason.BEFORE_LISTING)
+    result = ask(facts(pay(A, P, 10)), payees=payees)
+    assert (
+        isinstance(result, Accepted) if counts else result == Refused(reason=TransactionReason.BEFORE_LISTING)
+    )
 
 
 def test_a_payee_that_is_too_young_does_not_spoil_the_other() -> None:
@@ -387,12 +395,12 @@ def test_a_receipt_of_thousands_of_logs_is_read_in_one_go() -> None:
     many = [
         pay(Address(n.to_bytes(20, "big")), P, 1, Address(n.to_bytes(20, "big"))) for n in range(1, 3_001)
     ]
-    assert ask(facts(*many)) == Refused(reason=Reason.WRONG_TOKEN)
+    assert ask(facts(*many)) == Refused(reason=TransactionReason.WRONG_TOKEN)
     payers = [pay(Address(n.to_bytes(20, "big")), P, 1) for n in range(1, 3_001)]
     assert len(find_movements(facts(*payers), question())) == 3_000
 
 
-# ---- What is in the books already.
+# ---- What is in the ledger already.
 
 
 def recorded(units: int = 10, **fields: Any) -> Payment:
@@ -425,8 +433,8 @@ def recorded(units: int = 10, **fields: Any) -> Payment:
     ids=["the same", "another beside", "worth less", "shallow", "old"],
 )
 def test_a_recorded_payment_stands(given: ChainFacts, units: int, is_deep: bool) -> None:
-    outcome = judge_again(given, recorded(), RULES)
-    assert isinstance(outcome, Standing)
+    outcome = recheck_payment(given, recorded(), RULES)
+    assert isinstance(outcome, StillPays)
     assert (outcome.payment.value_units, outcome.is_deep) == (units, is_deep)
     assert outcome.payment.block_number == 100
 
@@ -455,7 +463,7 @@ def test_a_recorded_payment_stands(given: ChainFacts, units: int, is_deep: bool)
     ],
 )
 def test_a_recorded_payment_is_void(given: ChainFacts) -> None:
-    assert isinstance(judge_again(given, recorded(), RULES), Void)
+    assert isinstance(recheck_payment(given, recorded(), RULES), NoLongerPays)
 
 
 @pytest.mark.parametrize(
@@ -470,8 +478,8 @@ def test_a_recorded_payment_is_void(given: ChainFacts) -> None:
     ids=["the same", "the other order", "given back beside it", "another payer beside", "worth less"],
 )
 def test_a_payment_by_authorisation_stands_by_an_authorised_transfer(given: ChainFacts, units: int) -> None:
-    outcome = judge_again(given, recorded(is_authorized=True), RULES)
-    assert isinstance(outcome, Standing)
+    outcome = recheck_payment(given, recorded(is_authorized=True), RULES)
+    assert isinstance(outcome, StillPays)
     assert outcome.payment.value_units == units
 
 
@@ -495,10 +503,10 @@ def test_a_payment_by_authorisation_stands_by_an_authorised_transfer(given: Chai
     ],
 )
 def test_a_payment_by_authorisation_stands_by_nothing_else(given: ChainFacts) -> None:
-    assert isinstance(judge_again(given, recorded(is_authorized=True), RULES), Void)
+    assert isinstance(recheck_payment(given, recorded(is_authorized=True), RULES), NoLongerPays)
 
 
 def test_a_displaced_block_or_an_unknown_asset_says_nothing() -> None:
     given = facts(pay(A, P, 10), canonical_hash=bytes(32))
-    assert judge_again(given, recorded(), RULES) == Displaced()
-    assert judge_again(facts(pay(A, P, 10)), recorded(asset="0x" + "11" * 20), RULES) == Displaced()
+    assert recheck_payment(given, recorded(), RULES) == NotCanonical()
+    assert recheck_payment(facts(pay(A, P, 10)), recorded(asset="0x" + "11" * 20), RULES) == NotCanonical()

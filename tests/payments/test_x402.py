@@ -64,7 +64,7 @@ def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
 )
 @pytest.mark.parametrize("value", ["1", None, {}])
 def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path: str, value: Any) -> None:
-    """A fault and no refusal: the authorisation is read, so that the books can be asked for it first."""
+    """A fault and no refusal: the authorisation is read, so that the ledger can be asked for it first."""
     shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
     assert shown.transfer.nonce == AuthorizationSigner().nonce
     assert shown.fault is not None

@@ -6,8 +6,8 @@ import pytest
 
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.advice import advise
-from tollway.registry.draft import Draft, open_listing, parse_draft
+from tollway.registry.advice import list_warnings
+from tollway.registry.draft import Draft, create_listing, parse_draft
 from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Listing, Operation
 
@@ -22,7 +22,7 @@ RULES = DraftRules(
     assets=ASSETS,
     main_networks=frozenset({BASE, OPTIMISM}),
     allow_private_endpoints=False,
-    judge_endpoint=lambda text: None,
+    check_endpoint=lambda text: None,
 )
 
 
@@ -30,7 +30,7 @@ def listing(price: str, currency: str = "USDC", networks: tuple[ChainId, ...] = 
     body = {"name": "x", "pricePerRequest": price, "currency": currency, "endpoint": "https://x.example.com"}
     draft = parse_draft(body, RULES, previous=None)
     assert isinstance(draft, Draft)
-    made = open_listing(draft, listing_id=ListingId("api_1"), provider=Address(20), now_ms=0)
+    made = create_listing(draft, listing_id=ListingId("api_1"), provider=Address(20), now_ms=0)
     return replace(made, networks=networks)
 
 
@@ -51,7 +51,7 @@ DEAR_OPERATION = (Operation(method="GET", path="/", price=Price.parse("5")),)
     ],
 )
 def test_warnings(subject: Listing, codes: list[str]) -> None:
-    assert [advice.code for advice in advise(subject, ASSETS)] == codes
+    assert [warnings.code for warnings in list_warnings(subject, ASSETS)] == codes
 
 
 def test_headers_that_would_not_arrive_are_named() -> None:
@@ -61,6 +61,6 @@ def test_headers_that_would_not_arrive_are_named() -> None:
         "openapi": "3.1.0",
         "paths": {"/a": {"get": {"parameters": parameters}, "post": {"parameters": parameters}}},
     }
-    (advice,) = advise(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
-    assert (advice.code, advice.pointer) == ("header_not_forwarded", "/forwardHeaders")
-    assert advice.detail.endswith("name: X-Lang, X-Tenant.")
+    (warnings,) = list_warnings(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
+    assert (warnings.code, warnings.pointer) == ("header_not_forwarded", "/forwardHeaders")
+    assert warnings.detail.endswith("name: X-Lang, X-Tenant.")

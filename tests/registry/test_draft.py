@@ -8,7 +8,7 @@ import pytest
 from tollway.errors import FieldError
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
+from tollway.registry.draft import Draft, create_listing, edit_listing, parse_draft
 from tollway.registry.draft_rules import DraftRules, EndpointFault
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 
@@ -25,7 +25,7 @@ RULES = DraftRules(
     ),
     main_networks=frozenset({MAIN, OTHER}),
     allow_private_endpoints=False,
-    judge_endpoint=lambda text: {
+    check_endpoint=lambda text: {
         "https://bad.example.com": EndpointFault(detail="is badly written", is_policy=False),
         "https://inside.example.com": EndpointFault(detail="leads inside", is_policy=True),
     }.get(text),
@@ -404,7 +404,7 @@ def test_private_endpoints_may_carry_secrets_in_the_clear() -> None:
 def published(**changes: Any) -> Listing:
     body = {**BODY, "upstreamAuth": SECRET, "openapi": {"openapi": "3.1.0"}, **changes}
     draft = replace(accepted(body), openapi_url="https://x.example.com/o.json")
-    return open_listing(draft, listing_id=ListingId("api_1"), provider=ALICE, now_ms=1_000)
+    return create_listing(draft, listing_id=ListingId("api_1"), provider=ALICE, now_ms=1_000)
 
 
 def test_absent_secret_and_document_stay_in_an_update() -> None:

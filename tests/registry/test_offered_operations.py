@@ -5,7 +5,7 @@ import pytest
 from tests.kit.listings import sample_listing
 from tollway.identifiers import Address
 from tollway.registry.listing import UpstreamAuth
-from tollway.registry.offered_operations import has_documented, is_asked_for, takes_method
+from tollway.registry.offered_operations import accepts_method, has_documented_operations, is_sent_by_caller
 from tollway.registry.openapi_document import DocumentParameter, Place
 
 PROVIDER = Address.parse("0x" + "11" * 20)
@@ -24,7 +24,7 @@ PROVIDER = Address.parse("0x" + "11" * 20)
     ],
 )
 def test_head_is_where_get_is(methods: tuple[str, ...], method: str, is_taken: bool) -> None:
-    assert takes_method(methods, method) == is_taken
+    assert accepts_method(methods, method) == is_taken
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_a_caller_is_asked_for_what_only_he_can_say(place: Place, name: str, is_
         provider=PROVIDER, upstream_auth=UpstreamAuth(location="query", name="key", value="1")
     )
     parameter = DocumentParameter(name=name, place=place, is_required=True, content={})
-    assert is_asked_for(listing, parameter) == is_asked
+    assert is_sent_by_caller(listing, parameter) == is_asked
 
 
 def test_a_document_counts_when_something_of_it_is_served() -> None:
     document = {"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}
-    assert has_documented(document, ())
-    assert has_documented(document, ("GET",))
-    assert not has_documented(document, ("POST",))
-    assert not has_documented({"openapi": "3.1.0"}, ())
-    assert not has_documented(None, ())
+    assert has_documented_operations(document, ())
+    assert has_documented_operations(document, ("GET",))
+    assert not has_documented_operations(document, ("POST",))
+    assert not has_documented_operations({"openapi": "3.1.0"}, ())
+    assert not has_documented_operations(None, ())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.registry.openapi_document import OPERATIONS_MAX, ProviderDocument, count_operations
+from tollway.registry.openapi_document import DOCUMENT_OPERATIONS_MAX, ProviderDocument, count_operations
 
 
 def document(paths: Any, **more: Any) -> ProviderDocument:
@@ -82,7 +82,7 @@ def test_a_variable_and_its_parameter_keep_one_name() -> None:
 
 def test_no_more_operations_are_read_than_a_document_may_have() -> None:
     paths: dict[str, Any] = {f"/a{number}": {"get": {}} for number in range(10_000)}
-    assert len(document(paths).operations) == OPERATIONS_MAX
+    assert len(document(paths).operations) == DOCUMENT_OPERATIONS_MAX
     assert count_operations({"paths": paths}) == 10_000
 
 

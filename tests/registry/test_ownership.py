@@ -9,10 +9,10 @@ from tollway.registry.ownership import (
     Challenge,
     Method,
     Ownership,
+    apply_check,
     find_signatures,
     is_still_of,
     make_content,
-    note_check,
 )
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -36,7 +36,7 @@ def challenge(origin: str = ORIGIN, pay_to: Address = ALICE) -> Challenge:
 def check(
     before: Ownership | None, *proved: Method, now_ms: int = 0, about: Challenge | None = None
 ) -> Ownership:
-    return note_check(before, about or challenge(), proved, now_ms=now_ms, failures_max=7)
+    return apply_check(before, about or challenge(), proved, now_ms=now_ms, failures_max=7)
 
 
 def test_what_is_put_there_is_of_one_wallet_one_origin_and_one_gateway() -> None:

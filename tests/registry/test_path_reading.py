@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tollway.registry.path_reading import loose_path, normal_path, only_of_method, pick
+from tollway.registry.path_reading import filter_by_method, find_most_specific, loose_path, normal_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ def test_a_path_has_a_normal_form_and_a_loose_one(rest: str, normal: str, loose:
 
 def test_the_most_specific_template_is_picked() -> None:
     operations = [Priced(method="GET", path=path) for path in ("/{a}/{b}", "/x/{b}", "/x/y", "/{a}/y")]
-    picked = {path: pick(operations, path) for path in ("/x/y", "/x/z", "/w/y", "/w/z", "/w")}
+    picked = {path: find_most_specific(operations, path) for path in ("/x/y", "/x/z", "/w/y", "/w/z", "/w")}
     assert [one.path if one else None for one in picked.values()] == [
         "/x/y",
         "/x/{b}",
@@ -40,10 +40,10 @@ def test_the_most_specific_template_is_picked() -> None:
         "/{a}/{b}",
         None,
     ]
-    assert pick(operations, "/X/Y", is_loose=True) == operations[2]
+    assert find_most_specific(operations, "/X/Y", is_loose=True) == operations[2]
 
 
 def test_head_is_priced_as_get() -> None:
     operations = [Priced(method="GET", path="/a"), Priced(method="POST", path="/a")]
-    assert only_of_method(operations, "HEAD") == operations[:1]
-    assert only_of_method(operations, "post") == operations[1:]
+    assert filter_by_method(operations, "HEAD") == operations[:1]
+    assert filter_by_method(operations, "post") == operations[1:]

@@ -7,7 +7,7 @@ import pytest
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Terms
-from tollway.registry.pricing import list_options, tx_options
+from tollway.registry.pricing import list_payment_options, list_transaction_options
 
 PAYEE, TOKEN, OTHER = Address(b"\xaa" * 20), Address(b"\x11" * 20), Address(b"\x22" * 20)
 A, B, C = ChainId(1), ChainId(2), ChainId(3)
@@ -34,7 +34,9 @@ def options(price: str, currency: str, *networks: ChainId) -> list[tuple[Asset, 
         since_ms=0,
         until_ms=None,
     )
-    found = tx_options(terms, Price.parse(price), assets=ASSETS, confirmations_for=lambda asset, units: 7)
+    found = list_transaction_options(
+        terms, Price.parse(price), assets=ASSETS, confirmations_for=lambda asset, units: 7
+    )
     assert all((option.rail, option.pay_to, option.confirmations) == ("tx", PAYEE, 7) for option in found)
     return [(option.asset, option.amount_base_units) for option in found]
 
@@ -80,7 +82,7 @@ def test_confirmations_are_asked_for_the_value_in_ledger_units() -> None:
         since_ms=0,
         until_ms=None,
     )
-    tx_options(terms, terms.price, assets=(SIX, EIGHTEEN), confirmations_for=confirmations_for)
+    list_transaction_options(terms, terms.price, assets=(SIX, EIGHTEEN), confirmations_for=confirmations_for)
     assert asked == [(SIX, 2 * 10**6), (EIGHTEEN, 2 * 10**9)]
 
 
@@ -107,7 +109,7 @@ def test_an_authorisation_stands_behind_each_asset_that_takes_one_and_can_be_set
         asked.append((asset, units))
         return asset == signed
 
-    found = list_options(
+    found = list_payment_options(
         terms,
         Price.parse("0.01"),
         assets=(signed, EIGHTEEN, unsettled),

@@ -8,14 +8,14 @@ import pytest
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import ListingId
 from tollway.registry.quality_keeper import (
-    ADDED_AT_ONCE,
+    ADDED_MAX,
     BATCH,
     BATCHES_MAX,
     BUSY_CALLS,
     BUSY_WAIT_MS,
-    QualityKeeper,
+    QualityRecorder,
 )
-from tollway.registry.quality_tally import FAILED, Counts, QualityTally, bucket_of, day_of
+from tollway.registry.quality_tally import FAILED, QualityCounts, QualityTally, bucket_of, day_of
 
 ONE = ListingId("api_1")
 FAST = bucket_of(10)
@@ -24,7 +24,7 @@ NOW_MS = 1_800_000_000_000
 
 @dataclass
 class Notebook:
-    """A `QualityBook` that remembers what it was asked."""
+    """A `QualityRecords` that remembers what it was asked."""
 
     calls: dict[ListingId, int] = field(default_factory=dict)
     added: list[tuple[dict[tuple[ListingId, int], int], int]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Notebook:
     is_adding: bool = True
     lots_left: int | None = None
 
-    async def add(self, counts: Counts, *, day: int) -> None:
+    async def add(self, counts: QualityCounts, *, day: int) -> None:
         if self.is_away or not self.is_adding or self.lots_left == 0:
             raise StorageUnavailable
         if self.lots_left is not None:
@@ -45,7 +45,7 @@ class Notebook:
         for (listing_id, _), count in counts.items():
             self.calls[listing_id] = self.calls.get(listing_id, 0) + count
 
-    async def sum_up(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
+    async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
         if self.is_away:
             raise StorageUnavailable
         assert len(listing_ids) <= BATCH
@@ -66,63 +66,63 @@ class Notebook:
 
 @dataclass
 class Scene:
-    book: Notebook = field(default_factory=Notebook)
+    records: Notebook = field(default_factory=Notebook)
     tally: QualityTally = field(default_factory=QualityTally)
     now_ms: int = NOW_MS
 
     def __post_init__(self) -> None:
-        self.keeper = QualityKeeper(self.book, tally=self.tally, now_ms=lambda: self.now_ms)
+        self.recorder = QualityRecorder(self.records, tally=self.tally, now_ms=lambda: self.now_ms)
 
 
 async def test_what_was_counted_is_written_once_and_summed_up() -> None:
     scene = Scene()
-    await scene.keeper.write_down()
-    assert scene.book.summed == []
-    scene.tally.note(ONE, FAST)
-    scene.tally.note(ONE, FAILED)
-    await scene.keeper.write_down()
-    await scene.keeper.write_down()
-    assert scene.book.added == [({(ONE, FAST): 1, (ONE, FAILED): 1}, day_of(NOW_MS))]
-    assert scene.book.summed == [ONE]
+    await scene.recorder.write_counts()
+    assert scene.records.summed == []
+    scene.tally.count_call(ONE, FAST)
+    scene.tally.count_call(ONE, FAILED)
+    await scene.recorder.write_counts()
+    await scene.recorder.write_counts()
+    assert scene.records.added == [({(ONE, FAST): 1, (ONE, FAILED): 1}, day_of(NOW_MS))]
+    assert scene.records.summed == [ONE]
 
 
 async def test_an_outage_loses_nothing() -> None:
-    scene = Scene(book=Notebook(is_away=True))
-    scene.tally.note(ONE, FAST)
+    scene = Scene(records=Notebook(is_away=True))
+    scene.tally.count_call(ONE, FAST)
     with pytest.raises(StorageUnavailable):
-        await scene.keeper.write_down()
-    scene.tally.note(ONE, FAST)
-    await scene.keeper.finish()
-    scene.book.is_away = False
-    await scene.keeper.write_down()
-    assert scene.book.calls == {ONE: 2}
-    assert scene.book.summed == [ONE]
+        await scene.recorder.write_counts()
+    scene.tally.count_call(ONE, FAST)
+    await scene.recorder.finish()
+    scene.records.is_away = False
+    await scene.recorder.write_counts()
+    assert scene.records.calls == {ONE: 2}
+    assert scene.records.summed == [ONE]
 
 
 async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
     scene = Scene()
-    for number in range(2 * ADDED_AT_ONCE + 1):
-        scene.tally.note(ListingId(f"api_{number:04}"), FAST)
-    scene.book.lots_left = 1
+    for number in range(2 * ADDED_MAX + 1):
+        scene.tally.count_call(ListingId(f"api_{number:04}"), FAST)
+    scene.records.lots_left = 1
     with pytest.raises(StorageUnavailable):
-        await scene.keeper.write_down()
-    assert [len(lot) for lot, _ in scene.book.added] == [ADDED_AT_ONCE]
-    scene.book.lots_left = None
-    await scene.keeper.write_down()
-    assert [len(lot) for lot, _ in scene.book.added] == [ADDED_AT_ONCE, ADDED_AT_ONCE, 1]
-    assert set(scene.book.calls.values()) == {1}
+        await scene.recorder.write_counts()
+    assert [len(batch) for batch, _ in scene.records.added] == [ADDED_MAX]
+    scene.records.lots_left = None
+    await scene.recorder.write_counts()
+    assert [len(batch) for batch, _ in scene.records.added] == [ADDED_MAX, ADDED_MAX, 1]
+    assert set(scene.records.calls.values()) == {1}
 
 
 async def test_a_sum_that_failed_is_due_again() -> None:
     scene = Scene()
-    scene.tally.note(ONE, FAST)
-    scene.book.is_adding = False
+    scene.tally.count_call(ONE, FAST)
+    scene.records.is_adding = False
     with pytest.raises(StorageUnavailable):
-        await scene.keeper.write_down()
-    assert scene.book.summed == []
-    scene.book.is_adding = True
-    await scene.keeper.write_down()
-    assert scene.book.summed == [ONE]
+        await scene.recorder.write_counts()
+    assert scene.records.summed == []
+    scene.records.is_adding = True
+    await scene.recorder.write_counts()
+    assert scene.records.summed == [ONE]
 
 
 async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> None:
@@ -130,9 +130,9 @@ async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> No
 
     async def call(count: int = 1) -> int:
         for _ in range(count):
-            scene.tally.note(ONE, FAST)
-        await scene.keeper.write_down()
-        return len(scene.book.summed)
+            scene.tally.count_call(ONE, FAST)
+        await scene.recorder.write_counts()
+        return len(scene.records.summed)
 
     assert await call(BUSY_CALLS - 1) == 1
     assert await call() == 2
@@ -142,28 +142,28 @@ async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> No
     scene.now_ms += 1
     assert await call(0) == 3  # it was due, though nobody called since
     assert await call() == 3
-    await scene.keeper.finish()
-    assert len(scene.book.summed) == 4
+    await scene.recorder.finish()
+    assert len(scene.records.summed) == 4
 
 
 async def test_many_listings_are_summed_up_in_turns() -> None:
     scene = Scene()
     listings = [ListingId(f"api_{number}") for number in range(BATCH * BATCHES_MAX + 5)]
     for listing_id in listings:
-        scene.tally.note(listing_id, FAST)
-    await scene.keeper.write_down()
-    assert scene.book.summed == listings[:-5]
-    await scene.keeper.write_down()
-    assert scene.book.summed == listings
+        scene.tally.count_call(listing_id, FAST)
+    await scene.recorder.write_counts()
+    assert scene.records.summed == listings[:-5]
+    await scene.recorder.write_counts()
+    assert scene.records.summed == listings
 
 
 async def test_outdated_sums_are_made_anew_and_old_days_forgotten(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("tollway.registry.quality_keeper.RENEW_PAUSE_S", 0)
     outdated = [ListingId(f"api_{number}") for number in range(25)]
-    scene = Scene(book=Notebook(outdated=list(outdated), old_rows=2_500))
-    await scene.keeper.renew()
-    assert scene.book.summed == outdated
-    assert (scene.book.outdated, scene.book.old_rows) == ([], 0)
-    scene.book.is_away = True
+    scene = Scene(records=Notebook(outdated=list(outdated), old_rows=2_500))
+    await scene.recorder.refresh_sums()
+    assert scene.records.summed == outdated
+    assert (scene.records.outdated, scene.records.old_rows) == ([], 0)
+    scene.records.is_away = True
     with pytest.raises(StorageUnavailable):
-        await scene.keeper.renew()  # tried again at the next turn
+        await scene.recorder.refresh_sums()  # tried again at the next turn

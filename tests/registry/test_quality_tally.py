@@ -6,7 +6,7 @@ from tollway.identifiers import ListingId
 from tollway.registry.quality_tally import (
     CALLS_MIN,
     FAILED,
-    KEYS_MAX,
+    TALLY_KEYS_MAX,
     Bucket,
     QualityTally,
     bucket_of,
@@ -74,25 +74,25 @@ def test_thirty_days_count_today_included() -> None:
 def test_a_tally_counts_until_it_is_taken() -> None:
     tally = QualityTally()
     for _ in range(3):
-        tally.note(ONE, FAST)
-    tally.note(ONE, FAILED)
-    tally.note(TWO, FAST)
-    taken = tally.take()
+        tally.count_call(ONE, FAST)
+    tally.count_call(ONE, FAILED)
+    tally.count_call(TWO, FAST)
+    taken = tally.take_counts()
     assert taken == {(ONE, FAST): 3, (ONE, FAILED): 1, (TWO, FAST): 1}
-    assert tally.take() == {}
-    tally.note(ONE, FAST)
+    assert tally.take_counts() == {}
+    tally.count_call(ONE, FAST)
     tally.give_back(taken)
-    assert tally.take() == {(ONE, FAST): 4, (ONE, FAILED): 1, (TWO, FAST): 1}
+    assert tally.take_counts() == {(ONE, FAST): 4, (ONE, FAILED): 1, (TWO, FAST): 1}
 
 
 def test_a_tally_that_nobody_takes_is_bounded() -> None:
     tally = QualityTally()
-    for number in range(KEYS_MAX + 10):
-        tally.note(ListingId(f"api_{number}"), FAST)
-    tally.note(ListingId("api_0"), FAST)
-    taken = tally.take()
-    assert (len(taken), taken[ListingId("api_0"), FAST]) == (KEYS_MAX, 2)
+    for number in range(TALLY_KEYS_MAX + 10):
+        tally.count_call(ListingId(f"api_{number}"), FAST)
+    tally.count_call(ListingId("api_0"), FAST)
+    taken = tally.take_counts()
+    assert (len(taken), taken[ListingId("api_0"), FAST]) == (TALLY_KEYS_MAX, 2)
     for number in range(5):
-        tally.note(ListingId(f"new_{number}"), FAST)
+        tally.count_call(ListingId(f"new_{number}"), FAST)
     tally.give_back(taken)
-    assert len(tally.take()) == KEYS_MAX
+    assert len(tally.take_counts()) == TALLY_KEYS_MAX

@@ -38,7 +38,7 @@ class ForgetsOpenCalls(FakeGateway):
     """A safe request is charged anew while the last one of its kind waits to run again."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
-        return await super().claim(replace(claim, is_anew=True))
+        return await super().claim(replace(claim, is_separate_call=True))
 
 
 class CoversEverything(FakeGateway):

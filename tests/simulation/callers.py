@@ -13,7 +13,7 @@ from tollway.ledger.authorization import Authorization, Cover, Dialect
 from tollway.ledger.book import Claim, Claimed, Exhausted, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
-from tollway.ledger.open_calls import CallOpen, OpenCall
+from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall
 
 
 class Callers(Scene):
@@ -128,7 +128,7 @@ class Callers(Scene):
                 self._trips.append(
                     Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
                 )
-            elif isinstance(outcome, CallOpen):
+            elif isinstance(outcome, RepeatsOpenCall):
                 await self._run_open(gateway, request, claim, outcome.call)
             elif isinstance(outcome, KeyTaken):
                 await self._run_keyed(gateway, request, outcome.call)
@@ -147,7 +147,7 @@ class Callers(Scene):
             self._laws.check_granted(
                 fact.request,
                 claim.call_id,
-                is_anew=claim.is_anew,
+                is_separate_call=claim.is_separate_call,
                 unfinal_max_units=self.unfinal_max_units,
             )
         return outcome
@@ -195,7 +195,7 @@ class Callers(Scene):
     async def _is_known(self, gateway: Any, request: Request) -> bool:
         """A known authorisation is answered from the record, or runs again under its claim."""
         assert request.authorization is not None
-        known = await gateway.find_authorized(request.authorization.key)
+        known = await gateway.find_authorized_call(request.authorization.key)
         if known is None or (known.state is CallState.RELEASED and known.transfer is None):
             return False
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
@@ -208,7 +208,7 @@ class Callers(Scene):
         is_plain = request.nonce is None
         if await self._reopen(gateway, request, waiting.call_id, waiting.epoch, is_plain=is_plain):
             return
-        outcome = await self._claim(gateway, replace(claim, is_anew=True))
+        outcome = await self._claim(gateway, replace(claim, is_separate_call=True))
         self._tell("claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id)
         if isinstance(outcome, Claimed):
             self._trips.append(Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome))
@@ -218,7 +218,7 @@ class Callers(Scene):
             return False
         try:
             (payment,) = await gateway.find_payments(TX[request.tx_name])
-            found = await gateway.find_repeat(payment.id, request.digest)
+            found = await gateway.find_open_call(payment.id, request.digest)
             if found is None or found.state is CallState.FORWARDING:
                 return False
             is_plain = request.nonce is None

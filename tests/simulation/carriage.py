@@ -10,7 +10,7 @@ from tollway.identifiers import CallId, TxHash
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Close, Closed, Finish
 from tollway.ledger.call import CallState, Delivery
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import NonceUnavailable
 
 
 class Carriage(Callers):
@@ -131,7 +131,7 @@ class Carriage(Callers):
                 outcome = await trip.gateway.settle(close, attempt=attempt, digest=None)
                 self._tell("settle", call=trip.call_id, outcome=outcome)
                 self._check("settle")
-                if not isinstance(outcome, LaneTaken):
+                if not isinstance(outcome, NonceUnavailable):
                     break
             if isinstance(outcome, Closed):
                 trip.stage, trip.attempt = "settling", attempt
@@ -139,7 +139,7 @@ class Carriage(Callers):
         except StorageUnavailable:
             self._tell("settle", call=trip.call_id, outcome="away")
             self.truth.facts[trip.call_id].dropped_epoch = trip.claimed.epoch
-        await self._set_adrift(trip)
+        await self._mark_orphaned(trip)
         self._trips.remove(trip)
 
     async def _sign(self, trip: Trip) -> SettlementAttempt:
@@ -177,10 +177,10 @@ class Carriage(Callers):
             else:
                 if self._flip(0.5):
                     await trip.gateway.keep_answer(trip.call_id, trip.request.payer, ANSWER)
-                await self._set_adrift(trip)
+                await self._mark_orphaned(trip)
         except StorageUnavailable:
             fact.dropped_epoch = trip.claimed.epoch
-            await self._set_adrift(trip)
+            await self._mark_orphaned(trip)
         self._trips.remove(trip)
 
     async def _conclude(
@@ -189,27 +189,27 @@ class Carriage(Callers):
         call_id: CallId,
         epoch: int,
         transfer: SettledTransfer | None,
-        is_adrift: bool = False,
+        is_orphaned: bool = False,
     ) -> CallState | None:
         self.machine.fate = self._fate()
         try:
             state: CallState | None = await gateway.conclude(
-                call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=self.machine.now_ms
+                call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=self.machine.now_ms
             )
         finally:
             self.machine.fate = None
             self._check("conclude")
-        self._tell("conclude", call=call_id, state=state, is_moved=transfer is not None, adrift=is_adrift)
+        self._tell("conclude", call=call_id, state=state, is_moved=transfer is not None, adrift=is_orphaned)
         if state is CallState.RELEASED and self._laws is not None:
             self._check_debts_paid_first(self.machine.rows.calls[call_id].claim.payment_id)
         return state
 
-    async def _set_adrift(self, trip: Trip) -> None:
+    async def _mark_orphaned(self, trip: Trip) -> None:
         try:
-            is_adrift = await trip.gateway.set_adrift(trip.call_id, epoch=trip.claimed.epoch)
+            is_orphaned = await trip.gateway.mark_orphaned(trip.call_id, epoch=trip.claimed.epoch)
         except StorageUnavailable:
-            is_adrift = "away"
-        self._tell("adrift", call=trip.call_id, outcome=is_adrift)
+            is_orphaned = "away"
+        self._tell("adrift", call=trip.call_id, outcome=is_orphaned)
         self._check("adrift")
 
     async def _mine(self) -> None:
@@ -251,7 +251,7 @@ class Carriage(Callers):
                 transfer = self.truth.moved.get(key)
                 is_over = now_s >= call.authorization.valid_before + EXPIRY_SLACK_S
                 if transfer is not None or is_over:
-                    await self._conclude(gateway, call.call_id, call.epoch, transfer, is_adrift=True)
+                    await self._conclude(gateway, call.call_id, call.epoch, transfer, is_orphaned=True)
                 elif call.state is CallState.SETTLING and self._flip(0.5):
                     self.truth.public.add(key)
                 else:

@@ -68,7 +68,7 @@ async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk) -> list[str]
 
 
 async def _describe(history: History) -> list[str]:
-    """Everything that the books show in the end."""
+    """Everything that the ledger show in the end."""
     gateway = history.last_gateway
     report = await gateway.audit()
     lines = [f"audit {report.payments} {report.calls} {report.wrong} {sorted(report.held_calls)}"]
@@ -80,7 +80,7 @@ async def _describe(history: History) -> list[str]:
         lines.append(f"{call_id} {_without_bytes(await gateway.find_call(call_id))}")
     for request in history.requests:
         if request.authorization is not None:
-            lines.append(str(await gateway.find_authorized(request.authorization.key)))
+            lines.append(str(await gateway.find_authorized_call(request.authorization.key)))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The fake database: the books in memory behind a machine that loses commits, answers and power, on command.
+"""The fake database: the ledger in memory behind a machine that loses commits, answers and power, on command.
 
 `FakeMachine` is the disk and its server, `FakeGateway` one gateway process over it. Who gets what is decided by the real
 twin (`tests.model.ledger`) and so by `tollway.ledger`; here is only what a process remembers and a crash forgets:
@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any
 
 from tests.model.gas import MemoryGas
-from tests.model.ledger import MemoryBook
+from tests.model.ledger import MemoryLedger
 from tests.model.rows import MemoryRows
 from tests.model.settling import Dropped
 from tests.model.stored_responses import MemoryAnswers
@@ -26,8 +26,8 @@ from tollway.ledger.authorization import (
 )
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState, Interruption, NewPayment
-from tollway.ledger.gas import LaneTaken
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.gas import NonceUnavailable
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
 
@@ -105,7 +105,7 @@ class FakeMachine:
             raise StorageUnavailable
 
 
-class FakeGateway(MemoryBook):
+class FakeGateway(MemoryLedger):
     """One gateway process: the twin, and what `storage.group_commit` remembers beside it."""
 
     def __init__(self, machine: FakeMachine, owner_id: str) -> None:
@@ -166,17 +166,17 @@ class FakeGateway(MemoryBook):
         with contextlib.suppress(StopIteration):
             super().close(close).send(None)  # it never waits
 
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        found = await super().find_repeat(payment_id, digest)
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        found = await super().find_open_call(payment_id, digest)
         if found is not None and found.call_id in self._late:
             self._write_late()
-        return await super().find_repeat(payment_id, digest)
+        return await super().find_open_call(payment_id, digest)
 
-    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        found = await super().find_authorized(key)
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        found = await super().find_authorized_call(key)
         if found is not None and found.call_id in self._late:
             self._write_late()
-        return await super().find_authorized(key)
+        return await super().find_authorized_call(key)
 
     # ---- Through the queue: claims, reopens, closes, what settles.
 
@@ -217,9 +217,9 @@ class FakeGateway(MemoryBook):
             outcome = await super().close(close)
             self._end(fate)
         except StorageUnavailable:
-            has_answer = close.after is CallState.CONSUMED and close.upstream_status is not None
+            has_stored_response = close.after is CallState.CONSUMED and close.upstream_status is not None
             # Still open: written when the database is back.
-            self._late[close.call_id] = Dropped(close.epoch, close) if has_answer else close
+            self._late[close.call_id] = Dropped(close.epoch, close) if has_stored_response else close
             raise
         self._open.discard((close.call_id, close.epoch))
         return outcome
@@ -232,7 +232,7 @@ class FakeGateway(MemoryBook):
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | LaneTaken:
+    ) -> Closed | Fenced | NonceUnavailable:
         try:
             fate = self._begin(close.call_id, flush=True)
             outcome = await super().settle(close, attempt=attempt, digest=digest)
@@ -245,25 +245,25 @@ class FakeGateway(MemoryBook):
         return outcome
 
     async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
         try:
             fate = self._begin(call_id, flush=True)
             outcome = await super().conclude(
-                call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
+                call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms
             )
             self._end(fate)
         except StorageUnavailable:
-            if not is_adrift:
+            if not is_orphaned:
                 self._late[call_id] = Dropped(epoch, None)
             raise
         self._open.discard((call_id, epoch))
         return outcome
 
-    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
         self._open.discard((call_id, epoch))
         self._machine.enter(flush=True)
-        return await super().set_adrift(call_id, epoch=epoch)
+        return await super().mark_orphaned(call_id, epoch=epoch)
 
     # ---- Transactions of their own.
 
@@ -275,7 +275,7 @@ class FakeGateway(MemoryBook):
         self._machine.enter(flush=True)
         return await super().record_payments(payments, **given)
 
-    async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+    async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
         self._machine.enter(flush=True)
         await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
 
@@ -289,13 +289,13 @@ class FakeGateway(MemoryBook):
         return moved + await super().recover(now_ms=now_ms)
 
     def _move_lost(self, call_id: CallId, now_ms: int) -> int:
-        """A call of this gateway that nobody here will close (`storage.book_store`, `_name_lost`)."""
+        """A call of this gateway that nobody here will close (`storage.book_store`, `_plan_lost_call`)."""
         call = self._rows.calls[call_id]
         if call.state is CallState.SETTLING:
             held = self._held_by(call)
-            if held is None or held.is_adrift:
+            if held is None or held.is_orphaned:
                 return 0
-            held.is_adrift, held.looked_ms = True, 0
+            held.is_orphaned, held.looked_ms = True, 0
             return 1
         if call.state is not CallState.FORWARDING:
             return 0
@@ -313,7 +313,7 @@ class FakeGateway(MemoryBook):
         return 1
 
     async def recorded(self, new: NewPayment) -> Any:
-        """That payment as the books show it, for the report."""
+        """That payment as the ledger show it, for the report."""
         found = await self.find_payments(new.tx_hash)
         return next((one for one in found if one.payer == new.payer), None)
 

@@ -2,7 +2,7 @@
 
 `play` draws a world and its steps from (seed, number) alone. Every outcome is told in order, so that two machines can be
 compared, and one history played again step by step. The gateway's part is written here in the order of
-`gateway.forward`; whatever is decided about money is decided by the books.
+`gateway.forward`; whatever is decided about money is decided by the ledger.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.simulation.misfortunes import Misfortunes
 from tests.simulation.scene import HOLD_MS, LEASE_MS, Story
 from tests.simulation.truth import Laws, Request, need
 from tollway.ledger.call import CallState
-from tollway.ledger.claims import Purse
+from tollway.ledger.claims import CreditAccount
 
 
 class History(Misfortunes):
@@ -115,4 +115,8 @@ class History(Misfortunes):
         for payer in self._payers:
             (gateway,) = self._gateways
             told = sum(debt.units for debt in await gateway.debts(payer))
-            need(told == self._laws.debt_of(Purse(CHAIN, USDC, payer, PAYEE)), "debts do not add up", payer)
+            need(
+                told == self._laws.debt_of(CreditAccount(CHAIN, USDC, payer, PAYEE)),
+                "debts do not add up",
+                payer,
+            )

@@ -14,7 +14,7 @@ from tests.simulation.scene import (
 from tests.simulation.truth import need
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState, NewPayment, PaymentState
-from tollway.ledger.claims import purse_of
+from tollway.ledger.claims import credit_account_of
 
 
 class Misfortunes(Carriage):
@@ -58,8 +58,12 @@ class Misfortunes(Carriage):
         if self._laws is None or payment_id is None:
             return
         payment = self.machine.rows.payments[payment_id]
-        if payment.state is not PaymentState.GONE and payment.rest_units > 0:
-            need(self._laws.debt_of(purse_of(payment)) == 0, "a debt outlived the money for it", payment.id)
+        if payment.state is not PaymentState.GONE and payment.remaining_units > 0:
+            need(
+                self._laws.debt_of(credit_account_of(payment)) == 0,
+                "a debt outlived the money for it",
+                payment.id,
+            )
 
     async def _leave_chain(self) -> None:
         """A reorganisation, or two lies in a row: the watcher sees a payment gone."""
@@ -93,7 +97,7 @@ class Misfortunes(Carriage):
 
     async def _relocate(self, gateway: Any, payment: Any) -> None:
         """An authorisation made its transfer in another transaction, or in none."""
-        self.truth.has_relocated = True
+        self.truth.has_moved_transfer = True
         if self._flip(0.4):
             debt_units = await gateway.mark_gone(payment.id, now_ms=self.machine.now_ms)
             self._tell("gone", id=payment.id, debt=debt_units)
@@ -102,7 +106,7 @@ class Misfortunes(Carriage):
         for call in await gateway.authorizations_in(payment.id, limit=10):
             self._block += 1
             transfer = self._transfer(f"tx{60 + int(self.random.random() * 4)}")
-            is_moved = await gateway.relocate(
+            is_moved = await gateway.move_transfer(
                 call.call_id, before=payment.tx_hash, transfer=transfer, now_ms=self.machine.now_ms
             )
             if is_moved:
@@ -129,7 +133,7 @@ class Misfortunes(Carriage):
             gateway = self._pick(self._gateways)
             if self._flip(0.5):
                 (block, *_) = await gateway.unfinal_blocks(CHAIN, after=None, limit=1)
-                await gateway.finish_block(block, is_read_only=False, now_ms=self.machine.now_ms)
+                await gateway.finish_block(block, is_checked_only=False, now_ms=self.machine.now_ms)
             elif self._flip(0.3):
                 await (gateway.free_disputed if payment.is_held else gateway.hold_disputed)([payment.id])
             else:
@@ -239,7 +243,7 @@ class Misfortunes(Carriage):
         gateway = self._pick(self._gateways)
         try:
             if self._flip(0.5):
-                await gateway.note_restored(now_ms=self.machine.now_ms)
+                await gateway.mark_restored(now_ms=self.machine.now_ms)
             else:
                 await gateway.release_held()
         except StorageUnavailable:
@@ -247,7 +251,7 @@ class Misfortunes(Carriage):
         self._check("restore")
 
     async def _cut_power(self) -> None:
-        """The machine of the books dies. Where it is the gateways' own, they die with it."""
+        """The machine of the ledger dies. Where it is the gateways' own, they die with it."""
         for gateway in [*self._gateways, *self._stalled] if self.gateways_wanted == 1 else ():
             await self._bury(gateway)
         await self.machine.cut_power(loses_all=self._flip(0.7))

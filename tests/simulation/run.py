@@ -32,7 +32,7 @@ class Tally:
 
 
 def at_once(job: Coroutine[Any, Any, T]) -> T:
-    """The books in memory never wait, so no event loop is needed; that is most of the speed."""
+    """The ledger in memory never wait, so no event loop is needed; that is most of the speed."""
     try:
         job.send(None)
     except StopIteration as end:

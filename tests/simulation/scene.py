@@ -11,7 +11,7 @@ from tollway.identifiers import Address, CallId, ListingId, TxHash, keccak256
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import NewPayment
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.limits import DEFAULT_LIMITS
 
 LIMITS = replace(DEFAULT_LIMITS, close_patience_s=0.0)  # time goes by in steps here
@@ -21,7 +21,7 @@ EXPIRY_SLACK_S = 60
 PAYERS = (Address(b"\xa1" * 20), Address(b"\xa2" * 20))
 TOKEN = Address(bytes.fromhex(USDC[2:]))
 LISTING = ListingId("api_1")
-ANSWER = StoredAnswer(status=200, headers=(), body=b"{}")
+ANSWER = StoredResponse(status=200, headers=(), body=b"{}")
 BLOCK = b"\x01" * 32
 TX = {name: TxHash(keccak256(name.encode())) for name in (f"tx{number}" for number in range(64))}
 WORDS = tuple(keccak256(b"word %d" % number) for number in range(256))

@@ -14,9 +14,9 @@ from tests.simulation.fake_books import Fate, House
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.book import Claim
-from tollway.ledger.kept_answers import StoredAnswer
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
+from tollway.ledger.kept_answers import StoredResponse
+from tollway.storage.answer_store import ResponseStore
+from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import SqliteDatabase, sqlite_module
 from tollway.storage.gas_store import GasStore
 from tollway.storage.migrate import upgrade
@@ -118,13 +118,13 @@ class SqliteMachine:
     # ---- What happens to it.
 
     async def start(self, owner_id: str) -> "SqliteGateway":
-        """The first one finds the books empty."""
+        """The first one finds the ledger empty."""
         if not self._is_begun:
             self._is_begun = True
             await self._disk.put_back(self._disk.empty)
         gateway = SqliteGateway(self, owner_id)
         self._gateways.append(gateway)
-        await gateway.book.open()
+        await gateway.ledger.open()
         return gateway
 
     async def kill(self, gateway: "SqliteGateway") -> None:
@@ -155,7 +155,7 @@ class SqliteGateway:
         house = machine.house
         self.owner_id = owner_id
         self._machine = machine
-        self.book: Any = BookStore(
+        self.ledger: Any = LedgerStore(
             machine,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=machine.clock,
@@ -166,30 +166,30 @@ class SqliteGateway:
         )
         self.gas = GasStore(machine)  # type: ignore[arg-type]  # as above
         sealer = Sealer(b"\x07" * 32, entropy=bytes)
-        self._answers = AnswerStore(machine, sealer=sealer, limits=house.limits)  # type: ignore[arg-type]
-        self._task = asyncio.get_running_loop().create_task(self.book.run())
+        self._answers = ResponseStore(machine, sealer=sealer, limits=house.limits)  # type: ignore[arg-type]
+        self._task = asyncio.get_running_loop().create_task(self.ledger.run())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method: Callable[..., Any] = getattr(self.book, name)
+        method: Callable[..., Any] = getattr(self.ledger, name)
         return method
 
     async def claim_all(self, claims: Sequence[Claim]) -> list[object]:
         """At once, so that they are decided in one batch."""
-        outcomes = await asyncio.gather(*map(self.book.claim, claims), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self.ledger.claim, claims), return_exceptions=True)
         return ["away" if isinstance(one, StorageUnavailable) else one for one in outcomes]
 
-    async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+    async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
         await self._answers.keep(call_id, payer, answer, now_ms=self._machine.now_ms)
 
     async def recover(self, *, now_ms: int) -> int:
         try:
-            moved: int = await self.book.recover(now_ms=now_ms)
+            moved: int = await self.ledger.recover(now_ms=now_ms)
         finally:
             await self.drain()  # closes that found no database are tried once more, whether it is back or not
         return moved
 
     async def drain(self) -> None:
-        batches = self.book._batches
+        batches = self.ledger._group_commit
         while batches._queue or batches._in_flight:
             await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A hundred thousand histories of the books, each with its own faults, and the laws checked after each step.
+"""A hundred thousand histories of the ledger, each with its own faults, and the laws checked after each step.
 
 `SIMULATION_SEED` chooses others. A history that fails is named with its seed, and comes again, step by step, with
 `python -m tests.simulation --seed N --history K`.
@@ -116,7 +116,15 @@ def test_histories_reach_every_state_and_every_end() -> None:
     assert {"claim", "reopen", "close", "settle", "conclude", "relocate", "gone", "power", "stall"} <= seen
     kinds = {word.partition("(")[0] for word in seen}
     assert {"Claimed", "Exhausted", "NonceUsed", "PlainEnded", "InDebt", "Unspendable"} <= kinds
-    assert {"NotFirst", "NotCovered", "KeyTaken", "CallOpen", "UnfinalLimit", "Fenced", "away"} <= kinds
+    assert {
+        "NotFirst",
+        "NotCovered",
+        "KeyTaken",
+        "RepeatsOpenCall",
+        "UnfinalLimit",
+        "Fenced",
+        "away",
+    } <= kinds
 
 
 def _told(number: int) -> list[str]:

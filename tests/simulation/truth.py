@@ -1,17 +1,17 @@
-"""What really happened in a history, whatever the books say of it: what the upstream saw, what callers were shown, what
-moved on the chain. And the laws that the books must keep in the light of it, checked after each step.
+"""What really happened in a history, whatever the ledger says of it: what the upstream saw, what callers were shown, what
+moved on the chain. And the laws that the ledger must keep in the light of it, checked after each step.
 
-It reads the rows of the books and never asks their own audit.
+It reads the rows of the ledger and never asks their own audit.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.rows import MemoryRows, purse_of_claim
+from tests.model.rows import MemoryRows, account_of_claim
 from tollway.identifiers import CallId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettledTransfer
 from tollway.ledger.call import MOVES, TAKING, CallState, PaymentState
-from tollway.ledger.claims import Purse, purse_of
+from tollway.ledger.claims import CreditAccount, credit_account_of
 
 _BEFORE: dict[str, frozenset[CallState]] = {
     "close": frozenset({CallState.FORWARDING}),
@@ -28,7 +28,7 @@ _BEFORE: dict[str, frozenset[CallState]] = {
 
 
 class LawBroken(AssertionError):
-    """The books broke a law. The message says which, and for which call or payment."""
+    """The ledger broke a law. The message says which, and for which call or payment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,7 +79,7 @@ class Truth:
     public: set[AuthorizationKey] = field(default_factory=set)
     balances: dict[Any, int] = field(default_factory=dict)
     plain_ended: set[int] = field(default_factory=set)
-    has_relocated: bool = False
+    has_moved_transfer: bool = False
 
     def note_sent(self, call_id: CallId, epoch: int, *, attempts_max: int) -> None:
         fact = self.facts[call_id]
@@ -99,7 +99,7 @@ def need(is_true: bool, law: str, what: object = "") -> None:
 
 
 class Laws:
-    """Compares the books with themselves a step ago, and with the truth."""
+    """Compares the ledger with themselves a step ago, and with the truth."""
 
     def __init__(self, rows: MemoryRows, truth: Truth, *, hold_ms: int) -> None:
         self._rows = rows
@@ -204,9 +204,9 @@ class Laws:
     # ---- At the moment of a claim.
 
     def check_granted(
-        self, request: Request, call_id: CallId, *, is_anew: bool, unfinal_max_units: int | None
+        self, request: Request, call_id: CallId, *, is_separate_call: bool, unfinal_max_units: int | None
     ) -> None:
-        """Everything that speaks against this claim, looked up in another way than the books do."""
+        """Everything that speaks against this claim, looked up in another way than the ledger do."""
         rows = self._rows
         if request.key is not None:
             self._check_key(request, call_id)
@@ -217,13 +217,13 @@ class Laws:
         payment = rows.payments[call.claim.payment_id or 0]
         need(payment.state is not PaymentState.GONE, "a gone payment was spent", call_id)
         need(not payment.is_held, "a held payment was spent", call_id)
-        need(self.debt_of(purse_of(payment)) == 0, "a debtor was served", call_id)
+        need(self.debt_of(credit_account_of(payment)) == 0, "a debtor was served", call_id)
         need(
             request.nonce is not None or payment.id not in self._truth.plain_ended,
             "a plain signature counted after its end",
             call_id,
         )
-        if request.is_safe and request.key is None and not is_anew:
+        if request.is_safe and request.key is None and not is_separate_call:
             self._check_none_waits(call_id)
         if request.nonce is not None:
             self._truth.plain_ended.add(payment.id)
@@ -293,9 +293,9 @@ class Laws:
         ]
         need(mine == [call_id], "one authorisation bought twice", call_id)
         need(key not in self._truth.moved, "an authorisation that has paid bought again", call_id)
-        purse = purse_of_claim(self._rows.calls[call_id].claim)
-        need(self.debt_of(purse) == 0, "a debtor was served", call_id)
-        if self._truth.has_relocated:
+        account = account_of_claim(self._rows.calls[call_id].claim)
+        need(self.debt_of(account) == 0, "a debtor was served", call_id)
+        if self._truth.has_moved_transfer:
             return
         open_units = sum(
             one.claim.price_units
@@ -311,9 +311,9 @@ class Laws:
             call_id,
         )
 
-    def debt_of(self, purse: Purse) -> int:
+    def debt_of(self, account: CreditAccount) -> int:
         return sum(
             call.claim.price_units - sum(call.parts.values())
             for call in self._rows.calls.values()
-            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse
+            if call.state is CallState.REORGED and account_of_claim(call.claim) == account
         )

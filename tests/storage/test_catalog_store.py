@@ -56,7 +56,7 @@ class CountingDatabase:
     async def write(self, work: Work[Any], *, flush: bool = True) -> Any:
         return await self._database.write(work, flush=flush)
 
-    def listen_address(self) -> str:
+    def describe_location(self) -> str:
         return ""
 
 
@@ -93,10 +93,10 @@ async def test_another_key_does_not_open_it(cellar: Cellar) -> None:
     await cellar.store.publish(LISTING)
     other = cellar.open_store(b"o" * 32)
     with capture_logs() as logs:
-        shelf = await other.find(LISTING.id)
-    assert shelf is not None
-    assert shelf.listing.upstream_auth == replace(AUTH, value=None)
-    assert shelf.listing == replace(LISTING, upstream_auth=replace(AUTH, value=None))
+        entry = await other.find(LISTING.id)
+    assert entry is not None
+    assert entry.listing.upstream_auth == replace(AUTH, value=None)
+    assert entry.listing == replace(LISTING, upstream_auth=replace(AUTH, value=None))
     assert [(entry["event"], entry["listing"]) for entry in logs] == [("listing_secret_lost", LISTING.id)]
     assert (await other.search(ListingQuery())).total == 1  # lists need no secret
 

@@ -223,4 +223,4 @@ async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:
 
 
 def test_an_address_tells_no_secret() -> None:
-    assert "secret" not in connect_database("postgresql://me:secret@db.example/x").listen_address()
+    assert "secret" not in connect_database("postgresql://me:secret@db.example/x").describe_location()

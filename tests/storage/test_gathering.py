@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from tollway.storage.gathering import Gathering
+from tollway.storage.gathering import BatchLoader
 
 
-class Desk:
+class Source:
     """Answers each question with itself and the number of the round, when it is let."""
 
     def __init__(self) -> None:
@@ -25,74 +25,74 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def source() -> Source:
+    return Source()
 
 
 @pytest.fixture
-def gathering(desk: Desk) -> Gathering[str, str]:
-    return Gathering(desk.answer)
+def loader(source: Source) -> BatchLoader[str, str]:
+    return BatchLoader(source.answer)
 
 
-async def start(group: asyncio.TaskGroup, gathering, questions: str) -> list[asyncio.Task[str]]:
+async def start(group: asyncio.TaskGroup, loader, questions: str) -> list[asyncio.Task[str]]:
     """As many askers; when it returns, all have asked."""
-    tasks = [group.create_task(gathering.ask(question)) for question in questions]
+    tasks = [group.create_task(loader.load(question)) for question in questions]
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_the_same_question_of_many_is_asked_once_more_at_most(desk: Desk, gathering) -> None:
+async def test_the_same_question_of_many_is_asked_once_more_at_most(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
-        tasks = await start(group, gathering, "a" * 50)
-        desk.may_answer.set()
+        tasks = await start(group, loader, "a" * 50)
+        source.may_answer.set()
     assert [task.result() for task in tasks] == ["a1", *["a2"] * 49]
-    assert desk.rounds == [("a",), ("a",)]
+    assert source.rounds == [("a",), ("a",)]
 
 
-async def test_what_waits_while_a_round_runs_is_the_next_round(desk: Desk, gathering) -> None:
+async def test_what_waits_while_a_round_runs_is_the_next_round(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
-        tasks = await start(group, gathering, "abcb")
-        desk.may_answer.set()
+        tasks = await start(group, loader, "abcb")
+        source.may_answer.set()
     assert [task.result() for task in tasks] == ["a1", "b2", "c2", "b2"]
-    assert desk.rounds == [("a",), ("b", "c")]
+    assert source.rounds == [("a",), ("b", "c")]
 
 
-async def test_nobody_hears_an_answer_older_than_their_question(desk: Desk, gathering) -> None:
+async def test_nobody_hears_an_answer_older_than_their_question(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
-        (early,) = await start(group, gathering, "a")
-        (late,) = await start(group, gathering, "a")
-        desk.may_answer.set()
+        (early,) = await start(group, loader, "a")
+        (late,) = await start(group, loader, "a")
+        source.may_answer.set()
     assert (early.result(), late.result()) == ("a1", "a2")
 
 
-async def test_a_failed_round_fails_those_who_asked_in_it(desk: Desk, gathering) -> None:
+async def test_a_failed_round_fails_those_who_asked_in_it(source: Source, loader) -> None:
     async def hear(question: str) -> str:
         try:
-            return await gathering.ask(question)
+            return await loader.load(question)
         except ConnectionError:
             return "failed"
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(hear(question)) for question in "abb"]
         await asyncio.sleep(0)
-        desk.failure = ConnectionError("away")
-        desk.may_answer.set()
+        source.failure = ConnectionError("away")
+        source.may_answer.set()
     assert [task.result() for task in tasks] == ["failed"] * 3
-    desk.failure = None
-    assert (await gathering.ask("a")).startswith("a")
+    source.failure = None
+    assert (await loader.load("a")).startswith("a")
 
 
-async def test_when_the_one_who_asks_for_all_leaves_another_one_asks(desk: Desk, gathering) -> None:
+async def test_when_the_one_who_asks_for_all_leaves_another_one_asks(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
-        first, *_ = await start(group, gathering, "a")
-        waiting = await start(group, gathering, "bb")
+        first, *_ = await start(group, loader, "a")
+        waiting = await start(group, loader, "bb")
         first.cancel()
-        while len(desk.rounds) < 2:
+        while len(source.rounds) < 2:
             await asyncio.sleep(0)
         leader, *others = waiting
         leader.cancel()
-        desk.may_answer.set()
+        source.may_answer.set()
     assert first.cancelled()
     assert leader.cancelled()
     assert [task.result() for task in others] == ["b3"]
-    assert desk.rounds == [("a",), ("b",), ("b",)]
+    assert source.rounds == [("a",), ("b",), ("b",)]

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from structlog.testing import capture_logs
 
-from tollway.storage.outage import QUIET_S, CommitInDoubt, OutageLog, is_value_refused, name_cause
+from tollway.storage.outage import LOG_INTERVAL_S, CommitInDoubt, OutageLog, is_value_refused, name_cause
 
 
 def server_error(state: str) -> DBAPIError:
@@ -83,10 +83,10 @@ def test_an_outage_is_told_once_and_its_end_once() -> None:
 
     def outage() -> None:
         for _ in range(5):
-            log.it.note_failure("write", server_error("53100"))
-            log.it.note_success("read")  # a full disk can still be read
-        log.it.note_success("write")
-        log.it.note_success("write")
+            log.it.record_failure("write", server_error("53100"))
+            log.it.record_success("read")  # a full disk can still be read
+        log.it.record_success("write")
+        log.it.record_success("write")
 
     assert told(outage) == [("storage_away", "write", "disk_full"), ("storage_back", "write", "disk_full")]
 
@@ -96,21 +96,21 @@ def test_a_new_cause_is_told_and_the_same_one_not_all_the_time() -> None:
 
     def flapping() -> None:
         for _ in range(5):
-            log.it.note_failure("write", server_error("53100"))
-            log.it.note_failure("write", server_error("25006"))
+            log.it.record_failure("write", server_error("53100"))
+            log.it.record_failure("write", server_error("25006"))
 
     assert told(flapping) == [("storage_away", "write", "disk_full"), ("storage_away", "write", "read_only")]
-    log.s += QUIET_S
+    log.s += LOG_INTERVAL_S
     assert len(told(flapping)) == 2
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01"])
 def test_a_rollback_that_is_tried_again_is_no_outage(state: str) -> None:
-    assert told(lambda: Log().it.note_failure("write", server_error(state))) == []
+    assert told(lambda: Log().it.record_failure("write", server_error(state))) == []
 
 
 def test_the_line_holds_no_statement() -> None:
     with capture_logs() as lines:
-        Log().it.note_failure("write", server_error("53100"))
+        Log().it.record_failure("write", server_error("53100"))
     assert "secret" not in str(lines)
     assert lines[0]["detail"] == "could not extend file"

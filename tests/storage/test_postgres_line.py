@@ -9,7 +9,7 @@ import pytest
 from tollway.storage import postgres_line
 from tollway.storage.database import COMMAND_TIMEOUT_S
 from tollway.storage.postgres_address import PostgresAddress
-from tollway.storage.postgres_line import DIAL_PAUSE_S, NoServer, PostgresLine
+from tollway.storage.postgres_line import RECONNECT_PAUSE_S, NoServerAvailable, PostgresConnector
 
 
 class Servers:
@@ -39,9 +39,9 @@ class Clock:
         return self.s
 
 
-def line(servers: Servers, clock: Clock | None = None) -> PostgresLine:
+def connector(servers: Servers, clock: Clock | None = None) -> PostgresConnector:
     address = PostgresAddress.parse(f"postgresql://me:secret@{','.join(servers.deeds)}/books")
-    return PostgresLine(address, connect=servers.connect, clock=clock or Clock())
+    return PostgresConnector(address, connect=servers.connect, clock=clock or Clock())
 
 
 REFUSED = ConnectionRefusedError(111, "refused")
@@ -54,21 +54,26 @@ STARTING = asyncpg.CannotConnectNowError("the database system is starting up")
 )
 async def test_takes_the_next_server_when_one_cannot_be_used(failure: Exception) -> None:
     servers = Servers(one=failure, two=None)
-    it = line(servers)
-    assert await it.dial(statement_deadline_s=1) == "two"
-    assert await it.dial(statement_deadline_s=1) == "two"
+    it = connector(servers)
+    assert await it.connect_writable(statement_deadline_s=1) == "two"
+    assert await it.connect_writable(statement_deadline_s=1) == "two"
     assert servers.dialled == ["one", "two", "two"]  # what took us last comes first
 
 
 async def test_a_server_that_says_nothing_is_left_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_line, "CONNECT_DEADLINE_S", 0.01)
-    assert await line(Servers(one=asyncio.Event(), two=None)).dial(statement_deadline_s=1) == "two"
+    assert (
+        await connector(Servers(one=asyncio.Event(), two=None)).connect_writable(statement_deadline_s=1)
+        == "two"
+    )
 
 
 async def test_names_every_server_with_its_reason_and_no_secret() -> None:
     odd = asyncpg.UndefinedFunctionError("secret")
-    with pytest.raises(NoServer) as caught:
-        await line(Servers(a=REFUSED, b=READ_ONLY, c=STARTING, d=odd)).dial(statement_deadline_s=1)
+    with pytest.raises(NoServerAvailable) as caught:
+        await connector(Servers(a=REFUSED, b=READ_ONLY, c=STARTING, d=odd)).connect_writable(
+            statement_deadline_s=1
+        )
     assert str(caught.value) == (
         "a:5432 refuses connections; b:5432 is read-only; c:5432 is starting up or shutting down; "
         "d:5432 fails with UndefinedFunctionError (42883)"
@@ -77,25 +82,25 @@ async def test_names_every_server_with_its_reason_and_no_secret() -> None:
 
 async def test_asks_for_a_server_that_takes_writes_where_there_are_several() -> None:
     servers = Servers(one=None, two=None)
-    await line(servers).dial(statement_deadline_s=4.0)
+    await connector(servers).connect_writable(statement_deadline_s=4.0)
     assert servers.options["target_session_attrs"] == "read-write"
     assert servers.options["command_timeout"] == 4.0
 
 
 async def test_no_default_of_the_server_weakens_a_commit() -> None:
     servers = Servers(one=None)
-    await line(servers).dial(statement_deadline_s=4.0)
+    await connector(servers).connect_writable(statement_deadline_s=4.0)
     assert servers.options["server_settings"]["statement_timeout"] == "0"
     assert servers.options["server_settings"]["synchronous_commit"] == "on"
     assert servers.options["server_settings"]["default_transaction_isolation"] == "read committed"
     assert servers.options["server_settings"]["lock_timeout"] == "3200ms"
-    await line(servers).dial(statement_deadline_s=None)
+    await connector(servers).connect_writable(statement_deadline_s=None)
     assert "lock_timeout" not in servers.options["server_settings"]
 
 
 async def test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks() -> None:
     servers = Servers(one=None)
-    await line(servers).dial(statement_deadline_s=COMMAND_TIMEOUT_S)
+    await connector(servers).connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
     told = servers.options["server_settings"]
     idle_ms = 1_000 * int(told["idle_in_transaction_session_timeout"].removesuffix("s"))
     assert 0 < idle_ms < int(told["lock_timeout"].removesuffix("ms"))
@@ -103,38 +108,38 @@ async def test_a_session_that_stands_still_ends_before_others_give_up_on_its_loc
 
 async def test_in_an_outage_one_dials_and_the_others_are_told_at_once() -> None:
     servers, clock = Servers(one=REFUSED), Clock()
-    it = line(servers, clock)
-    with pytest.raises(NoServer):
-        await it.dial(statement_deadline_s=1)
-    with pytest.raises(NoServer, match="refuses"):
-        await it.dial(statement_deadline_s=1)
+    it = connector(servers, clock)
+    with pytest.raises(NoServerAvailable):
+        await it.connect_writable(statement_deadline_s=1)
+    with pytest.raises(NoServerAvailable, match="refuses"):
+        await it.connect_writable(statement_deadline_s=1)
     assert servers.dialled == ["one"]
 
     servers.deeds["one"] = silent = asyncio.Event()
-    clock.s = DIAL_PAUSE_S
+    clock.s = RECONNECT_PAUSE_S
     async with asyncio.TaskGroup() as group:
-        probe = group.create_task(it.dial(statement_deadline_s=1))
+        probe = group.create_task(it.connect_writable(statement_deadline_s=1))
         while len(servers.dialled) < 2:
             await asyncio.sleep(0)
-        with pytest.raises(NoServer):
-            await it.dial(statement_deadline_s=1)
+        with pytest.raises(NoServerAvailable):
+            await it.connect_writable(statement_deadline_s=1)
         silent.set()
     assert probe.result() == "one"
-    await it.dial(statement_deadline_s=1)  # the outage is over for all
+    await it.connect_writable(statement_deadline_s=1)  # the outage is over for all
     assert servers.dialled == ["one"] * 3
 
 
 async def test_a_probe_that_is_called_off_leaves_the_way_free() -> None:
     servers, clock = Servers(one=REFUSED), Clock()
-    it = line(servers, clock)
-    with pytest.raises(NoServer):
-        await it.dial(statement_deadline_s=1)
+    it = connector(servers, clock)
+    with pytest.raises(NoServerAvailable):
+        await it.connect_writable(statement_deadline_s=1)
     servers.deeds["one"] = asyncio.Event()
-    clock.s = DIAL_PAUSE_S
+    clock.s = RECONNECT_PAUSE_S
     async with asyncio.TaskGroup() as group:
-        probe = group.create_task(it.dial(statement_deadline_s=1))
+        probe = group.create_task(it.connect_writable(statement_deadline_s=1))
         while len(servers.dialled) < 2:
             await asyncio.sleep(0)
         probe.cancel()
     servers.deeds["one"] = None
-    assert await it.dial(statement_deadline_s=1) == "one"
+    assert await it.connect_writable(statement_deadline_s=1) == "one"

@@ -9,13 +9,13 @@ import pytest
 
 from tests.kit.ledger_records import NOW_MS, new_payment
 from tollway.errors import StorageUnavailable
-from tollway.ledger.call import Recorded
+from tollway.ledger.call import RecordedTransaction
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import upgrade
-from tollway.storage.operator_notes import note_restored
-from tollway.storage.recording import Recording, find_recorded, record_each
+from tollway.storage.operator_notes import mark_restored
+from tollway.storage.recording import Recording, find_transaction, record_each
 
-UNKNOWN = Recorded(payments=(), is_admitted=False, held_before_ms=None)
+UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     await database.close()
 
 
-def recording(name: str, judged_by: Recorded | None = UNKNOWN) -> Recording:
-    return Recording((new_payment(10, name),), judged_by, NOW_MS)
+def recording(name: str, based_on: RecordedTransaction | None = UNKNOWN) -> Recording:
+    return Recording((new_payment(10, name),), based_on, NOW_MS)
 
 
 def test_the_same_transaction_is_the_same_recording_whenever_it_was_seen() -> None:
@@ -38,13 +38,13 @@ def test_the_same_transaction_is_the_same_recording_whenever_it_was_seen() -> No
 
 async def test_one_that_was_judged_too_early_takes_the_others_along(database: SqliteDatabase) -> None:
     """They are asked again; nothing of any of them is there meanwhile."""
-    await database.write(partial(note_restored, now_ms=NOW_MS))
+    await database.write(partial(mark_restored, now_ms=NOW_MS))
     known = replace(UNKNOWN, held_before_ms=NOW_MS)
     both = [recording("a", known), recording("b")]
     with pytest.raises(StorageUnavailable):
         await database.write(partial(record_each, recordings=both))
     for one in both:
         (new,) = one.payments
-        assert await database.read(partial(find_recorded, tx_hash=new.tx_hash)) == known
+        assert await database.read(partial(find_transaction, tx_hash=new.tx_hash)) == known
     recorded = await database.write(partial(record_each, recordings=[both[0], recording("c", None)]))
     assert [payments[0].value_units for payments in recorded] == [10, 10]

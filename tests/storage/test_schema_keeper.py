@@ -12,7 +12,7 @@ from tests.kit.databases import write_newer_migrations
 from tollway.errors import SettingsInvalid
 from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import schema_state, upgrade
-from tollway.storage.schema_keeper import SchemaKeeper
+from tollway.storage.schema_keeper import SchemaCheck
 
 
 class Shared:
@@ -76,47 +76,47 @@ async def test_shared_tables_are_served_from_or_refused_and_never_changed(
     database: Database, state: str, refusal: str | None, told: list[str], code: dict[str, Any]
 ) -> None:
     await bring(database, state, **code)
-    keeper = SchemaKeeper(Shared(database), **code)  # type: ignore[arg-type]  # all of it, by delegation
+    check = SchemaCheck(Shared(database), **code)  # type: ignore[arg-type]  # all of it, by delegation
     with capture_logs() as logs:
         if refusal is None:
-            await keeper.prepare()
+            await check.prepare()
         else:
             with pytest.raises(SettingsInvalid, match=refusal):
-                await keeper.prepare()
+                await check.prepare()
     assert [line["event"] for line in logs] == told
-    assert keeper.is_served is (refusal is None)
+    assert check.is_served is (refusal is None)
     assert await schema_state(database, **code) == state
 
 
 @pytest.mark.parametrize("state", ["empty", "behind", "serviceable", "current"])
 async def test_a_file_of_our_own_is_migrated(database: Database, state: str, code: dict[str, Any]) -> None:
     await bring(database, state, **code)
-    await SchemaKeeper(database, **code).prepare()
+    await SchemaCheck(database, **code).prepare()
     assert await schema_state(database, **code) == "current"
 
 
 async def test_a_file_from_before_the_baseline_is_refused_and_stays_as_it_is(database: Database) -> None:
     await bring(database, "too_old")
-    keeper = SchemaKeeper(database)
+    check = SchemaCheck(database)
     with pytest.raises(SettingsInvalid, match="older than revision 0015_unfinal_payer"):
-        await keeper.prepare()
-    assert not keeper.is_served
+        await check.prepare()
+    assert not check.is_served
     assert await schema_state(database) == "too_old"
 
 
 async def test_a_newer_file_stays_as_it_is(database: Database) -> None:
     await bring(database, "ahead")
-    await SchemaKeeper(database).prepare()
+    await SchemaCheck(database).prepare()
     assert await schema_state(database) == "ahead"
 
 
 async def test_tables_that_grow_beyond_this_code_while_it_serves_are_noticed(database: Database) -> None:
-    keeper = SchemaKeeper(database)
-    await keeper.prepare()
-    await keeper.watch()
-    assert keeper.is_served
+    check = SchemaCheck(database)
+    await check.prepare()
+    await check.watch()
+    assert check.is_served
     await bring(database, "foreign")
     with capture_logs() as logs:
-        await keeper.watch()
-    assert not keeper.is_served
+        await check.watch()
+    assert not check.is_served
     assert [(line["event"], line["state"]) for line in logs] == [("schema_not_served", "foreign")]

@@ -1,6 +1,6 @@
 """The time of the books: what a jump of one clock, of the other, or of both does to it."""
 
-from tollway.storage.shared_time import SharedTime
+from tollway.storage.shared_time import ClusterClock
 
 HOUR = 3_600_000
 
@@ -10,13 +10,13 @@ class Clocks:
 
     def __init__(self) -> None:
         self.own, self.shared, self.ticks = 50 * HOUR, 80 * HOUR, 7
-        self.time = SharedTime(own_ms=lambda: self.own, ticks_ms=lambda: self.ticks)
+        self.time = ClusterClock(own_ms=lambda: self.own, ticks_ms=lambda: self.ticks)
 
     def pass_time(self, ms: int) -> None:
         self.own, self.shared, self.ticks = self.own + ms, self.shared + ms, self.ticks + ms
 
     def renew(self) -> None:
-        self.time.note(self.shared)
+        self.time.set_shared_ms(self.shared)
 
 
 def test_before_the_first_renewal_it_is_this_gateway_s() -> None:
@@ -47,9 +47,9 @@ def test_a_jump_of_the_shared_clock_is_followed_and_known() -> None:
 
 def test_without_ticks_this_gateway_s_own_clock_carries_it_and_nothing_is_a_jump() -> None:
     clocks = Clocks()
-    time = SharedTime(own_ms=lambda: clocks.own)
-    time.note(clocks.shared)
+    time = ClusterClock(own_ms=lambda: clocks.own)
+    time.set_shared_ms(clocks.shared)
     clocks.pass_time(9_000)
     clocks.shared += HOUR
-    time.note(clocks.shared)
+    time.set_shared_ms(clocks.shared)
     assert (time.read(), time.ahead_ms) == (clocks.shared, 0)

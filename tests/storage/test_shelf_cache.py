@@ -7,14 +7,14 @@ import pytest
 from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.listing import Shelf
-from tollway.storage.shelf_cache import FRESH_MS, REFRESH_MS, ShelfCache
+from tollway.registry.listing import CatalogEntry
+from tollway.storage.shelf_cache import FRESH_MS, REFRESH_MS, ListingCache
 
 ID = ListingId("api_1")
 START = 1_000_000
 
 
-def make_shelf(listing_id: str = ID, *, revision: int = 1) -> Shelf:
+def make_shelf(listing_id: str = ID, *, revision: int = 1) -> CatalogEntry:
     listing = sample_listing(
         id=ListingId(listing_id),
         provider=Address(20),
@@ -25,11 +25,11 @@ def make_shelf(listing_id: str = ID, *, revision: int = 1) -> Shelf:
         created_ms=0,
         revision=revision,
     )
-    return Shelf(listing=listing, versions=())
+    return CatalogEntry(listing=listing, versions=())
 
 
-def filled() -> ShelfCache:
-    cache = ShelfCache()
+def filled() -> ListingCache:
+    cache = ListingCache()
     cache.keep(make_shelf(), weight=0, read_ms=START, writes=0)
     return cache
 
@@ -64,7 +64,7 @@ def test_nobody_is_served_what_has_changed_a_second_ago(look_ms: int, interval_m
             if cache.confirm(ID, revision, read_ms=began_ms, writes=0) is None:
                 cache.keep(make_shelf(revision=revision), weight=0, read_ms=began_ms, writes=0)
         found = cache.find(ID, now_ms=now_ms)
-        if isinstance(found, Shelf):
+        if isinstance(found, CatalogEntry):
             newer = changed_ms.get(found.listing.revision + 1)
             assert newer is None or now_ms - newer < FRESH_MS
         else:
@@ -79,7 +79,7 @@ def test_the_promised_second() -> None:
 def test_a_failed_look_leaves_the_next_asker_to_look() -> None:
     cache = filled()
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
-    cache.give_up(ID)
+    cache.end_check(ID)
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
 
 
@@ -120,7 +120,7 @@ def test_what_was_read_before_an_own_write_is_not_kept_after_it() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    cache = ShelfCache(entries_max=2)
+    cache = ListingCache(entries_max=2)
     for name in ("api_1", "api_2"):
         cache.keep(make_shelf(name), weight=0, read_ms=START, writes=0)
     cache.find(ListingId("api_1"), now_ms=START)
@@ -131,7 +131,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_documents_weigh() -> None:
-    cache = ShelfCache(bytes_max=100)
+    cache = ListingCache(bytes_max=100)
     for number in range(4):
         cache.keep(make_shelf(f"api_{number}"), weight=40, read_ms=START, writes=0)
     assert len(cache) == 2
@@ -143,7 +143,7 @@ def test_documents_weigh() -> None:
 
 
 def test_nothing_is_served_from_before_the_database_went_back() -> None:
-    cache = ShelfCache()
+    cache = ListingCache()
     cache.keep(make_shelf(), weight=1, read_ms=START, writes=0)
     cache.forget_all()
     assert cache.find(ID, now_ms=START) is None

@@ -87,8 +87,8 @@ async def test_all_who_stand_still_share_what_may_wait_in_the_server(
         callers = [open_caller(port) for _ in range(CALLERS)]
         try:
             assert await wait_quiet(taken) <= ALL_AHEAD_BYTES_MAX + CALLERS * FOR_EACH
-            assert 0 < gateway.calls.lines.ahead <= ALL_AHEAD_BYTES_MAX + CALLERS * 64 * KIB
+            assert 0 < gateway.calls.client_sockets.ahead <= ALL_AHEAD_BYTES_MAX + CALLERS * 64 * KIB
         finally:
             for caller in callers:
                 caller.close()
-        await until(lambda: gateway.calls.lines.ahead == 0)
+        await until(lambda: gateway.calls.client_sockets.ahead == 0)

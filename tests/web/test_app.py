@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
 from tollway.web.app import build_app
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.load_gauge import LoadShedder
 
 PUBLIC_URL = "https://gw.example.com"
 
@@ -25,12 +25,12 @@ async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["raw_path"]})
 
 
-def roomy_gauge(**changes: int) -> LoadGauge:
-    return LoadGauge(limits=Limits(**changes), clock=lambda: 0.0, read_memory_bytes=lambda: 0)
+def roomy_gauge(**changes: int) -> LoadShedder:
+    return LoadShedder(limits=Limits(**changes), clock=lambda: 0.0, read_memory_bytes=lambda: 0)
 
 
 def make_app(
-    metrics: Metrics | None = None, limits: Limits | None = None, gauge: LoadGauge | None = None
+    metrics: Metrics | None = None, limits: Limits | None = None, shedder: LoadShedder | None = None
 ) -> ASGIApp:
     router = APIRouter(prefix="/api/v2")
 
@@ -58,7 +58,7 @@ def make_app(
         limits=limits or Limits(),
         clock=lambda: next(ticks) / 1000,
         entropy=lambda size: bytes(range(size)),
-        gauge=gauge or roomy_gauge(),
+        shedder=shedder or roomy_gauge(),
         metrics=metrics,
         trusted_proxies=("10.0.0.0/8",),
     )
@@ -138,12 +138,12 @@ async def test_every_answer_carries_its_id_cors_and_the_guards(path: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "is_kept"),
+    ("given", "is_recorded"),
     [("abcdefgh", True), ("a.b-c_d1", True), ("short", False), ("a" * 65, False), ("with space", False), ("ab\tcdefgh", False)],
 )  # fmt: skip
-async def test_a_harmless_request_id_is_kept(given: str, is_kept: bool) -> None:
+async def test_a_harmless_request_id_is_kept(given: str, is_recorded: bool) -> None:
     answer = await ask("GET", "/nowhere", headers={"x-request-id": given})
-    assert (answer.headers["x-request-id"] == given) is is_kept
+    assert (answer.headers["x-request-id"] == given) is is_recorded
     assert answer.json()["requestId"] == answer.headers["x-request-id"]
 
 
@@ -216,24 +216,24 @@ async def test_a_websocket_is_closed() -> None:
 
 
 async def test_a_full_gateway_asks_to_come_back_and_still_says_how_it_is() -> None:
-    gauge = roomy_gauge(in_flight_max=2)
-    app = make_app(gauge=gauge)
-    assert gauge.enter("10.0.0.1") is None
+    shedder = roomy_gauge(in_flight_max=2)
+    app = make_app(shedder=shedder)
+    assert shedder.enter("10.0.0.1") is None
     answer = await ask("POST", "/api/v2/apis", app, content=b"x" * 1_000)
     assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
     assert answer.headers["retry-after"] == str(answer.json()["retryAfterSeconds"])
     assert answer.headers["x-request-id"] == answer.json()["requestId"]
-    assert gauge.running == 1
+    assert shedder.running == 1
     assert (await ask("GET", "/healthz", app)).status_code == 404  # not here, yet asked
-    gauge.leave("10.0.0.1")
+    shedder.leave("10.0.0.1")
     assert (await ask("GET", "/api/v2/apis", app)).status_code == 200
-    assert gauge.running == 0
+    assert shedder.running == 0
 
 
 async def test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_too() -> None:
-    gauge = roomy_gauge(in_flight_per_address_max=1)
-    app = make_app(gauge=gauge)
-    gauge.enter("127.0.0.1")
+    shedder = roomy_gauge(in_flight_per_address_max=1)
+    app = make_app(shedder=shedder)
+    shedder.enter("127.0.0.1")
     answer = await ask("GET", "/api/v2/apis", app)
     assert (answer.status_code, answer.json()["reason"]) == (503, "address")
     proxied = {"x-forwarded-for": "203.0.113.9"}
@@ -241,6 +241,6 @@ async def test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_to
 
 
 async def test_a_bug_leaves_no_place_taken() -> None:
-    gauge = roomy_gauge()
-    await ask("GET", "/api/v2/bug", make_app(gauge=gauge))
-    assert gauge.running == 0
+    shedder = roomy_gauge()
+    await ask("GET", "/api/v2/bug", make_app(shedder=shedder))
+    assert shedder.running == 0

@@ -17,8 +17,8 @@ from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation
 from tollway.web.app import build_app
-from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.bazaar_routes import BazaarServices, bazaar_router
+from tollway.web.load_gauge import LoadShedder
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
@@ -82,17 +82,17 @@ class Fair:
 @pytest.fixture
 async def fair() -> AsyncIterator[Fair]:
     catalog, limits = MemoryCatalog(), Limits()
-    desk = BazaarDesk(
+    services = BazaarServices(
         catalog=catalog, rules=RULES, is_offered=lambda *asked: fair.is_offered(*asked), public_url=PUBLIC_URL
     )
     app = build_app(
-        call_app=bazaar_router(desk),
-        routers=[bazaar_router(desk)],
+        call_app=bazaar_router(services),
+        routers=[bazaar_router(services)],
         public_url=PUBLIC_URL,
         limits=limits,
         clock=lambda: 0.0,
         entropy=bytes,
-        gauge=LoadGauge(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+        shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
         fair = Fair(client=client, catalog=catalog)

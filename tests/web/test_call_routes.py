@@ -13,10 +13,10 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, plain, say_nothing, until
 from tollway.errors import StorageUnavailable
-from tollway.gateway.exchange import BodyRefused, CallerGone
+from tollway.gateway.exchange import BodyRefused, ClientGone
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.web.body_room import BodyRoom
+from tollway.web.body_room import BodyBudget
 from tollway.web.call_routes import IncomingBody
 
 FREE = Price.parse("0")
@@ -65,7 +65,7 @@ async def test_a_method_has_32_letters_at_most(
     assert answer.status == status
     if status != 200:
         assert answer.problem["code"] == "invalid_request"
-    assert len(gateway.book._rows.calls) == rows
+    assert len(gateway.ledger._rows.calls) == rows
 
 
 async def test_an_unreadable_query_is_refused(gateway: InProcessGateway) -> None:
@@ -112,27 +112,27 @@ async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
         async with asyncio.TaskGroup() as group:
             for exchange in waiting:
                 group.create_task(gateway.run(exchange))
-            await until(lambda: gateway.gauge.bodies.taken > 1_500_000)
+            await until(lambda: gateway.shedder.bodies.reserved_bytes > 1_500_000)
             refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
             assert (refused.status, refused.problem["code"]) == (503, "overloaded")
             assert (refused.problem["reason"], refused.problem["paymentState"]) == ("bodies", "none")
             for exchange in waiting:
                 exchange.leave()
-        assert gateway.gauge.bodies.taken == 0
+        assert gateway.shedder.bodies.reserved_bytes == 0
 
 
 async def test_a_full_gateway_looks_at_no_call(gateway: InProcessGateway) -> None:
     await gateway.publish(price=FREE)
-    while gateway.gauge.enter(f"address {gateway.gauge.running}") is None:
+    while gateway.shedder.enter(f"address {gateway.shedder.running}") is None:
         pass
     refused = await gateway.ask()
     assert (refused.status, refused.problem["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"] == "2"
     assert refused.problem["paymentState"] == refused.headers["tollway-payment-state"] == "none"
     assert not gateway.upstream.arrived
-    gateway.gauge.leave("address 0")
+    gateway.shedder.leave("address 0")
     assert (await gateway.ask()).status == 200
-    gateway.gauge.leave("address 1")
+    gateway.shedder.leave("address 1")
 
 
 # ---------------------------------------------------------------------- ends
@@ -144,7 +144,7 @@ class Failing:
     def __init__(self, exc: Exception) -> None:
         self.exc = exc
 
-    async def serve(self, call: object) -> Any:
+    async def handle(self, call: object) -> Any:
         raise self.exc
 
 
@@ -178,7 +178,7 @@ async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back
     refusing = Refusing(exchange.scope, (), is_open=False)
     with pytest.raises(RuntimeError):
         await gateway.run(refusing)
-    assert gateway.dialer._in_flight == {}
+    assert gateway.http_client._in_flight == {}
 
 
 async def test_a_streamed_answer_is_flushed_before_its_first_byte(gateway: InProcessGateway) -> None:
@@ -225,7 +225,7 @@ async def test_a_writer_that_is_never_done_is_given_up() -> None:
         exchange = gateway.open()
         stalled = await gateway.run(Stalled(exchange.scope, (), is_open=False))
         assert not stalled.is_ended
-        assert gateway.dialer._in_flight == {}
+        assert gateway.http_client._in_flight == {}
 
 
 # ---------------------------------------------------------------------- the request's body
@@ -244,7 +244,7 @@ def body(
         return inbox.pop(0)
 
     bounds = replace(DEFAULT_LIMITS, **limits)
-    return IncomingBody(receive, headers, bounds, BodyRoom(bounds).open("192.0.2.1"))
+    return IncomingBody(receive, headers, bounds, BodyBudget(bounds).open("192.0.2.1"))
 
 
 def part(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
@@ -300,13 +300,13 @@ async def test_whoever_leaves_after_the_last_promised_byte_has_sent_all() -> Non
 async def test_a_disconnect_in_the_middle_is_no_end() -> None:
     incoming = body(part(b"ab"), GONE, headers=sized(3))
     assert await incoming.read_chunk() == b"ab"
-    with pytest.raises(CallerGone):
+    with pytest.raises(ClientGone):
         await incoming.read_chunk()
     assert (incoming.is_finished, incoming.is_broken) == (False, True)
 
 
 @pytest.mark.parametrize(
-    ("messages", "size", "has_left"),
+    ("messages", "size", "has_disconnected"),
     [
         ((GONE,), 0, True),
         ((part(b"ab"), GONE), 2, True),
@@ -315,12 +315,12 @@ async def test_a_disconnect_in_the_middle_is_no_end() -> None:
     ],
 )
 async def test_knows_whether_the_caller_has_left_by_now(
-    messages: tuple[Any, ...], size: int, has_left: bool
+    messages: tuple[Any, ...], size: int, has_disconnected: bool
 ) -> None:
     incoming = body(*messages, headers=sized(size))
     if size:
         await incoming.read_chunk()
-    assert await incoming.has_left() is has_left
+    assert await incoming.has_disconnected() is has_disconnected
 
 
 async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience() -> None:
@@ -381,7 +381,7 @@ async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
         await asyncio.Event().wait()
 
     bounds = replace(DEFAULT_LIMITS, body_rate_grace_s=0.02)
-    incoming = IncomingBody(receive, sized(5), bounds, BodyRoom(bounds).open("192.0.2.1"))
+    incoming = IncomingBody(receive, sized(5), bounds, BodyBudget(bounds).open("192.0.2.1"))
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(incoming.read_chunk())
         await asyncio.sleep(0)
@@ -392,4 +392,4 @@ async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
 
 async def test_knows_when_the_caller_has_left() -> None:
     incoming = body(part(b"", is_last=True), GONE)
-    await incoming.wait_gone()
+    await incoming.wait_disconnect()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.upstream import until
-from tollway.web.caller_lines import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, CallerLine, CallerLines
+from tollway.web.caller_lines import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, ClientSocket, ClientSockets
 
 LITTLE = 64 * 1024
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing here")
@@ -52,19 +52,21 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 @pytest.fixture
-def lines() -> CallerLines:
-    return CallerLines()
+def client_sockets() -> ClientSockets:
+    return ClientSockets()
 
 
-def find(lines: CallerLines, pair: Pair) -> CallerLine:
-    line = lines.find(pair.scope)
-    assert line is not None
-    return line
+def find_socket(client_sockets: ClientSockets, pair: Pair) -> ClientSocket:
+    client_socket = client_sockets.find_socket(pair.scope)
+    assert client_socket is not None
+    return client_socket
 
 
-async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(lines: CallerLines, pair: Pair) -> None:
-    find(lines, pair)
-    find(lines, pair)
+async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(
+    client_sockets: ClientSockets, pair: Pair
+) -> None:
+    find_socket(client_sockets, pair)
+    find_socket(client_sockets, pair)
     pair.server.send(b"still here")
     assert pair.caller.recv(100) == b"still here"
 
@@ -79,52 +81,54 @@ async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(lines: CallerLin
         {"client": ("127.0.0.1",), "server": ("127.0.0.1", 80)},
     ],
 )
-async def test_whoever_has_no_socket_here_has_no_line(lines: CallerLines, scope: dict[str, Any]) -> None:
-    assert lines.find(scope) is None
+async def test_whoever_has_no_socket_here_has_no_line(
+    client_sockets: ClientSockets, scope: dict[str, Any]
+) -> None:
+    assert client_sockets.find_socket(scope) is None
 
 
 async def test_a_socket_that_another_caller_has_now_is_not_taken_for_the_first_ones(
-    lines: CallerLines,
+    client_sockets: ClientSockets,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         first = Pair(listener)
         scope, number = first.scope, first.server.fileno()
-        find(lines, first)
+        find_socket(client_sockets, first)
         first.close()
         second = Pair(listener)
         assert number in (second.caller.fileno(), second.server.fileno())
-        assert lines.find(scope) is None
-        find(lines, second)
+        assert client_sockets.find_socket(scope) is None
+        find_socket(client_sockets, second)
         second.close()
 
 
-async def test_a_little_may_wait_in_the_server(lines: CallerLines, pair: Pair) -> None:
-    line = find(lines, pair)
+async def test_a_little_may_wait_in_the_server(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
     pair.fill()
     async with asyncio.timeout(5):
-        await line.wait_room(LITTLE)
+        await client_socket.wait_writable(LITTLE)
 
 
-async def test_what_the_kernel_took_is_counted_out_again(lines: CallerLines, pair: Pair) -> None:
-    line = find(lines, pair)
-    line.note_sent(AHEAD_BYTES_MAX)
-    assert lines.ahead == AHEAD_BYTES_MAX
+async def test_what_the_kernel_took_is_counted_out_again(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(AHEAD_BYTES_MAX)
+    assert client_sockets.ahead == AHEAD_BYTES_MAX
     count = 0
     while count < AHEAD_BYTES_MAX:
         count += pair.server.send(b"x" * LITTLE)
         pair.caller.recv(LITTLE)
     async with asyncio.timeout(5):
-        await line.wait_room(LITTLE)
-    assert lines.ahead == 0
+        await client_socket.wait_writable(LITTLE)
+    assert client_sockets.ahead == 0
 
 
 async def test_no_more_is_given_for_a_caller_who_stands_still_until_he_reads(
-    lines: CallerLines, pair: Pair
+    client_sockets: ClientSockets, pair: Pair
 ) -> None:
-    line = find(lines, pair)
-    line.note_sent(pair.fill() + AHEAD_BYTES_MAX)  # the kernel is full, and the server has more
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)  # the kernel is full, and the server has more
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        waiting = group.create_task(line.wait_room(LITTLE))
+        waiting = group.create_task(client_socket.wait_writable(LITTLE))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -133,35 +137,37 @@ async def test_no_more_is_given_for_a_caller_who_stands_still_until_he_reads(
             with contextlib.suppress(BlockingIOError):
                 pair.caller.recv(LITTLE)
             await asyncio.sleep(0.001)
-    line.close()
-    assert lines.ahead == 0
+    client_socket.close()
+    assert client_sockets.ahead == 0
 
 
-async def test_nobody_waits_for_a_caller_who_has_left(lines: CallerLines, pair: Pair) -> None:
-    line = find(lines, pair)
-    line.note_sent(pair.fill() + AHEAD_BYTES_MAX)
+async def test_nobody_waits_for_a_caller_who_has_left(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        waiting = group.create_task(line.wait_room(LITTLE))
+        waiting = group.create_task(client_socket.wait_writable(LITTLE))
         await asyncio.sleep(0)
         assert not waiting.done()
-        line.release()
+        client_socket.release()
 
 
-async def test_nobody_waits_on_a_line_that_is_gone(lines: CallerLines, pair: Pair) -> None:
-    line = find(lines, pair)
-    line.note_sent(pair.fill() + AHEAD_BYTES_MAX)
+async def test_nobody_waits_on_a_line_that_is_gone(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
     pair.close()
     async with asyncio.timeout(5):
-        await line.wait_room(LITTLE)
+        await client_socket.wait_writable(LITTLE)
 
 
-async def test_those_who_stand_still_never_have_all_of_what_may_wait(lines: CallerLines) -> None:
+async def test_those_who_stand_still_never_have_all_of_what_may_wait(client_sockets: ClientSockets) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pairs = [Pair(listener) for _ in range(60)]
         for pair in pairs:
-            line = find(lines, pair)
-            line.note_sent(max(0, lines.find_most(0)))
-            assert lines.ahead <= ALL_AHEAD_BYTES_MAX
+            client_socket = find_socket(client_sockets, pair)
+            client_socket.add_sent(max(0, client_sockets.limit_ahead(0)))
+            assert client_sockets.ahead <= ALL_AHEAD_BYTES_MAX
             pair.close()
-    assert 0 < lines.find_most(0) < LITTLE  # whoever comes now is given what the kernel takes, and no more
-    await until(lambda: lines.ahead > ALL_AHEAD_BYTES_MAX * 3 // 4)
+    assert (
+        0 < client_sockets.limit_ahead(0) < LITTLE
+    )  # whoever comes now is given what the kernel takes, and no more
+    await until(lambda: client_sockets.ahead > ALL_AHEAD_BYTES_MAX * 3 // 4)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from tollway.web.catalog_turns import CatalogTurns
+from tollway.web.catalog_turns import CatalogReadLimit
 
 LIST = "/api/v2/apis"
 
@@ -32,7 +32,7 @@ class Desk:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def ask(turns: CatalogTurns, path: str = LIST, method: str = "GET") -> list[Message]:
+async def ask(turns: CatalogReadLimit, path: str = LIST, method: str = "GET") -> list[Message]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -55,7 +55,7 @@ async def settle() -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> None:
     desk = Desk()
-    turns = CatalogTurns(desk, at_once=2)
+    turns = CatalogReadLimit(desk, at_once=2)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(turns, path, method)) for _ in range(5)]
         await settle()
@@ -68,7 +68,7 @@ async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> No
 async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
     desk = Desk()
     desk.finish.set()
-    turns = CatalogTurns(desk, at_once=1)
+    turns = CatalogReadLimit(desk, at_once=1)
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(ask(turns))
@@ -89,7 +89,7 @@ async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
 )
 async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
     desk = Desk()
-    turns = CatalogTurns(desk, at_once=1)
+    turns = CatalogReadLimit(desk, at_once=1)
     async with asyncio.TaskGroup() as group:
         group.create_task(ask(turns))
         await settle()
@@ -103,7 +103,7 @@ async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
 async def test_a_read_that_fails_and_one_that_is_given_up_leave_their_turns_to_the_next() -> None:
     desk = Desk()
     desk.fails = True
-    turns = CatalogTurns(desk, at_once=1)
+    turns = CatalogReadLimit(desk, at_once=1)
     async with asyncio.TaskGroup() as group:
         gone = group.create_task(ask(turns))
         await settle()

@@ -33,7 +33,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         try:
             yield gateway
         finally:
-            await gateway.dialer.close()
+            await gateway.http_client.close()
 
 
 def check_open_to_all(answer: Exchange, name: object) -> None:

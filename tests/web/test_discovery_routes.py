@@ -16,14 +16,14 @@ from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
-from tollway.registry.standing import Quality, Standing
+from tollway.registry.standing import Quality, Reputation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 from tollway.web.app import build_app
-from tollway.web.bazaar_routes import BazaarDesk
-from tollway.web.discovery_routes import DocumentDesk, discovery_router
-from tollway.web.document_memory import FRESH_MS
-from tollway.web.listing_wire import ListingShape
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.bazaar_routes import BazaarServices
+from tollway.web.discovery_routes import DocumentServices, discovery_router
+from tollway.web.document_memory import CACHE_MS
+from tollway.web.listing_wire import ListingEncoder
+from tollway.web.load_gauge import LoadShedder
 
 BASE = ChainId(8453)
 PUBLIC_URL = "https://gw.example.com"
@@ -66,10 +66,10 @@ class Library:
         return await self.client.get(f"{API}/{document}", headers=headers)
 
     async def edit(self, **changes: Any) -> None:
-        shelf = await self.catalog.find(QUOTES.id)
-        assert shelf is not None
-        edited: Listing = replace(shelf.listing, **changes)
-        await self.catalog.revise(edited, expected_revision=shelf.listing.revision)
+        entry = await self.catalog.find(QUOTES.id)
+        assert entry is not None
+        edited: Listing = replace(entry.listing, **changes)
+        await self.catalog.revise(edited, expected_revision=entry.listing.revision)
 
 
 async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,15 +87,15 @@ async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
             library.asked.append(units)
             return library.settles
 
-        desk = DocumentDesk(
+        services = DocumentServices(
             catalog=catalog,
-            shape=ListingShape(
+            encoder=ListingEncoder(
                 public_url=PUBLIC_URL,
                 assets=(USDC,),
                 confirmations_for=lambda asset, units: 1,
                 is_offered=is_offered,
             ),
-            bazaar=BazaarDesk(catalog=catalog, rules=RULES, is_offered=is_offered, public_url=PUBLIC_URL),
+            bazaar=BazaarServices(catalog=catalog, rules=RULES, is_offered=is_offered, public_url=PUBLIC_URL),
             limits=Limits(),
             is_mpp_offered=lambda asset, units, listing_id: library.mpp and library.settles,
             is_bound_required=False,
@@ -103,12 +103,12 @@ async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
         )
         app = build_app(
             call_app=no_calls,
-            routers=[discovery_router(replace(desk, **overrides))],
+            routers=[discovery_router(replace(services, **overrides))],
             public_url=PUBLIC_URL,
             limits=Limits(),
             clock=lambda: 0.0,
             entropy=lambda size: bytes(size),
-            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         client._transport = httpx.ASGITransport(app=app)
         await catalog.publish(QUOTES)
@@ -175,7 +175,7 @@ async def test_neither_the_endpoint_nor_its_secret_is_told(library: Library, doc
 
 async def test_what_is_known_of_a_listing_is_told(library: Library) -> None:
     quality = Quality(calls=40, success_ppm=1_000_000, p50_ms=9, p95_ms=20)
-    library.catalog.standings[QUOTES.id] = Standing(quality=quality, verified_ms=1_795_239_000_000)
+    library.catalog.standings[QUOTES.id] = Reputation(quality=quality, verified_ms=1_795_239_000_000)
     told = (await library.get("discovery")).json()
     assert (told["verified"], told["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
     assert told["quality"]["calls30d"] == 40
@@ -277,7 +277,7 @@ async def test_what_was_written_is_shown_again_for_some_seconds(library: Library
     await library.get("agent")
     library.settles = False
     assert len((await library.get("agent")).json()["payment"]["options"]) == 2
-    library.ticks_ms += FRESH_MS
+    library.ticks_ms += CACHE_MS
     assert len((await library.get("agent")).json()["payment"]["options"]) == 1
 
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 
 from tollway.errors import Code
 from tollway.web.health_routes import health_router
-from tollway.web.problem_pages import PAGES
-from tollway.web.problems import KINDS, install_handlers
+from tollway.web.problem_pages import PROBLEM_PAGES
+from tollway.web.problems import PROBLEM_KINDS, install_handlers
 
 
 async def ask(path: str, checks: Mapping[str, bool] | None = None) -> httpx.Response:
@@ -50,12 +50,12 @@ async def test_the_type_of_every_problem_resolves_to_a_page(code: Code) -> None:
     answer = await ask("/problems/" + code.value.replace("_", "-"))
     assert answer.status_code == 200
     assert code.value in answer.text
-    assert str(KINDS[code].status) in answer.text
+    assert str(PROBLEM_KINDS[code].status) in answer.text
 
 
 def test_every_code_is_explained() -> None:
-    assert set(PAGES) == set(Code)
-    assert all(page.meaning.endswith(".") and page.remedy.endswith(".") for page in PAGES.values())
+    assert set(PROBLEM_PAGES) == set(Code)
+    assert all(page.meaning.endswith(".") and page.remedy.endswith(".") for page in PROBLEM_PAGES.values())
 
 
 @pytest.mark.parametrize("name", ["nothing", "api_not_found", "<script>"])

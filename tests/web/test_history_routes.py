@@ -11,10 +11,24 @@ from fastapi import FastAPI, Request
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.identity.authenticator import Identity
-from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail, Recorded
+from tollway.ledger.call import (
+    CallRecord,
+    CallState,
+    Delivery,
+    Payment,
+    PaymentState,
+    Rail,
+    RecordedTransaction,
+)
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.money import Asset
-from tollway.web.history_routes import Sighting, call_json, call_status, history_router, x402_history_router
+from tollway.web.history_routes import (
+    TransactionStatus,
+    call_json,
+    call_status,
+    history_router,
+    x402_history_router,
+)
 from tollway.web.problems import install_handlers
 from tollway.web.wire import format_time
 
@@ -92,8 +106,8 @@ class Shelves:
         self.unknown: tuple[CallId, ...] = ()
         self.held_before_ms: int | None = None
 
-    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
-        return Recorded(payments=(), is_admitted=False, held_before_ms=self.held_before_ms)
+    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
+        return RecordedTransaction(payments=(), is_admitted=False, held_before_ms=self.held_before_ms)
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
         self.asked.append(query)
@@ -130,7 +144,7 @@ async def ask(
     wallet: Address | None = PAYER,
     method: str = "GET",
     body: bytes | None = None,
-    sighting: Sighting | None = None,
+    transaction_status: TransactionStatus | None = None,
     assets: Sequence[Asset] = (USDC, ETHER),
     base: str = "/api/v2",
 ) -> httpx.Response:
@@ -139,12 +153,12 @@ async def ask(
             raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
         return Identity(address=wallet, method="session", chain_id=None)
 
-    async def lookup(tx_hash: TxHash, payer: Address) -> Sighting | None:
-        return sighting
+    async def lookup(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
+        return transaction_status
 
     router = history_router(
-        statement=shelves,
-        book=shelves,  # type: ignore[arg-type]  # only `resolve` is asked here
+        call_history=shelves,
+        ledger=shelves,  # type: ignore[arg-type]  # only `resolve` is asked here
         wallet=authenticate,
         lookup=lookup,
         find_asset=lambda chain_id, key: next(
@@ -153,7 +167,7 @@ async def ask(
         now_ms=lambda: NOW_MS,
     )
     x402_router = x402_history_router(
-        statement=shelves,
+        call_history=shelves,
         wallet=authenticate,
         find_asset=lambda chain_id, key: USDC,
         now_ms=lambda: NOW_MS,
@@ -439,18 +453,22 @@ async def test_a_payment_in_a_forgotten_asset_has_no_amount() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sighting", "state", "network"),
+    ("transaction_status", "state", "network"),
     [
-        (Sighting(state="unseen"), "unseen", None),
-        (Sighting(state="pending", chain_id=CHAIN), "pending", "eip155:84532"),
-        (Sighting(state="refused", reason="failed", chain_id=CHAIN), "refused", "eip155:84532"),
+        (TransactionStatus(state="unseen"), "unseen", None),
+        (TransactionStatus(state="pending", chain_id=CHAIN), "pending", "eip155:84532"),
+        (TransactionStatus(state="refused", reason="failed", chain_id=CHAIN), "refused", "eip155:84532"),
     ],
 )
 async def test_a_payment_that_the_books_do_not_know_is_looked_up(
-    sighting: Sighting, state: str, network: str | None
+    transaction_status: TransactionStatus, state: str, network: str | None
 ) -> None:
-    answer = (await ask(Shelves(), f"/payments/{TX}", sighting=sighting)).json()
-    assert (answer["state"], answer["network"], answer["reason"]) == (state, network, sighting.reason)
+    answer = (await ask(Shelves(), f"/payments/{TX}", transaction_status=transaction_status)).json()
+    assert (answer["state"], answer["network"], answer["reason"]) == (
+        state,
+        network,
+        transaction_status.reason,
+    )
     assert answer["calls"] == []
 
 

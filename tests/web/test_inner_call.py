@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.kit.mcp import visit
+from tests.kit.mcp import mcp_request
 from tollway.discovery.tool_request import ToolRequest
 from tollway.errors import Refusal
 from tollway.identifiers import ListingId
-from tollway.web.inner_call import Visit, make_inner_call
+from tollway.web.inner_call import McpRequest, make_internal_call
 
 API = ListingId("api_1")
 
@@ -48,16 +48,16 @@ def piece(body: bytes, *, more: bool = False) -> dict[str, Any]:
 async def make(
     door: Any,
     request: ToolRequest | None = None,
-    at: Visit | None = None,
+    at: McpRequest | None = None,
     bytes_max: int = 100,
     **controls: str,
 ) -> Any:
-    return await make_inner_call(
+    return await make_internal_call(
         door,
         API,
         request or ToolRequest(method="GET", rest="/v1", query="a=1"),
         controls=controls.items(),
-        visit=at or visit(),
+        mcp_request=at or mcp_request(),
         bytes_max=bytes_max,
     )
 
@@ -67,7 +67,7 @@ async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
     sent = ToolRequest(
         method="POST", rest="/v1/a%2Fb", query="a=1", headers=(("Content-Type", "text/csv"),), body=b"x;y"
     )
-    await make(door, sent, visit(("host", "gw.example.com")))
+    await make(door, sent, mcp_request(("host", "gw.example.com")))
     scope = door.scope
     assert (scope["method"], scope["raw_path"]) == ("POST", b"/api/v2/gateway/api_1/v1/a%2Fb")
     assert scope["query_string"] == b"a=1"
@@ -83,7 +83,7 @@ async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
 
 async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_the_outer_request() -> None:
     door = Door(start(), piece(b""))
-    outer = visit(
+    outer = mcp_request(
         ("user-agent", "agent/1"),
         ("traceparent", "00-aa-bb-01"),
         ("cdn-loop", "other.example"),
@@ -123,7 +123,7 @@ async def test_an_argument_never_becomes_a_header_that_the_gateway_obeys(name: s
 async def test_an_argument_comes_before_what_the_outer_request_says() -> None:
     door = Door(start(), piece(b""))
     sent = ToolRequest(method="GET", rest="", headers=(("Accept-Language", "de"), ("Accept", "text/csv")))
-    await make(door, sent, visit(("accept-language", "en")))
+    await make(door, sent, mcp_request(("accept-language", "en")))
     assert (door.headers["accept-language"], door.headers["accept"]) == ("de", "text/csv")
 
 
@@ -182,12 +182,12 @@ async def test_the_outer_callers_leaving_is_the_inner_ones() -> None:
         left.set()
         await send(start())
 
-    here = visit()
+    here = mcp_request()
     async with asyncio.TaskGroup() as group, asyncio.timeout(5):
         group.create_task(make(waiting, at=here))
         await asyncio.sleep(0)
         assert not left.is_set()
-        here.over.set()
+        here.disconnected.set()
         await left.wait()
 
 

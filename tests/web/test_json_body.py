@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tollway.errors import Code, Refusal
-from tollway.web.json_body import UNKNOWN_MAX, VALUES_MAX, find_unknown, parse_json_object
+from tollway.web.json_body import UNKNOWN_NAMED_MAX, VALUES_MAX, find_unknown_members, parse_json_object
 
 UNPARSABLE = {
     "empty": b"",
@@ -96,8 +96,8 @@ def test_a_flood_of_small_values_reaches_no_parser(value: bytes) -> None:
 
 def test_members_that_nobody_knows_are_told_up_to_a_few() -> None:
     many = {"known": 1, **{f"a/{number}~" + "x" * 100: 0 for number in range(10_000)}}
-    errors = find_unknown(many, ("known",))
-    assert len(errors) == UNKNOWN_MAX
+    errors = find_unknown_members(many, ("known",))
+    assert len(errors) == UNKNOWN_NAMED_MAX
     assert errors[0].code == "unknown"
     assert errors[0].pointer == "/a~10~0" + "x" * 60
-    assert find_unknown({"known": 1}, ("known",)) == ()
+    assert find_unknown_members({"known": 1}, ("known",)) == ()

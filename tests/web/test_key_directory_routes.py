@@ -10,7 +10,12 @@ from fastapi import FastAPI
 from tollway.client.key_directory import PATH as READ_PATH
 from tollway.client.key_directory import read_directory
 from tollway.gateway.upstream_signature import DIRECTORY_VALID_S, SigningKey, UpstreamSigner
-from tollway.web.key_directory_routes import CACHE_S, MEDIA_TYPE, PATH, key_directory_router
+from tollway.web.key_directory_routes import (
+    KEY_DIRECTORY_CACHE_S,
+    KEY_DIRECTORY_PATH,
+    KEY_DIRECTORY_TYPE,
+    key_directory_router,
+)
 
 SECRETS = [b"\x01" * 32, b"\x02" * 32]
 NOW_S = 1_800_000_000
@@ -27,13 +32,13 @@ async def read() -> httpx.Response:
     app.include_router(router)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
-        return await client.get(PATH, headers={"Host": "evil.test"})
+        return await client.get(KEY_DIRECTORY_PATH, headers={"Host": "evil.test"})
 
 
 async def test_all_keys_are_told_the_one_in_use_first_and_nothing_else() -> None:
     answer = await read()
-    assert PATH == READ_PATH == "/.well-known/http-message-signatures-directory"
-    assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA_TYPE)
+    assert KEY_DIRECTORY_PATH == READ_PATH == "/.well-known/http-message-signatures-directory"
+    assert (answer.status_code, answer.headers["content-type"]) == (200, KEY_DIRECTORY_TYPE)
     keys = answer.json()["keys"]
     assert [key["kid"] for key in keys] == [SigningKey.derive(secret).keyid for secret in SECRETS]
     assert all(key.keys() == {"kty", "crv", "x", "kid", "use", "alg"} for key in keys)
@@ -56,5 +61,5 @@ async def test_each_key_signs_the_answer_for_the_configured_name() -> None:
 
 async def test_it_may_be_kept_for_less_long_than_its_signatures_hold() -> None:
     answer = await read()
-    assert answer.headers["cache-control"] == f"public, max-age={CACHE_S}"
-    assert CACHE_S < DIRECTORY_VALID_S
+    assert answer.headers["cache-control"] == f"public, max-age={KEY_DIRECTORY_CACHE_S}"
+    assert KEY_DIRECTORY_CACHE_S < DIRECTORY_VALID_S

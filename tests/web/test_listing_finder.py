@@ -8,7 +8,7 @@ from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import Code, Refusal
 from tollway.identifiers import Address, ListingId
-from tollway.web.listing_finder import find_listing, find_shown_listing
+from tollway.web.listing_finder import find_listing, find_public_listing
 
 LISTING = sample_listing(provider=Address(b"\xaa" * 20))
 
@@ -21,12 +21,12 @@ def catalog() -> MemoryCatalog:
 async def test_one_that_is_there_is_found(catalog: MemoryCatalog) -> None:
     await catalog.publish(LISTING)
     assert await find_listing(catalog, LISTING.id) == LISTING
-    assert await find_shown_listing(catalog, LISTING.id) == LISTING
+    assert await find_public_listing(catalog, LISTING.id) == LISTING
 
 
 async def test_an_unknown_one_is_refused(catalog: MemoryCatalog) -> None:
     with pytest.raises(Refusal) as refused:
-        await find_shown_listing(catalog, ListingId("api_none"))
+        await find_public_listing(catalog, ListingId("api_none"))
     assert refused.value.problem.code is Code.API_NOT_FOUND
 
 
@@ -42,5 +42,5 @@ async def test_a_suspended_one_is_shown_to_nobody_and_stays_its_providers(catalo
     await catalog.publish(suspended)
     assert await find_listing(catalog, LISTING.id) == suspended
     with pytest.raises(Refusal) as refused:
-        await find_shown_listing(catalog, LISTING.id)
+        await find_public_listing(catalog, LISTING.id)
     assert (refused.value.problem.code, refused.value.problem.reason) == (Code.API_PAUSED, "suspended")

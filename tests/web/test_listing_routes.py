@@ -16,17 +16,17 @@ from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 from tollway.registry.catalog import Revised
 from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Listing, UpstreamAuth
-from tollway.registry.standing import Quality, Standing
+from tollway.registry.standing import Quality, Reputation
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
-from tollway.web.creation_desk import CreationDesk
-from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
-from tollway.web.listing_wire import ListingShape
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.creation_desk import IdempotentCreate
+from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
+from tollway.web.listing_wire import ListingEncoder
+from tollway.web.load_gauge import LoadShedder
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
@@ -91,9 +91,9 @@ class Door:
         return created
 
     async def stored(self, listing_id: str) -> Listing:
-        shelf = await self.catalog.find(ListingId(listing_id))
-        assert shelf is not None
-        return shelf.listing
+        entry = await self.catalog.find(ListingId(listing_id))
+        assert entry is not None
+        return entry.listing
 
 
 async def authenticate(request: Request) -> Wallet:
@@ -115,7 +115,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
         door = Door(client=client, catalog=catalog)
 
-        async def probe(endpoint: Endpoint) -> None:
+        async def check_endpoint(endpoint: Endpoint) -> None:
             door.probed.append(endpoint.href)
             if door.on_probe is not None:
                 await door.on_probe(endpoint)
@@ -132,39 +132,39 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             return endpoint.host in door.open_hosts
 
         numbers = iter(range(10_000))
-        desk = ListingDesk(
+        services = ListingServices(
             catalog=catalog,
             rules=DraftRules(
                 assets=ASSETS,
                 main_networks=frozenset({BASE, OPTIMISM}),
                 allow_private_endpoints=False,
-                judge_endpoint=endpoint_judge(allow_private=False),
+                check_endpoint=make_endpoint_check(allow_private=False),
             ),
-            shape=ListingShape(
+            encoder=ListingEncoder(
                 public_url=PUBLIC_URL,
                 assets=ASSETS,
                 confirmations_for=lambda asset, units: 3 if asset.token is None else 1,
             ),
             limits=Limits(registrations_per_hour=3, edits_per_hour=40),
             authenticate=authenticate,
-            probe=probe,
+            check_endpoint=check_endpoint,
             is_blocked=lambda wallet: wallet in door.blocked,
             allowlist=None,
             now_ms=lambda: door.now_ms,
-            creations=CreationDesk(catalog.creations, limits=Limits(), entropy=os.urandom),
+            creations=IdempotentCreate(catalog.creations, limits=Limits(), entropy=os.urandom),
             entropy=lambda size: next(numbers).to_bytes(size, "big"),
-            rates=Rates(),
+            rate_limiter=RateLimiter(),
             is_unprotected=is_unprotected,
             fetch_document=fetch,
         )
         app = build_app(
             call_app=no_calls,
-            routers=[listing_router(replace(desk, **overrides))],
+            routers=[listing_router(replace(services, **overrides))],
             public_url=PUBLIC_URL,
             limits=Limits(),
             clock=lambda: 0.0,
             entropy=lambda size: bytes(size),
-            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         client._transport = httpx.ASGITransport(app=app)
         yield door
@@ -265,7 +265,7 @@ async def test_details_tell_what_is_known_of_the_listing(door: Door) -> None:
     before = await door.client.get(url)
     assert before.json()["quality"]["calls30d"] is None
     quality = Quality(calls=21, success_ppm=999_999, p50_ms=40, p95_ms=None)
-    door.catalog.standings[created["id"]] = Standing(quality=quality, verified_ms=7)
+    door.catalog.standings[created["id"]] = Reputation(quality=quality, verified_ms=7)
     after = await door.client.get(url, headers={"If-None-Match": before.headers["etag"]})
     assert after.status_code == 200
     # Not every call succeeded, so the rate is not shown as 1.
@@ -658,10 +658,10 @@ async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(door: Door)
     overtakers = [replace(listing, name="overtaker")]
 
     async def find(listing_id: ListingId) -> Any:
-        shelf = await genuine(listing_id)
+        entry = await genuine(listing_id)
         if overtakers:
             await door.catalog.revise(overtakers.pop(), expected_revision=1)
-        return shelf
+        return entry
 
     door.catalog.find = find  # type: ignore[method-assign]  # the fake's own seam
     answer = await door.send("PUT", path, BODY)
@@ -910,11 +910,11 @@ async def test_a_malformed_key_is_refused(door: Door, key: str) -> None:
 HOLDERS: dict[str, Address] = {"https://held.example.com": BOB, "https://mine.example.com": ALICE}
 
 
-async def find_holder(origin: str) -> Address | None:
+async def find_owner(origin: str) -> Address | None:
     return HOLDERS.get(origin)
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
 @pytest.mark.parametrize(
     ("endpoint", "code"),
     [
@@ -934,7 +934,7 @@ async def test_an_origin_that_another_wallet_has_proved_cannot_be_published(
         assert answer.json().get("code") == code
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
 async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(door: Door) -> None:
     created = await door.publish(endpoint="https://mine.example.com/v1")
     moved = {**BODY, "endpoint": "https://held.example.com/v1"}
@@ -943,11 +943,11 @@ async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved
     assert (await door.stored(created["id"])).endpoint == "https://mine.example.com/v1"
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
 async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(door: Door) -> None:
     created = await door.publish()
     assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
-    door.catalog.standings[ListingId(created["id"])] = Standing(verified_ms=1)
+    door.catalog.standings[ListingId(created["id"])] = Reputation(verified_ms=1)
     edited = await door.send("PUT", f"{APIS}/{created['id']}", BODY)
     assert edited.json()["warnings"] == []
 

@@ -4,8 +4,8 @@ from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tollway.identifiers import Address, ListingId
 from tollway.money import Price
-from tollway.registry.pricing import Option
-from tollway.web.listing_wire import ListingShape, option_json
+from tollway.registry.pricing import PaymentOption
+from tollway.web.listing_wire import ListingEncoder, option_json
 
 PAYEE = Address(b"\xaa" * 20)
 SAME = {
@@ -21,7 +21,7 @@ SAME = {
 
 
 def test_a_transaction_of_the_callers_own() -> None:
-    option = Option(rail="tx", asset=USDC, amount_base_units=10_000, pay_to=PAYEE, confirmations=2)
+    option = PaymentOption(rail="tx", asset=USDC, amount_base_units=10_000, pay_to=PAYEE, confirmations=2)
     assert option_json(option) == {
         "rail": "tx",
         **SAME,
@@ -31,7 +31,7 @@ def test_a_transaction_of_the_callers_own() -> None:
 
 
 def test_an_authorisation_says_the_same_numbers_and_what_to_sign() -> None:
-    option = Option(
+    option = PaymentOption(
         rail="x402", asset=USDC, amount_base_units=10_000, pay_to=PAYEE, confirmations=2, max_timeout_s=90
     )
     assert option_json(option) == {
@@ -44,7 +44,7 @@ def test_an_authorisation_says_the_same_numbers_and_what_to_sign() -> None:
     }
 
 
-SHAPE = ListingShape(
+SHAPE = ListingEncoder(
     public_url="https://gw.example.com", assets=(USDC,), confirmations_for=lambda asset, units: 1
 )
 LISTING = sample_listing(provider=PAYEE, id=ListingId("api_7"), networks=(USDC.chain_id,))

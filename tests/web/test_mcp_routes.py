@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway, serve
 from tests.kit.mcp import QUOTES, mount_mcp
-from tollway.web.mcp_routes import is_welcome
+from tollway.web.mcp_routes import is_origin_allowed
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 META = {
@@ -242,8 +242,8 @@ ORIGINS = [
 @pytest.mark.parametrize(("origin", "own", "is_allowed"), ORIGINS)
 def test_a_page_elsewhere_may_not_use_mcp(origin: str | None, own: str, is_allowed: bool) -> None:
     others = frozenset({"https://chat.example"})
-    assert is_welcome(origin, own=own, others=others) is is_allowed
-    assert is_welcome(origin, own=own, others=frozenset({"*"}))
+    assert is_origin_allowed(origin, own=own, others=others) is is_allowed
+    assert is_origin_allowed(origin, own=own, others=frozenset({"*"}))
 
 
 async def test_a_foreign_page_is_turned_away_before_anything_is_read(gateway: InProcessGateway) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_desk, visit
+from tests.kit.mcp import QUOTES, mcp_request, mcp_services
 from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
-from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolAnswer
+from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
 from tollway.identifiers import keccak256
 from tollway.money import Price
-from tollway.web.mcp_tools import Asked, ToolRoom
+from tollway.web.mcp_tools import McpTools, ToolInvocation
 
 ASSET = {"asset": "ETH"}
 
@@ -28,14 +28,18 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 @pytest.fixture
-async def room(gateway: InProcessGateway) -> ToolRoom:
+async def mcp_tools(gateway: InProcessGateway) -> McpTools:
     await gateway.publish(openapi=QUOTES)
-    return ToolRoom(mcp_desk(gateway))
+    return McpTools(mcp_services(gateway))
 
 
-async def ask(room: ToolRoom, name: str, payment: Any = None, at: Any = None, **arguments: Any) -> ToolAnswer:
-    asked = Asked(name=name, arguments=arguments, payment=payment, visit=at or visit())
-    answer = await room.run(asked)
+async def ask(
+    mcp_tools: McpTools, name: str, payment: Any = None, at: Any = None, **arguments: Any
+) -> ToolResult:
+    invocation = ToolInvocation(
+        name=name, arguments=arguments, payment=payment, mcp_request=at or mcp_request()
+    )
+    answer = await mcp_tools.run(invocation)
     assert answer is not None
     json.dumps(answer.content)
     promised = next(tool.output_schema for tool in GATEWAY_TOOLS if tool.name == name)
@@ -44,19 +48,19 @@ async def ask(room: ToolRoom, name: str, payment: Any = None, at: Any = None, **
     return answer
 
 
-async def names(room: ToolRoom) -> dict[str, str]:
+async def names(mcp_tools: McpTools) -> dict[str, str]:
     """Of the operations by their paths."""
-    shown = await ask(room, "get_api", apiId="api_quotes")
+    shown = await ask(mcp_tools, "get_api", apiId="api_quotes")
     return {tool["path"]: tool["toolName"] for tool in shown.content["tools"]}
 
 
-async def quote(room: ToolRoom, payment: Any = None, **more: Any) -> ToolAnswer:
+async def quote(mcp_tools: McpTools, payment: Any = None, **more: Any) -> ToolResult:
     """Calls the documented operation."""
-    name = (await names(room))["/quote/{asset}"]
-    return await ask(room, "proxy_tool_call", payment, toolName=name, **{"arguments": ASSET, **more})
+    name = (await names(mcp_tools))["/quote/{asset}"]
+    return await ask(mcp_tools, "proxy_tool_call", payment, toolName=name, **{"arguments": ASSET, **more})
 
 
-def codes(answer: ToolAnswer) -> list[str]:
+def codes(answer: ToolResult) -> list[str]:
     assert answer.is_error, answer.content
     return [answer.content["code"], *(error["code"] for error in answer.content.get("errors", ()))]
 
@@ -64,8 +68,8 @@ def codes(answer: ToolAnswer) -> list[str]:
 # ---------------------------------------------------------------------- search_resources, get_api
 
 
-async def test_a_search_tells_price_quality_and_why_it_matched(room: ToolRoom) -> None:
-    answer = await ask(room, "search_resources", query="quotes", currency="USDC", maxPrice="0.5")
+async def test_a_search_tells_price_quality_and_why_it_matched(mcp_tools: McpTools) -> None:
+    answer = await ask(mcp_tools, "search_resources", query="quotes", currency="USDC", maxPrice="0.5")
     (found,) = answer.content["resources"]
     assert (found["apiId"], found["pricePerRequest"], found["currency"]) == ("api_quotes", "0.01", "USDC")
     assert (found["match"], found["verified"]) == (["name"], False)
@@ -74,10 +78,10 @@ async def test_a_search_tells_price_quality_and_why_it_matched(room: ToolRoom) -
     assert (answer.content["total"], answer.content["page"]) == (1, 1)
 
 
-async def test_a_search_without_words_lists_what_there_is(room: ToolRoom) -> None:
-    assert (await ask(room, "search_resources")).content["total"] == 1
-    assert (await ask(room, "search_resources", query="  ")).content["total"] == 1
-    assert (await ask(room, "search_resources", query="nothing")).content["resources"] == []
+async def test_a_search_without_words_lists_what_there_is(mcp_tools: McpTools) -> None:
+    assert (await ask(mcp_tools, "search_resources")).content["total"] == 1
+    assert (await ask(mcp_tools, "search_resources", query="  ")).content["total"] == 1
+    assert (await ask(mcp_tools, "search_resources", query="nothing")).content["resources"] == []
 
 
 @pytest.mark.parametrize(
@@ -94,18 +98,18 @@ async def test_a_search_without_words_lists_what_there_is(room: ToolRoom) -> Non
     ],
 )
 async def test_a_filter_that_is_wrong_is_named(
-    room: ToolRoom, arguments: dict[str, Any], found: list[str]
+    mcp_tools: McpTools, arguments: dict[str, Any], found: list[str]
 ) -> None:
-    assert codes(await ask(room, "search_resources", **arguments)) == found
+    assert codes(await ask(mcp_tools, "search_resources", **arguments)) == found
 
 
 @pytest.mark.parametrize("rate", [0, 0.5, 1, 0.95])
-async def test_a_rate_is_a_number(room: ToolRoom, rate: float) -> None:
-    assert not (await ask(room, "search_resources", minSuccessRate=rate, verified=True)).is_error
+async def test_a_rate_is_a_number(mcp_tools: McpTools, rate: float) -> None:
+    assert not (await ask(mcp_tools, "search_resources", minSuccessRate=rate, verified=True)).is_error
 
 
-async def test_an_api_shows_its_operations_as_tools_with_schemas_and_prices(room: ToolRoom) -> None:
-    shown = (await ask(room, "get_api", apiId="api_quotes")).content
+async def test_an_api_shows_its_operations_as_tools_with_schemas_and_prices(mcp_tools: McpTools) -> None:
+    shown = (await ask(mcp_tools, "get_api", apiId="api_quotes")).content
     assert "openapi" not in shown
     assert {option["rail"] for option in shown["pricing"]["options"]} == {"tx", "x402"}
     tools = {tool["path"]: tool for tool in shown["tools"]}
@@ -125,9 +129,9 @@ async def test_the_words_of_providers_come_without_what_leads_astray(gateway: In
     parameters = [{**one, "description": TRICKS} for one in get["parameters"]]
     document = {**QUOTES, "paths": {"/quote/{asset}": {"get": {**get, "parameters": parameters}}}}
     await gateway.publish(description=TRICKS[:4_000], openapi=document)
-    room = ToolRoom(mcp_desk(gateway))
-    found = (await ask(room, "search_resources", query="quotes")).content
-    shown = (await ask(room, "get_api", apiId="api_quotes")).content
+    mcp_tools = McpTools(mcp_services(gateway))
+    found = (await ask(mcp_tools, "search_resources", query="quotes")).content
+    shown = (await ask(mcp_tools, "get_api", apiId="api_quotes")).content
     assert len(found["resources"][0]["description"]) <= 300
     for told in (json.dumps(found, ensure_ascii=False), json.dumps(shown, ensure_ascii=False)):
         assert [unwanted for unwanted in UNWANTED if unwanted in told] == []
@@ -138,11 +142,11 @@ async def test_operations_come_in_pages(gateway: InProcessGateway) -> None:
     total = 2 * TOOLS_PER_PAGE + 3
     paths = {f"/v{number}": {"get": {"responses": {}}} for number in range(total)}
     await gateway.publish(openapi={**QUOTES, "paths": paths})
-    room = ToolRoom(mcp_desk(gateway))
+    mcp_tools = McpTools(mcp_services(gateway))
     seen: list[str] = []
     more: dict[str, Any] = {}
     for size in (TOOLS_PER_PAGE, TOOLS_PER_PAGE, 3):
-        page = (await ask(room, "get_api", apiId="api_quotes", **more)).content
+        page = (await ask(mcp_tools, "get_api", apiId="api_quotes", **more)).content
         assert (len(page["tools"]), page["toolsTotal"]) == (size, total)
         seen += [tool["path"] for tool in page["tools"]]
         more = {"cursor": page.get("nextCursor")}
@@ -151,28 +155,29 @@ async def test_operations_come_in_pages(gateway: InProcessGateway) -> None:
 
 
 async def test_an_api_that_is_not_shown_is_refused_as_over_http(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
-    listing = await room.find("api_quotes")
-    assert codes(await ask(room, "get_api", apiId="api_none")) == ["api_not_found"]
-    assert codes(await ask(room, "get_api", apiId="api_quotes", cursor="x")) == [
+    listing = await mcp_tools.find_listing("api_quotes")
+    assert codes(await ask(mcp_tools, "get_api", apiId="api_none")) == ["api_not_found"]
+    assert codes(await ask(mcp_tools, "get_api", apiId="api_quotes", cursor="x")) == [
         "validation_failed",
         "invalid",
     ]
     listing = await gateway.revise(listing, suspended_ms=NOW_MS)
-    assert codes(await ask(room, "get_api", apiId="api_quotes")) == ["api_paused"]
+    assert codes(await ask(mcp_tools, "get_api", apiId="api_quotes")) == ["api_paused"]
     await gateway.revise(listing, retired_ms=NOW_MS)
-    assert codes(await ask(room, "get_api", apiId="api_quotes")) == ["api_retired"]
+    assert codes(await ask(mcp_tools, "get_api", apiId="api_quotes")) == ["api_retired"]
 
 
-async def test_an_edit_shows_at_once(gateway: InProcessGateway, room: ToolRoom) -> None:
-    before = await names(room)
+async def test_an_edit_shows_at_once(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    before = await names(mcp_tools)
     await gateway.revise(
-        await room.find("api_quotes"), openapi={**QUOTES, "paths": {"/new": QUOTES["paths"]["/orders"]}}
+        await mcp_tools.find_listing("api_quotes"),
+        openapi={**QUOTES, "paths": {"/new": QUOTES["paths"]["/orders"]}},
     )
-    assert set(await names(room)) == {"/new"}
+    assert set(await names(mcp_tools)) == {"/new"}
     answer = await ask(
-        room, "proxy_tool_call", toolName=before["/orders"], arguments={"body": {"asset": "x"}}
+        mcp_tools, "proxy_tool_call", toolName=before["/orders"], arguments={"body": {"asset": "x"}}
     )
     assert codes(answer) == ["validation_failed", "invalid"]
 
@@ -181,11 +186,11 @@ async def test_an_edit_shows_at_once(gateway: InProcessGateway, room: ToolRoom) 
 
 
 async def test_an_unpaid_call_returns_the_terms_and_reaches_nobody(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
-    answer = await quote(room)
+    answer = await quote(mcp_tools)
     assert answer.is_error
-    name = (await names(room))["/quote/{asset}"]
+    name = (await names(mcp_tools))["/quote/{asset}"]
     assert answer.content["resource"]["url"] == f"mcp://tool/{name}"
     (accepted,) = answer.content["accepts"]
     assert (accepted["scheme"], accepted["amount"]) == ("exact", "10000")
@@ -205,15 +210,15 @@ async def test_an_unpaid_call_returns_the_terms_and_reaches_nobody(
     ],
 )
 async def test_arguments_are_checked_before_a_payment_is(
-    gateway: InProcessGateway, room: ToolRoom, arguments: dict[str, Any], found: list[str]
+    gateway: InProcessGateway, mcp_tools: McpTools, arguments: dict[str, Any], found: list[str]
 ) -> None:
     payment = await gateway.pay()
-    name = (await names(room))["/quote/{asset}"]
-    proof = proof_of(gateway, await quote(room), payment.tx_hash)
-    answer = await ask(room, "proxy_tool_call", toolName=name, arguments=arguments, **proof)
+    name = (await names(mcp_tools))["/quote/{asset}"]
+    proof = proof_of(gateway, await quote(mcp_tools), payment.tx_hash)
+    answer = await ask(mcp_tools, "proxy_tool_call", toolName=name, arguments=arguments, **proof)
     assert codes(answer) == ["validation_failed", *found]
     assert answer.content["paymentState"] == "none"
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
     assert (gateway.served, await gateway.history()) == (0, ())
 
 
@@ -229,16 +234,16 @@ async def test_arguments_are_checked_before_a_payment_is(
         ({"toolName": "api_quotes.x", "paymentTx": "0x12"}, "pattern"),
     ],
 )
-async def test_a_call_of_nothing_is_refused(room: ToolRoom, given: dict[str, Any], found: str) -> None:
-    assert codes(await ask(room, "proxy_tool_call", **given)) == ["validation_failed", found]
+async def test_a_call_of_nothing_is_refused(mcp_tools: McpTools, given: dict[str, Any], found: str) -> None:
+    assert codes(await ask(mcp_tools, "proxy_tool_call", **given)) == ["validation_failed", found]
 
 
 @pytest.mark.parametrize(
     "value", ["\ud800", float("nan"), float("inf"), {"\ud800": 1}, ["x", {"y": "\udfff"}]]
 )
-async def test_what_no_json_can_hold_is_refused_wherever_it_stands(room: ToolRoom, value: Any) -> None:
-    name = (await names(room))["/orders"]
-    called = await ask(room, "proxy_tool_call", toolName=name, arguments={"body": {"asset": value}})
+async def test_what_no_json_can_hold_is_refused_wherever_it_stands(mcp_tools: McpTools, value: Any) -> None:
+    name = (await names(mcp_tools))["/orders"]
+    called = await ask(mcp_tools, "proxy_tool_call", toolName=name, arguments={"body": {"asset": value}})
     assert codes(called) == ["validation_failed", "unwritable"]
     for tool, argument in (
         ("search_resources", "query"),
@@ -246,18 +251,25 @@ async def test_what_no_json_can_hold_is_refused_wherever_it_stands(room: ToolRoo
         ("list_my_calls", "from"),
         ("proxy_tool_call", "idempotencyKey"),
     ):
-        answer = await ask(room, tool, **{"toolName": name, "arguments": {}} | {argument: value})
+        answer = await ask(mcp_tools, tool, **{"toolName": name, "arguments": {}} | {argument: value})
         assert codes(answer) == ["validation_failed", "unwritable"]
-    listing = await room.find("api_quotes")
-    operations = await room.operations_of(listing)
-    asked = Asked(name=operations[0].tool, arguments={"asset": value}, payment=None, visit=visit())
-    own = await room.run_operation(listing, operations, asked)
+    listing = await mcp_tools.find_listing("api_quotes")
+    operations = await mcp_tools.operations_of(listing)
+    invocation = ToolInvocation(
+        name=operations[0].tool, arguments={"asset": value}, payment=None, mcp_request=mcp_request()
+    )
+    own = await mcp_tools.run_operation(listing, operations, invocation)
     assert own is not None
     assert codes(own) == ["validation_failed", "unwritable"]
 
 
-async def test_a_name_that_is_no_tool_has_no_answer(room: ToolRoom) -> None:
-    assert await room.run(Asked(name="none", arguments={}, payment=None, visit=visit())) is None
+async def test_a_name_that_is_no_tool_has_no_answer(mcp_tools: McpTools) -> None:
+    assert (
+        await mcp_tools.run(
+            ToolInvocation(name="none", arguments={}, payment=None, mcp_request=mcp_request())
+        )
+        is None
+    )
 
 
 # ---------------------------------------------------------------------- paid by x402
@@ -279,11 +291,11 @@ def pay_x402(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]
 
 
 async def test_a_payment_in_meta_buys_the_answer_and_brings_its_receipt(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     gateway.upstream.answer = plain(b'{"price": "1"}', headers=("Content-Type: application/json",))
-    payment = pay_x402(gateway, dict((await quote(room)).content))
-    answer = await quote(room, payment)
+    payment = pay_x402(gateway, dict((await quote(mcp_tools)).content))
+    answer = await quote(mcp_tools, payment)
     assert not answer.is_error, answer.content
     assert (answer.content["bodyFormat"], answer.content["body"]) == ("json", {"price": "1"})
     assert (answer.content["call"]["paymentState"], answer.content["call"]["price"]) == (
@@ -298,10 +310,12 @@ async def test_a_payment_in_meta_buys_the_answer_and_brings_its_receipt(
     assert (record.path, record.request_id) == ("/quote/ETH", "req_test")
 
 
-async def test_a_payment_that_was_used_asks_for_no_other(gateway: InProcessGateway, room: ToolRoom) -> None:
-    payment = pay_x402(gateway, dict((await quote(room)).content))
-    assert not (await quote(room, payment)).is_error
-    again = await quote(room, payment, arguments={"asset": "BTC"})
+async def test_a_payment_that_was_used_asks_for_no_other(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    payment = pay_x402(gateway, dict((await quote(mcp_tools)).content))
+    assert not (await quote(mcp_tools, payment)).is_error
+    again = await quote(mcp_tools, payment, arguments={"asset": "BTC"})
     assert codes(again) == ["payment_already_used"]
     assert "accepts" not in again.content
     assert gateway.earned == 10_000
@@ -322,25 +336,25 @@ async def test_a_payment_that_was_used_asks_for_no_other(gateway: InProcessGatew
         {"x402Version": 2, "payload": {}},
     ],
 )
-async def test_an_unreadable_payment_is_refused_without_terms(room: ToolRoom, payment: Any) -> None:
-    answer = await quote(room, payment)
+async def test_an_unreadable_payment_is_refused_without_terms(mcp_tools: McpTools, payment: Any) -> None:
+    answer = await quote(mcp_tools, payment)
     assert answer.is_error
     assert answer.content["code"] == "payment_malformed"
     assert "accepts" not in answer.content
 
 
-async def test_a_payment_as_text_is_the_same(gateway: InProcessGateway, room: ToolRoom) -> None:
-    payment = pay_x402(gateway, dict((await quote(room)).content))
-    assert not (await quote(room, json.dumps(payment))).is_error
+async def test_a_payment_as_text_is_the_same(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    payment = pay_x402(gateway, dict((await quote(mcp_tools)).content))
+    assert not (await quote(mcp_tools, json.dumps(payment))).is_error
 
 
 async def test_a_settlement_that_fails_gives_the_terms_and_no_answer(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     gateway.upstream.answer = plain(b"secret")
-    payment = pay_x402(gateway, dict((await quote(room)).content))
+    payment = pay_x402(gateway, dict((await quote(mcp_tools)).content))
     payment["payload"]["signature"] = "0x" + "11" * 65
-    answer = await quote(room, payment)
+    answer = await quote(mcp_tools, payment)
     assert answer.is_error
     assert answer.content["accepts"]
     assert "secret" not in json.dumps(answer.content)
@@ -351,7 +365,7 @@ async def test_a_settlement_that_fails_gives_the_terms_and_no_answer(
 
 
 def proof_of(
-    gateway: InProcessGateway, terms: ToolAnswer, tx_hash: Any, buyer: KeyWallet | None = None
+    gateway: InProcessGateway, terms: ToolResult, tx_hash: Any, buyer: KeyWallet | None = None
 ) -> dict[str, str]:
     """The arguments of a client without x402: it signs what the terms name, and knows nothing else of the request."""
     message = terms.content["withoutX402"]["eip712"]["message"]
@@ -368,65 +382,69 @@ def proof_of(
 
 
 async def test_a_transaction_and_a_bound_signature_buy_the_answer(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     payment = await gateway.pay(units=30_000)
-    terms = await quote(room)
+    terms = await quote(mcp_tools)
     for rest in (20_000, 10_000):
-        answer = await quote(room, **proof_of(gateway, terms, payment.tx_hash))
+        answer = await quote(mcp_tools, **proof_of(gateway, terms, payment.tx_hash))
         assert not answer.is_error, answer.content
         assert answer.content["call"]["paymentState"] == "charged"
-        assert await gateway.rest_units(payment) == rest
+        assert await gateway.remaining_units(payment) == rest
     assert len(await gateway.history()) == 2
     assert PAYMENT_RESPONSE in answer.meta
 
 
 async def test_a_plain_signature_does_not_count_in_arguments(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     payment = await gateway.pay()
     (_, (_, signature)) = gateway.plain_proof(payment.tx_hash)
-    answer = await quote(room, paymentTx=str(payment.tx_hash), paymentSignature=signature)
+    answer = await quote(mcp_tools, paymentTx=str(payment.tx_hash), paymentSignature=signature)
     assert codes(answer) == ["validation_failed", "invalid"]
     assert answer.content["errors"][0]["pointer"] == "/arguments/paymentSignatureParams"
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
-async def test_a_signature_of_other_arguments_buys_nothing(gateway: InProcessGateway, room: ToolRoom) -> None:
+async def test_a_signature_of_other_arguments_buys_nothing(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
     payment = await gateway.pay()
-    proof = proof_of(gateway, await quote(room), payment.tx_hash)
-    answer = await quote(room, arguments={"asset": "BTC"}, **proof)
+    proof = proof_of(gateway, await quote(mcp_tools), payment.tx_hash)
+    answer = await quote(mcp_tools, arguments={"asset": "BTC"}, **proof)
     assert codes(answer) == ["payment_pending"]  # another signer, whose payment nobody knows
-    assert await gateway.rest_units(payment) == 10_000
+    assert await gateway.remaining_units(payment) == 10_000
 
 
 async def test_a_transaction_that_is_not_mined_asks_for_no_other(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
-    terms = await quote(room)
-    answer = await quote(room, **proof_of(gateway, terms, gateway.sample_payment().tx_hash))
+    terms = await quote(mcp_tools)
+    answer = await quote(mcp_tools, **proof_of(gateway, terms, gateway.sample_payment().tx_hash))
     assert codes(answer) == ["payment_pending"]
     assert answer.content["retryAfterSeconds"] > 0
     assert "accepts" not in answer.content
 
 
-async def test_two_rails_at_once_are_refused(gateway: InProcessGateway, room: ToolRoom) -> None:
-    terms = await quote(room)
+async def test_two_rails_at_once_are_refused(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    terms = await quote(mcp_tools)
     proof = proof_of(gateway, terms, (await gateway.pay()).tx_hash)
-    assert codes(await quote(room, pay_x402(gateway, dict(terms.content)), **proof))[0] == "invalid_request"
+    assert (
+        codes(await quote(mcp_tools, pay_x402(gateway, dict(terms.content)), **proof))[0] == "invalid_request"
+    )
 
 
-async def test_a_body_is_part_of_what_is_signed(gateway: InProcessGateway, room: ToolRoom) -> None:
+async def test_a_body_is_part_of_what_is_signed(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
     payment = await gateway.pay()
-    name = (await names(room))["/orders"]
+    name = (await names(mcp_tools))["/orders"]
     arguments = {"body": {"asset": "ETH", "units": 3}}
-    asked = await ask(room, "proxy_tool_call", toolName=name, arguments=arguments)
-    message = asked.content["withoutX402"]["eip712"]["message"]
+    invocation = await ask(mcp_tools, "proxy_tool_call", toolName=name, arguments=arguments)
+    message = invocation.content["withoutX402"]["eip712"]["message"]
     written = b'{"asset":"ETH","units":3}'
     assert (message["method"], message["bodyHash"]) == ("POST", "0x" + keccak256(written).hex())
     shown = dict(gateway.bound_proof(payment.tx_hash, method="POST", target="/orders", body=written))
     answer = await ask(
-        room,
+        mcp_tools,
         "proxy_tool_call",
         toolName=name,
         arguments={"body": {"units": 3, "asset": "ETH"}},
@@ -442,47 +460,51 @@ async def test_a_body_is_part_of_what_is_signed(gateway: InProcessGateway, room:
 # ---------------------------------------------------------------------- bounds
 
 
-async def test_a_dearer_call_than_allowed_is_refused(gateway: InProcessGateway, room: ToolRoom) -> None:
-    proof = proof_of(gateway, await quote(room), (await gateway.pay()).tx_hash)
-    assert codes(await quote(room, maxPrice="0.005", **proof)) == ["price_above_max"]
+async def test_a_dearer_call_than_allowed_is_refused(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    proof = proof_of(gateway, await quote(mcp_tools), (await gateway.pay()).tx_hash)
+    assert codes(await quote(mcp_tools, maxPrice="0.005", **proof)) == ["price_above_max"]
 
 
 async def test_the_same_call_under_the_same_key_is_charged_once(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     payment = await gateway.pay(units=30_000)
-    terms = await quote(room)
-    first = await quote(room, idempotencyKey="k1", **proof_of(gateway, terms, payment.tx_hash))
-    again = await quote(room, idempotencyKey="k1", **proof_of(gateway, terms, payment.tx_hash))
+    terms = await quote(mcp_tools)
+    first = await quote(mcp_tools, idempotencyKey="k1", **proof_of(gateway, terms, payment.tx_hash))
+    again = await quote(mcp_tools, idempotencyKey="k1", **proof_of(gateway, terms, payment.tx_hash))
     assert (first.is_error, again.is_error) == (False, False)
     assert again.content["call"]["isReplayed"] == "true"
     assert again.content["call"]["id"] == first.content["call"]["id"]
-    assert await gateway.rest_units(payment) == 20_000
+    assert await gateway.remaining_units(payment) == 20_000
 
 
 async def test_an_answer_of_more_than_a_mebibyte_is_not_passed_on(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
-    await gateway.revise(await room.find("api_quotes"), price=Price.parse("0"))
+    await gateway.revise(await mcp_tools.find_listing("api_quotes"), price=Price.parse("0"))
     gateway.upstream.answer = plain(b"x" * ANSWER_BYTES_MAX)
-    whole = await quote(room)
+    whole = await quote(mcp_tools)
     assert (whole.is_error, len(whole.content["body"])) == (False, ANSWER_BYTES_MAX)
     gateway.upstream.answer = plain(b"x" * (ANSWER_BYTES_MAX + 1))
-    answer = await quote(room)
+    answer = await quote(mcp_tools)
     assert (answer.is_error, answer.content["bodyFormat"]) == (True, "none")
     assert f"{PUBLIC_URL}/api/v2/gateway/api_quotes/quote/ETH" in answer.content["detail"]
 
 
-async def test_bytes_come_as_base64_and_faults_as_errors(gateway: InProcessGateway, room: ToolRoom) -> None:
-    await gateway.revise(await room.find("api_quotes"), price=Price.parse("0"))
+async def test_bytes_come_as_base64_and_faults_as_errors(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    await gateway.revise(await mcp_tools.find_listing("api_quotes"), price=Price.parse("0"))
     gateway.upstream.answer = plain(b"\x89PNG\xff", status=404, headers=("Content-Type: image/png",))
-    answer = await quote(room)
+    answer = await quote(mcp_tools)
     assert (answer.is_error, answer.content["status"]) == (True, 404)
     assert (answer.content["bodyFormat"], answer.content["contentType"]) == ("base64", "image/png")
 
 
-async def test_a_caller_who_leaves_lets_the_upstream_go(gateway: InProcessGateway, room: ToolRoom) -> None:
-    await gateway.revise(await room.find("api_quotes"), price=Price.parse("0"))
+async def test_a_caller_who_leaves_lets_the_upstream_go(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    await gateway.revise(await mcp_tools.find_listing("api_quotes"), price=Price.parse("0"))
 
     async def begin(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -492,13 +514,13 @@ async def test_a_caller_who_leaves_lets_the_upstream_go(gateway: InProcessGatewa
 
     begun = asyncio.Event()
     gateway.upstream.answer = begin
-    here = visit()
-    name = (await names(room))["/quote/{asset}"]
+    here = mcp_request()
+    name = (await names(mcp_tools))["/quote/{asset}"]
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(ask(room, "proxy_tool_call", at=here, toolName=name, arguments=ASSET))
+        asking = group.create_task(ask(mcp_tools, "proxy_tool_call", at=here, toolName=name, arguments=ASSET))
         async with asyncio.timeout(4):  # less than the upstream has to go on
             await begun.wait()
-            here.over.set()
+            here.disconnected.set()
             answer = await asking
     assert (answer.is_error, answer.content["body"]) == (True, "hello")
     await until(lambda: gateway.upstream.ended == gateway.upstream.accepted)
@@ -507,30 +529,32 @@ async def test_a_caller_who_leaves_lets_the_upstream_go(gateway: InProcessGatewa
 # ---------------------------------------------------------------------- operations as tools of their own
 
 
-async def run_operation(room: ToolRoom, payment: Any = None, **arguments: Any) -> ToolAnswer:
-    listing = await room.find("api_quotes")
-    operations = await room.operations_of(listing)
+async def run_operation(mcp_tools: McpTools, payment: Any = None, **arguments: Any) -> ToolResult:
+    listing = await mcp_tools.find_listing("api_quotes")
+    operations = await mcp_tools.operations_of(listing)
     (tool,) = [one.tool for one in operations if one.path == "/quote/{asset}"]
-    asked = Asked(name=tool, arguments=arguments, payment=payment, visit=visit())
-    answer = await room.run_operation(listing, operations, asked)
+    invocation = ToolInvocation(name=tool, arguments=arguments, payment=payment, mcp_request=mcp_request())
+    answer = await mcp_tools.run_operation(listing, operations, invocation)
     assert answer is not None
     return answer
 
 
-async def test_an_operation_is_called_by_its_own_arguments(gateway: InProcessGateway, room: ToolRoom) -> None:
-    terms = await run_operation(room, **ASSET, days=2)
+async def test_an_operation_is_called_by_its_own_arguments(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    terms = await run_operation(mcp_tools, **ASSET, days=2)
     assert terms.content["resource"]["url"].startswith("mcp://tool/api_quotes.get_")
-    answer = await run_operation(room, pay_x402(gateway, dict(terms.content)), **ASSET, days=2)
+    answer = await run_operation(mcp_tools, pay_x402(gateway, dict(terms.content)), **ASSET, days=2)
     assert not answer.is_error, answer.content
     assert gateway.upstream.arrived[-1].target == "/base/quote/ETH?days=2"
 
 
 async def test_an_operation_takes_its_payment_among_its_arguments(
-    gateway: InProcessGateway, room: ToolRoom
+    gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     payment = await gateway.pay()
-    terms = await run_operation(room, **ASSET)
-    answer = await run_operation(room, **ASSET, **proof_of(gateway, terms, payment.tx_hash))
+    terms = await run_operation(mcp_tools, **ASSET)
+    answer = await run_operation(mcp_tools, **ASSET, **proof_of(gateway, terms, payment.tx_hash))
     assert not answer.is_error, answer.content
     assert gateway.upstream.arrived[-1].target == "/base/quote/ETH"
 
@@ -543,21 +567,21 @@ async def test_an_operation_whose_argument_has_our_name_takes_ours_under_another
     parameters = [*get["parameters"], named]
     document = {**QUOTES, "paths": {"/quote/{asset}": {"get": {**get, "parameters": parameters}}}}
     await gateway.publish(openapi=document)
-    room = ToolRoom(mcp_desk(gateway))
+    mcp_tools = McpTools(mcp_services(gateway))
     payment = await gateway.pay()
-    terms = await run_operation(room, **ASSET, maxPrice="7")
+    terms = await run_operation(mcp_tools, **ASSET, maxPrice="7")
     proof = {f"_{name}": value for name, value in proof_of(gateway, terms, payment.tx_hash).items()}
-    dear = await run_operation(room, **ASSET, maxPrice="7", _maxPrice="0.001", **proof)
+    dear = await run_operation(mcp_tools, **ASSET, maxPrice="7", _maxPrice="0.001", **proof)
     assert codes(dear) == ["price_above_max"]
-    answer = await run_operation(room, **ASSET, maxPrice="7", _maxPrice="1", **proof)
+    answer = await run_operation(mcp_tools, **ASSET, maxPrice="7", _maxPrice="1", **proof)
     assert not answer.is_error, answer.content
     assert gateway.upstream.arrived[-1].target == "/base/quote/ETH?maxPrice=7"
 
 
-async def test_a_free_operation_takes_no_payment(gateway: InProcessGateway, room: ToolRoom) -> None:
-    await gateway.revise(await room.find("api_quotes"), price=Price.parse("0"))
-    assert not (await run_operation(room, **ASSET)).is_error
-    assert codes(await run_operation(room, **ASSET, maxPrice="1")) == [
+async def test_a_free_operation_takes_no_payment(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    await gateway.revise(await mcp_tools.find_listing("api_quotes"), price=Price.parse("0"))
+    assert not (await run_operation(mcp_tools, **ASSET)).is_error
+    assert codes(await run_operation(mcp_tools, **ASSET, maxPrice="1")) == [
         "validation_failed",
         "additional_properties",
     ]
@@ -565,10 +589,10 @@ async def test_a_free_operation_takes_no_payment(gateway: InProcessGateway, room
 
 async def test_an_undocumented_listing_is_one_tool(gateway: InProcessGateway) -> None:
     await gateway.publish(price=Price.parse("0"))
-    room = ToolRoom(mcp_desk(gateway))
-    (tool,) = (await ask(room, "get_api", apiId="api_quotes")).content["tools"]
+    mcp_tools = McpTools(mcp_services(gateway))
+    (tool,) = (await ask(mcp_tools, "get_api", apiId="api_quotes")).content["tools"]
     call = {"method": "POST", "path": "/any", "query": {"a": "1"}, "body": {"b": 2}}
-    answer = await ask(room, "proxy_tool_call", toolName=tool["toolName"], arguments=call)
+    answer = await ask(mcp_tools, "proxy_tool_call", toolName=tool["toolName"], arguments=call)
     assert not answer.is_error, answer.content
     (arrived,) = gateway.upstream.arrived
     assert (arrived.method, arrived.target, bytes(arrived.body)) == ("POST", "/base/any?a=1", b'{"b":2}')
@@ -577,12 +601,12 @@ async def test_an_undocumented_listing_is_one_tool(gateway: InProcessGateway) ->
 # ---------------------------------------------------------------------- list_my_calls
 
 
-async def test_a_wallet_sees_its_own_calls(gateway: InProcessGateway, room: ToolRoom) -> None:
+async def test_a_wallet_sees_its_own_calls(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
     payment = await gateway.pay(units=20_000)
-    terms = await quote(room)
-    done = await quote(room, **proof_of(gateway, terms, payment.tx_hash))
-    mine = visit(("x-test-wallet", str(gateway.wallet.address)))
-    answer = await ask(room, "list_my_calls", at=mine)
+    terms = await quote(mcp_tools)
+    done = await quote(mcp_tools, **proof_of(gateway, terms, payment.tx_hash))
+    mine = mcp_request(("x-test-wallet", str(gateway.wallet.address)))
+    answer = await ask(mcp_tools, "list_my_calls", at=mine)
     (record,) = answer.content["calls"]
     assert (record["id"], record["path"], record["status"]) == (
         done.content["call"]["id"],
@@ -590,26 +614,31 @@ async def test_a_wallet_sees_its_own_calls(gateway: InProcessGateway, room: Tool
         "succeeded",
     )
     assert (answer.content["total"], answer.content["limit"]) == (1, 20)
-    (same,) = (await ask(room, "list_my_calls", at=mine, callId=record["id"])).content["calls"]
+    (same,) = (await ask(mcp_tools, "list_my_calls", at=mine, callId=record["id"])).content["calls"]
     assert same == record
-    others = visit(("x-test-wallet", str(KeyWallet.named("stranger").address)))
-    assert (await ask(room, "list_my_calls", at=others)).content["calls"] == []
-    assert codes(await ask(room, "list_my_calls", at=others, callId=record["id"])) == ["call_not_found"]
+    others = mcp_request(("x-test-wallet", str(KeyWallet.named("stranger").address)))
+    assert (await ask(mcp_tools, "list_my_calls", at=others)).content["calls"] == []
+    assert codes(await ask(mcp_tools, "list_my_calls", at=others, callId=record["id"])) == ["call_not_found"]
 
 
-async def test_without_a_wallet_it_is_told_how_to_prove_one(room: ToolRoom) -> None:
-    answer = await ask(room, "list_my_calls")
+async def test_without_a_wallet_it_is_told_how_to_prove_one(mcp_tools: McpTools) -> None:
+    answer = await ask(mcp_tools, "list_my_calls")
     assert codes(answer) == ["authentication_required"]
     assert f"{PUBLIC_URL}/api/v2/auth/session" in answer.content["authentication"]
 
 
-async def test_a_wallet_in_arguments_proves_nothing(gateway: InProcessGateway, room: ToolRoom) -> None:
-    answer = await ask(room, "list_my_calls", wallet=str(gateway.wallet.address))
+async def test_a_wallet_in_arguments_proves_nothing(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
+    answer = await ask(mcp_tools, "list_my_calls", wallet=str(gateway.wallet.address))
     assert codes(answer) == ["validation_failed", "additional_properties"]
 
 
-async def test_a_filter_of_calls_that_is_wrong_is_named(gateway: InProcessGateway, room: ToolRoom) -> None:
-    mine = visit(("x-test-wallet", str(gateway.wallet.address)))
-    assert codes(await ask(room, "list_my_calls", at=mine, limit=101)) == ["validation_failed", "maximum"]
-    answer = await ask(room, "list_my_calls", at=mine, **{"from": "yesterday"})
+async def test_a_filter_of_calls_that_is_wrong_is_named(
+    gateway: InProcessGateway, mcp_tools: McpTools
+) -> None:
+    mine = mcp_request(("x-test-wallet", str(gateway.wallet.address)))
+    assert codes(await ask(mcp_tools, "list_my_calls", at=mine, limit=101)) == [
+        "validation_failed",
+        "maximum",
+    ]
+    answer = await ask(mcp_tools, "list_my_calls", at=mine, **{"from": "yesterday"})
     assert codes(answer) == ["validation_failed", "malformed"]

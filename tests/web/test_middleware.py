@@ -10,10 +10,10 @@ import pytest
 from tests.kit.upstream import until
 from tollway.errors import Code, Refusal
 from tollway.limits import Limits
-from tollway.web.body_room import BodyRoom
+from tollway.web.body_room import BodyBudget
 from tollway.web.middleware import (
     BodyLimits,
-    HeadCheck,
+    RequestHeadCheck,
     RequestId,
     parse_proxies,
     read_client_address,
@@ -137,7 +137,7 @@ REFUSED_HEADS = [
 @pytest.mark.parametrize(("name", "more"), REFUSED_HEADS, ids=[name for name, _ in REFUSED_HEADS])
 async def test_refuses_a_head(name: str, more: dict[str, Any]) -> None:
     wire = Wire()
-    await HeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
+    await RequestHeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
         make_scope(**more), wire.receive, wire.send
     )
     assert wire.sent[0]["status"] == 400
@@ -169,15 +169,15 @@ ACCEPTED_HEADS = [
 @pytest.mark.parametrize("more", ACCEPTED_HEADS)
 async def test_lets_a_head_pass(more: dict[str, Any]) -> None:
     wire = Wire()
-    await HeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
+    await RequestHeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
         make_scope(**more), wire.receive, wire.send
     )
     assert wire.sent[0]["status"] == 422
 
 
-def bounded(app: Any, room: BodyRoom | None = None) -> BodyLimits:
+def bounded(app: Any, budget: BodyBudget | None = None) -> BodyLimits:
     clock = asyncio.get_running_loop().time
-    return BodyLimits(app, limits=LIMITS, clock=clock, room=room or BodyRoom(LIMITS))
+    return BodyLimits(app, limits=LIMITS, clock=clock, budget=budget or BodyBudget(LIMITS))
 
 
 def posting(length: int | None = None, **more: Any) -> dict[str, Any]:
@@ -235,7 +235,7 @@ async def test_clears_up_after_an_answer_that_came_early(
 
 
 async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
-    room = BodyRoom(Limits(held_bodies_bytes_max=1_600, buffer_bytes=0))
+    budget = BodyBudget(Limits(held_bodies_bytes_max=1_600, buffer_bytes=0))
     is_over = asyncio.Event()
 
     async def waiting_app(scope: Any, receive: Any, send: Any) -> None:
@@ -244,25 +244,25 @@ async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
 
     def begin(group: asyncio.TaskGroup, address: str) -> asyncio.Task[None]:
         scope, wire = posting(900, state={"client_address": address}), Wire(b"x" * 800)
-        return group.create_task(bounded(waiting_app, room)(scope, wire.receive, wire.send))
+        return group.create_task(bounded(waiting_app, budget)(scope, wire.receive, wire.send))
 
     async with asyncio.TaskGroup() as group:
         for address in ("192.0.2.1", "192.0.2.2"):
             begin(group, address)
-        await until(lambda: room.taken == 1_600)
+        await until(lambda: budget.reserved_bytes == 1_600)
         scope, wire = posting(900, state={"client_address": "192.0.2.3"}), Wire(b"x")
         with pytest.raises(Refusal) as refused:
             async with asyncio.timeout(5):
-                await bounded(waiting_app, room)(scope, wire.receive, wire.send)
+                await bounded(waiting_app, budget)(scope, wire.receive, wire.send)
         assert (refused.value.problem.code, refused.value.problem.reason) == (Code.OVERLOADED, "bodies")
         is_over.set()
-    assert room.taken == 0
+    assert budget.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(("size", "is_told"), [(10, True), (11, False)])
 async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int, is_told: bool) -> None:
-    room, heard = BodyRoom(Limits(buffer_bytes=10)), asyncio.Event()
-    room.find_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last turn is as late as that
+    budget, heard = BodyBudget(Limits(buffer_bytes=10)), asyncio.Event()
+    budget.next_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last turn is as late as that
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
@@ -271,7 +271,7 @@ async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int
 
     scope, wire = posting(size), Wire(b"x" * size)
     async with asyncio.TaskGroup() as group:
-        request = group.create_task(bounded(app, room)(scope, wire.receive, wire.send))
+        request = group.create_task(bounded(app, budget)(scope, wire.receive, wire.send))
         await until(lambda: not wire.script)
         for _ in range(5):
             await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tollway.limits import DEFAULT_LIMITS
-from tollway.web.open_files import WANTED, raise_open_files
+from tollway.web.open_files import OPEN_FILES_WANTED, raise_open_file_limit
 from tollway.web.server import HttpServer
 
 FEW = 256
@@ -17,14 +17,14 @@ def few_files() -> Iterator[int]:
     """As a shell or a service manager hands it on; what is granted to who asks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
-    yield WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    yield OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_all_that_is_allowed_is_asked_for(few_files: int) -> None:
-    assert raise_open_files() == few_files
+    assert raise_open_file_limit() == few_files
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few_files
-    assert raise_open_files() == few_files
+    assert raise_open_file_limit() == few_files
 
 
 async def test_a_server_asks_before_it_listens(few_files: int) -> None:

@@ -22,17 +22,17 @@ from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
 from tollway.discovery.site_schemas import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ListingId
-from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.limits import Limits
-from tollway.outbound.dialer import Dialer
+from tollway.outbound.dialer import HttpClient
 from tollway.outbound.ownership_checker import OwnershipChecker
-from tollway.rates import Rates
+from tollway.rates import RateLimiter
 from tollway.registry.listing import Listing
 from tollway.shares import WALLETS_PER_ADDRESS
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
-from tollway.web.load_gauge import LoadGauge
-from tollway.web.ownership_routes import OwnershipDesk, ownership_router
+from tollway.web.load_gauge import LoadShedder
+from tollway.web.ownership_routes import OwnershipServices, ownership_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PAYEE = KeyWallet.named("payee")
@@ -59,7 +59,7 @@ class Door:
     client: httpx.AsyncClient
     catalog: MemoryCatalog
     upstream: LoopbackUpstream
-    names: Names
+    txt_records: Names
     blocked: set[Address]
     pages: dict[str, bytes] = field(default_factory=dict)
     on_request: Any = None
@@ -87,10 +87,10 @@ class Door:
         return listing
 
     async def edit(self, **changes: Any) -> None:
-        shelf = await self.catalog.find(ListingId("api_1"))
-        assert shelf is not None
-        changed = replace(shelf.listing, **changes)
-        await self.catalog.revise(changed, expected_revision=shelf.listing.revision)
+        entry = await self.catalog.find(ListingId("api_1"))
+        assert entry is not None
+        changed = replace(entry.listing, **changes)
+        await self.catalog.revise(changed, expected_revision=entry.listing.revision)
 
     async def put_up_file(self) -> None:
         shown = (await self.get()).json()["challenge"]["wellKnown"]
@@ -112,8 +112,8 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
     catalog = MemoryCatalog()
-    dialer = Dialer(limits=LIMITS, allow_private=True)
-    names, blocked = Names(), set[Address]()
+    http_client = HttpClient(limits=LIMITS, allow_private=True)
+    txt_records, blocked = Names(), set[Address]()
     async with run_upstream() as upstream:
 
         async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -123,36 +123,38 @@ async def door() -> AsyncIterator[Door]:
             await plain(page or b"", status=404 if page is None else 200)(arrived, writer)
 
         upstream.answer = answer
-        desk = OwnershipDesk(
+        services = OwnershipServices(
             catalog=catalog,
             ownerships=MemoryOwnerships(catalog),
             checker=OwnershipChecker(
-                dialer=dialer,
-                names=names,
-                judge=SignatureJudge(MemoryChain(CHAIN), limits=LIMITS),
+                http_client=http_client,
+                txt_records=txt_records,
+                judge=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
                 gateway="https://gw.example.com",
                 limits=LIMITS,
             ),
             authenticate=authenticate,
             is_blocked=blocked.__contains__,
-            rates=Rates(),
+            rate_limiter=RateLimiter(),
             limits=LIMITS,
             now_ms=lambda: door.now_ms,
         )
         app = build_app(
             call_app=no_calls,
-            routers=[ownership_router(desk)],
+            routers=[ownership_router(services)],
             public_url="https://gw.example.com",
             limits=LIMITS,
             clock=lambda: 0.0,
             entropy=lambda size: b"\x07" * size,
-            gauge=LoadGauge(limits=LIMITS, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            shedder=LoadShedder(limits=LIMITS, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
-            door = Door(client=client, catalog=catalog, upstream=upstream, names=names, blocked=blocked)
+            door = Door(
+                client=client, catalog=catalog, upstream=upstream, txt_records=txt_records, blocked=blocked
+            )
             yield door
-        await dialer.close()
+        await http_client.close()
 
 
 async def test_anybody_may_read_what_is_known_and_what_would_prove_it(door: Door) -> None:
@@ -207,9 +209,9 @@ async def test_a_name_and_a_signed_document_verify_too(door: Door) -> None:
     origin = door.upstream.url.replace("127.0.0.1", "localhost")
     await door.publish(endpoint=origin + "/v1")
     shown = (await door.get()).json()["challenge"]
-    door.names.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
+    door.txt_records.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
     assert (await door.check()).json()["method"] == "dns"
-    door.names.texts.clear()
+    door.txt_records.texts.clear()
     signature = PAYEE.sign_hex(eip191_digest(shown["signature"]["message"].encode()))
     document = {"x-discovery": {"ownershipProofs": [signature]}}
     door.pages["/openapi.json"] = json.dumps(document).encode()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tollway.web.plain_json import encode_plainly
+from tollway.web.plain_json import encode_visible_json
 
 
 @pytest.mark.parametrize(
@@ -13,10 +13,10 @@ from tollway.web.plain_json import encode_plainly
 )
 def test_nothing_unseen_is_left_and_nothing_is_lost(text: str) -> None:
     content = {text: [text, {"more": text}]}
-    written = encode_plainly(content)
+    written = encode_visible_json(content)
     assert written.isprintable()
     assert json.loads(written) == content
 
 
 def test_words_are_left_as_they_are() -> None:
-    assert encode_plainly({"name": "Größe 価格 \U0001f525"}) == '{"name":"Größe 価格 \U0001f525"}'
+    assert encode_visible_json({"name": "Größe 価格 \U0001f525"}) == '{"name":"Größe 価格 \U0001f525"}'

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
 from tollway.web.problems import (
-    KINDS,
+    PROBLEM_KINDS,
     install_handlers,
     problem_type,
     render_problem,
@@ -53,7 +53,7 @@ def render(problem: Problem) -> tuple[int, dict[str, str], dict[str, object]]:
 def test_every_code_has_exactly_the_status_of_the_contract() -> None:
     told = {Code(code): status for status, codes in STATUSES.items() for code in codes.split()}
     assert {code: status_of(code) for code in Code} == told
-    assert set(KINDS) == set(Code)
+    assert set(PROBLEM_KINDS) == set(Code)
 
 
 def test_body_carries_every_standing_member() -> None:

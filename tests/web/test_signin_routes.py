@@ -13,18 +13,18 @@ from eth_account.messages import encode_defunct
 from fastapi import Depends, FastAPI, Request
 
 from tests.kit.memory_sessions import MemorySessions
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractResult
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.identity.authenticator import Authenticator, Identity
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import parse_origin
-from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signatures import SignatureVerifier
 from tollway.limits import Limits
-from tollway.rates import Rates
-from tollway.web.authentication import make_challenge, wallet_dependency, wallet_of_x402_client
-from tollway.web.nonce_meter import NonceMeter
+from tollway.rates import RateLimiter
+from tollway.web.authentication import make_challenge, make_wallet_dependency, make_x402_wallet_dependency
+from tollway.web.nonce_meter import SignInRateLimit
 from tollway.web.problems import install_handlers
 from tollway.web.signin_routes import signin_router
 
@@ -40,8 +40,8 @@ ADDRESS = Address.parse(ACCOUNT.address)
 class NoChain:
     chain_ids = (CHAIN,)
 
-    async def call_contract(self, chain_id: ChainId, **_asked: object) -> ContractAnswer:
-        return ContractAnswer(reverted=False, payload=b"")
+    async def call_contract(self, chain_id: ChainId, **_asked: object) -> ContractResult:
+        return ContractResult(reverted=False, payload=b"")
 
 
 class Unmetered:
@@ -53,7 +53,7 @@ class Unmetered:
     def give_back(self, *, client_address: str, signer: str) -> None:
         pass
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         pass
 
 
@@ -73,9 +73,9 @@ def store() -> MemorySessions:
 @pytest.fixture
 def app(store: MemorySessions) -> FastAPI:
     numbers = count(1)
-    desk = FrontDesk(
+    sign_in_flow = SignIn(
         store,
-        SignatureJudge(NoChain(), limits=LIMITS),
+        SignatureVerifier(NoChain(), limits=LIMITS),
         Unmetered(),
         origin=ORIGIN,
         limits=LIMITS,
@@ -83,11 +83,11 @@ def app(store: MemorySessions) -> FastAPI:
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
     authenticator = Authenticator(
-        store, desk, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS, rates=Rates()
+        store, sign_in_flow, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter()
     )
-    meter = NonceMeter(limits=LIMITS, rates=Rates())
+    rate_limit = SignInRateLimit(limits=LIMITS, rate_limiter=RateLimiter())
     app = FastAPI(redirect_slashes=False)
-    wallet = wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)
+    wallet = make_wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)
 
     @app.api_route("/api/v2/apis", methods=["GET", "POST"])
     @app.api_route("/api/v2/apis/{api_id:path}", methods=["GET", "PUT"])
@@ -96,11 +96,15 @@ def app(store: MemorySessions) -> FastAPI:
         return {"address": str(identity.address), "method": identity.method, "body": body.decode()}
 
     @app.get("/api/v2/x402/mine")
-    async def mine(identity: Annotated[Identity, Depends(wallet_of_x402_client(wallet))]) -> dict[str, str]:
+    async def mine(
+        identity: Annotated[Identity, Depends(make_x402_wallet_dependency(wallet))],
+    ) -> dict[str, str]:
         return {"address": str(identity.address), "method": identity.method}
 
-    app.include_router(signin_router(desk, meter, limits=LIMITS))
-    install_handlers(app, PUBLIC_URL, challenge=make_challenge(desk, meter, origin=ORIGIN, chain_ids=[CHAIN]))
+    app.include_router(signin_router(sign_in_flow, rate_limit, limits=LIMITS))
+    install_handlers(
+        app, PUBLIC_URL, challenge=make_challenge(sign_in_flow, rate_limit, origin=ORIGIN, chain_ids=[CHAIN])
+    )
     return app
 
 

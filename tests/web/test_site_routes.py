@@ -20,14 +20,14 @@ from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
-from tollway.registry.standing import Quality, Standing
+from tollway.registry.standing import Quality, Reputation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 from tollway.web.app import build_app
-from tollway.web.document_memory import FRESH_MS
-from tollway.web.listing_wire import ListingShape
-from tollway.web.load_gauge import LoadGauge
-from tollway.web.shop_window import ShopWindow
-from tollway.web.site_routes import ASSETS, PAGES, SiteDesk, site_router
+from tollway.web.document_memory import CACHE_MS
+from tollway.web.listing_wire import ListingEncoder
+from tollway.web.load_gauge import LoadShedder
+from tollway.web.shop_window import FeaturedOperations
+from tollway.web.site_routes import ASSETS, PAGES, SiteServices, site_router
 
 PUBLIC_URL = "https://gw.example.com"
 ALICE = Address(b"\xaa" * 20)
@@ -79,16 +79,16 @@ class Town:
         self.contact: str | None = "mailto:ops@example.com"
 
     def open(self) -> httpx.AsyncClient:
-        shape = ListingShape(
+        encoder = ListingEncoder(
             public_url=PUBLIC_URL,
             assets=(USDC,),
             confirmations_for=lambda asset, units: 1,
             is_offered=lambda asset, units, listing_id: self.settles,
         )
-        desk = SiteDesk(
+        services = SiteServices(
             catalog=self.catalog,
-            window=ShopWindow(
-                self.catalog, shape, is_mpp_offered=lambda asset, units, listing_id: self.settles
+            featured_operations=FeaturedOperations(
+                self.catalog, encoder, is_mpp_offered=lambda asset, units, listing_id: self.settles
             ),
             site=Site(public_url=PUBLIC_URL, version="1.2.3", contact=self.contact),
             now_ms=lambda: NOW_MS,
@@ -96,12 +96,12 @@ class Town:
         )
         app = build_app(
             call_app=no_calls,
-            routers=[site_router(desk)],
+            routers=[site_router(services)],
             public_url=PUBLIC_URL,
             limits=Limits(),
             clock=lambda: 0.0,
             entropy=lambda size: bytes(size),
-            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         return httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://evil.test", follow_redirects=False
@@ -195,7 +195,7 @@ async def test_addresses_are_the_configured_ones(client: httpx.AsyncClient, path
 async def test_a_new_listing_shows_within_seconds(town: Town, client: httpx.AsyncClient) -> None:
     assert "Weather" not in (await client.get("/llms.txt")).text
     await town.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
-    town.ticks_ms += FRESH_MS
+    town.ticks_ms += CACHE_MS
     assert "Weather" in (await client.get("/llms.txt")).text
 
 
@@ -287,7 +287,7 @@ async def test_the_page_shows_price_standing_and_where_to_go_on(
     town: Town, client: httpx.AsyncClient
 ) -> None:
     quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
-    town.catalog.standings[QUOTES.id] = Standing(quality=quality, verified_ms=NOW_MS)
+    town.catalog.standings[QUOTES.id] = Reputation(quality=quality, verified_ms=NOW_MS)
     text = (await client.get("/")).text
     assert "0.01 USDC a call" in text
     assert "endpoint verified" in text
@@ -334,7 +334,7 @@ async def test_the_contract_features_what_can_be_paid_now(town: Town, client: ht
     quote = document["paths"]["/api/v2/gateway/api_quotes/quote/{symbol}"]["get"]
     assert quote["x-payment-info"]["price"] == {"mode": "fixed", "currency": "USD", "amount": "0.01"}
     assert [name for one in quote["x-payment-info"]["protocols"] for name in one] == ["x402", "mpp"]
-    town.settles, town.ticks_ms = False, FRESH_MS
+    town.settles, town.ticks_ms = False, CACHE_MS
     document = (await client.get("/openapi.json")).json()
     assert not any("api_quotes" in path for path in document["paths"])
 
@@ -343,7 +343,7 @@ async def test_an_edited_document_shows_in_the_window(town: Town, client: httpx.
     assert "/api/v2/gateway/api_quotes/quote/{symbol}" in (await client.get("/openapi.json")).text
     document = {**SAMPLE_DOCUMENT, "paths": {"/rates": {"get": {"responses": {}}}}}
     await town.catalog.revise(replace(QUOTES, openapi=document), expected_revision=QUOTES.revision)
-    town.ticks_ms += FRESH_MS
+    town.ticks_ms += CACHE_MS
     text = (await client.get("/openapi.json")).text
     assert "/api/v2/gateway/api_quotes/rates" in text
     assert "/api/v2/gateway/api_quotes/quote" not in text

@@ -17,12 +17,12 @@ from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway, open_g
 from tests.kit.payer import CHAIN, decode_header, read_challenge
 from tollway.chain.rules import PRESETS
 from tollway.identifiers import Address, ChainId
-from tollway.identity.notary import Notary
+from tollway.identity.notary import ReceiptSigner
 from tollway.identity.signatures import recover
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.offer_receipt import offer_digest
 from tollway.registry.listing import Operation
-from tollway.web.terms_wire import HEADERS_KEPT, TermsWire
+from tollway.web.terms_wire import HEADERS_CACHED_MAX, PaymentRequiredRenderer
 from tollway.web.wire import parse_time
 
 URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
@@ -57,12 +57,12 @@ def sell_on_two_networks(gateway: InProcessGateway) -> None:
     """A second network where authorisations can be settled as well; its name is unknown to version 1."""
     token = replace(USDC, chain_id=V1_UNKNOWN, token=Address(b"\x1c" * 20))
     gateway.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
-    gateway.settlement.tank._rules[V1_UNKNOWN] = replace(
-        gateway.settlement.tank._rules[CHAIN], chain_id=V1_UNKNOWN
+    gateway.settlement.gas_budget._rules[V1_UNKNOWN] = replace(
+        gateway.settlement.gas_budget._rules[CHAIN], chain_id=V1_UNKNOWN
     )
-    gateway.settlement.tank._gauges[V1_UNKNOWN] = gateway.settlement.tank._gauges[CHAIN]
-    gateway.settlement.tank._lanes[V1_UNKNOWN] = gateway.settlement.tank._lanes[CHAIN]
-    gateway.settlement.tank._spent[V1_UNKNOWN] = gateway.settlement.tank._spent[CHAIN]
+    gateway.settlement.gas_budget._network_gas[V1_UNKNOWN] = gateway.settlement.gas_budget._network_gas[CHAIN]
+    gateway.settlement.gas_budget._sequences[V1_UNKNOWN] = gateway.settlement.gas_budget._sequences[CHAIN]
+    gateway.settlement.gas_budget._spent[V1_UNKNOWN] = gateway.settlement.gas_budget._spent[CHAIN]
     gateway.settlement.settlement._rules = gateway.rules
 
 
@@ -348,15 +348,15 @@ async def test_what_cannot_be_settled_any_more_is_not_offered_any_more_and_comes
     dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
     await gateway.publish(operations=(dear,))
     assert (await gateway.ask("GET", "/quote")).headers["payment-required"]
-    gauge = gateway.settlement.tank._gauges[CHAIN]
-    seen_s, gauge.seen_s = gauge.seen_s, -1e9
+    shedder = gateway.settlement.gas_budget._network_gas[CHAIN]
+    seen_s, shedder.seen_s = shedder.seen_s, -1e9
     answer = await gateway.ask("GET", "/quote")
     assert not {"payment-required", "www-authenticate"} & set(answer.headers)
     assert not {"accepts", "x402Version", "error"} & set(answer.problem)
     assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx"]
     assert "x402" not in answer.problem["detail"]
     assert payment_of(await gateway.ask("GET", "/dear"))["amount"] == "0.5"
-    gauge.seen_s = seen_s
+    shedder.seen_s = seen_s
     answer = await gateway.ask("GET", "/quote")
     assert required(answer)["accepts"]
     assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx", "x402"]
@@ -406,14 +406,14 @@ class Notarised:
     """A gateway that signs its offers."""
 
     def __init__(self, gateway: InProcessGateway) -> None:
-        self.notary = Notary.derive(b"\x07" * 32)
-        gateway.calls._terms = TermsWire(
+        self.receipt_signer = ReceiptSigner.derive(b"\x07" * 32)
+        gateway.calls._payment_required = PaymentRequiredRenderer(
             gateway.rules,
             public_url=PUBLIC_URL,
             challenger=None,
             now_ms=lambda: gateway.now_ms,
             entropy=gateway._entropy,
-            notary=self.notary,
+            receipt_signer=self.receipt_signer,
         )
 
     def read_offers(self, answer: Exchange) -> list[dict[str, Any]]:
@@ -421,7 +421,7 @@ class Notarised:
         offers = required(answer)["extensions"]["offer-receipt"]["info"]["offers"]
         for offer in offers:
             signature = bytes.fromhex(offer["signature"][2:])
-            assert recover(offer_digest(offer["payload"]), signature) == self.notary.address
+            assert recover(offer_digest(offer["payload"]), signature) == self.receipt_signer.address
         return [offer["payload"] for offer in offers]
 
 
@@ -457,7 +457,7 @@ async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gatew
 
 async def test_what_is_remembered_of_urls_is_bounded(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    for number in range(HEADERS_KEPT + 2):
+    for number in range(HEADERS_CACHED_MAX + 2):
         await gateway.ask("GET", f"/quote?x={number}")
-    assert len(gateway.calls._terms._required) <= HEADERS_KEPT
-    assert len(gateway.calls._terms._sheets) == 1
+    assert len(gateway.calls._payment_required._required) <= HEADERS_CACHED_MAX
+    assert len(gateway.calls._payment_required._templates) == 1

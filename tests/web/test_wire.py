@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.errors import Code, Refusal
-from tollway.web.wire import Query, format_time, parse_time
+from tollway.web.wire import QueryParameters, format_time, parse_time
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_refuses_what_is_no_time(text: str) -> None:
 
 
 def refused(raw: bytes) -> list[tuple[str | None, str]]:
-    query = Query(raw, known=("limit", "sort", "from", "q"))
-    query.whole("limit", default=20, least=1, most=100)
+    query = QueryParameters(raw, known=("limit", "sort", "from", "q"))
+    query.integer("limit", default=20, least=1, most=100)
     query.choice("sort", ("newest", "name"))
     query.parsed("from", parse_time)
     query.text("q", length_max=5)
@@ -68,7 +68,7 @@ def refused(raw: bytes) -> list[tuple[str | None, str]]:
 
 
 def test_a_bad_query_is_a_validation_failure() -> None:
-    query = Query(b"nothing=1", known=())
+    query = QueryParameters(b"nothing=1", known=())
     with pytest.raises(Refusal) as refusal:
         query.finish()
     assert refusal.value.problem.code is Code.VALIDATION_FAILED
@@ -106,5 +106,5 @@ def test_a_query_names_everything_wrong_with_it(raw: bytes, errors: list[tuple[s
 
 
 def test_a_plus_and_a_percent_escape_are_decoded() -> None:
-    query = Query(b"q=a+b%20c", known=("q",))
+    query = QueryParameters(b"q=a+b%20c", known=("q",))
     assert query.text("q") == "a b c"

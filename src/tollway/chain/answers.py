@@ -1,7 +1,7 @@
 """What chain nodes say, parsed: JSON-RPC batches, blocks, receipts (Ethereum execution APIs).
 
-Pure. A field that is missing, malformed or at odds with another makes the whole answer `Unusable`; nothing is guessed
-or repaired. The texts of `Unusable` are our own: what a node wrote is never repeated, since it may hold its key.
+Pure. A field that is missing, malformed or at odds with another makes the whole answer `UnusableResponse`; nothing is guessed
+or repaired. The texts of `UnusableResponse` are our own: what a node wrote is never repeated, since it may hold its key.
 """
 
 import re
@@ -54,7 +54,7 @@ _REJECTION_CODES = (-32000, -32003, -32010)
 """Of a transaction that is judged. Other codes are about the node itself: limits, methods, internal trouble."""
 
 
-class Unusable(Exception):
+class UnusableResponse(Exception):
     """A node's answer that cannot be relied upon."""
 
 
@@ -91,14 +91,14 @@ class RpcFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class BlockHeader:
     number: int
     block_hash: bytes
     time: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mined:
+class MinedTransaction:
     """A receipt and its transaction, found to agree with each other."""
 
     succeeded: bool
@@ -112,7 +112,7 @@ class Mined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmined:
+class UnminedTransaction:
     is_pending: bool
 
 
@@ -123,18 +123,18 @@ def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
         # This parser has a limit of its own (200).
         answers: Any = from_json(body, cache_strings="keys")
     except ValueError:
-        raise Unusable("the answer is not JSON") from None
+        raise UnusableResponse("the answer is not JSON") from None
     if not isinstance(answers, list):
-        raise Unusable("the answer is not a JSON-RPC batch")
+        raise UnusableResponse("the answer is not a JSON-RPC batch")
     results: dict[int, object] = {}
     for answer in answers:
         if not isinstance(answer, dict) or type(answer.get("id")) is not int:
-            raise Unusable("an answer of the batch has no id")
+            raise UnusableResponse("an answer of the batch has no id")
         if answer["id"] in results or answer["id"] not in ids:
-            raise Unusable("an answer of the batch has a wrong id")
+            raise UnusableResponse("an answer of the batch has a wrong id")
         results[answer["id"]] = _parse_result(answer)
     if len(results) != len(ids):
-        raise Unusable("an answer of the batch is missing")
+        raise UnusableResponse("an answer of the batch is missing")
     return [results[number] for number in ids]
 
 
@@ -142,10 +142,10 @@ def _parse_result(answer: dict[str, Any]) -> object:
     error = answer.get("error")
     if error is None:
         if "result" not in answer:
-            raise Unusable("an answer has neither result nor error")
+            raise UnusableResponse("an answer has neither result nor error")
         return answer["result"]
     if not isinstance(error, dict) or type(error.get("code")) is not int:
-        raise Unusable("an error of the batch is malformed")
+        raise UnusableResponse("an error of the batch is malformed")
     message = error.get("message")
     return RpcFault(
         code=error["code"],
@@ -157,24 +157,24 @@ def _parse_result(answer: dict[str, Any]) -> object:
 def parse_quantity(value: object) -> int:
     """`0x1f` -> 31, at most 256 bits."""
     if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
-        raise Unusable(_describe(value, "a quantity"))
+        raise UnusableResponse(_describe(value, "a quantity"))
     return int(value, 16)
 
 
 def parse_bytes(value: object, *, length: int | None = None) -> bytes:
     """`0x…` with an even number of digits, and exactly `length` bytes where that is given."""
     if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise Unusable(_describe(value, "bytes"))
+        raise UnusableResponse(_describe(value, "bytes"))
     parsed = bytes.fromhex(value[2:])
     if length is not None and len(parsed) != length:
-        raise Unusable(f"{length} bytes were expected")
+        raise UnusableResponse(f"{length} bytes were expected")
     return parsed
 
 
-def parse_block(value: object) -> Block:
+def parse_block(value: object) -> BlockHeader:
     """A block's number, hash and time (unix seconds)."""
     fields = _parse_object(value, "a block")
-    return Block(
+    return BlockHeader(
         number=_parse_number(fields.get("number")),
         block_hash=parse_bytes(fields.get("hash"), length=32),
         time=_parse_number(fields.get("timestamp")),
@@ -189,7 +189,7 @@ def parse_next_time(value: object) -> int | None:
     return _parse_number(_parse_object(value, "a block").get("timestamp"))
 
 
-def parse_finalized(value: object, *, head: Block) -> int:
+def parse_finalized(value: object, *, head: BlockHeader) -> int:
     """The number of the latest final block; 0 where the node knows none or not the tag.
 
     0 errs to the safe side: a payment is then not called final, only watched for longer.
@@ -197,33 +197,35 @@ def parse_finalized(value: object, *, head: Block) -> int:
     return parse_final_tag(value, head=head) or 0
 
 
-def parse_final_tag(value: object, *, head: Block) -> int | None:
+def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
     """The number of the latest final block; None where the node knows none or not the tag."""
     if value is None or isinstance(value, RpcFault):
         return None
     number = parse_block(value).number
     if number > head.number:
-        raise Unusable("the final block is above the head")
+        raise UnusableResponse("the final block is above the head")
     return number
 
 
-def parse_mined(receipt: object, transaction: object, *, tx_hash: TxHash) -> Mined | Unmined:
+def parse_mined(
+    receipt: object, transaction: object, *, tx_hash: TxHash
+) -> MinedTransaction | UnminedTransaction:
     """Both halves of one transaction. Raises Unusable when they are of another hash or contradict each other."""
     known = None if transaction is None else _parse_object(transaction, "a transaction")
     if known is not None and parse_bytes(known.get("hash"), length=32) != tx_hash:
-        raise Unusable("the transaction is not the one that was asked for")
+        raise UnusableResponse("the transaction is not the one that was asked for")
     if receipt is None:
-        return Unmined(is_pending=known is not None)
+        return UnminedTransaction(is_pending=known is not None)
     fields = _parse_object(receipt, "a receipt")
     if parse_bytes(fields.get("transactionHash"), length=32) != tx_hash:
-        raise Unusable("the receipt is of another transaction")
+        raise UnusableResponse("the receipt is of another transaction")
     if known is None:
-        raise Unusable("there is a receipt without its transaction")
+        raise UnusableResponse("there is a receipt without its transaction")
     if known.get("blockHash") is None:
         # The block arrived between the two reads of one batch. Not deep enough for anybody yet.
-        return Unmined(is_pending=True)
+        return UnminedTransaction(is_pending=True)
     block_hash = parse_bytes(fields.get("blockHash"), length=32)
-    mined = Mined(
+    mined = MinedTransaction(
         succeeded=_parse_status(fields.get("status")),
         sender=Address(parse_bytes(fields.get("from"), length=20)),
         recipient=_parse_recipient(fields),
@@ -237,14 +239,14 @@ def parse_mined(receipt: object, transaction: object, *, tx_hash: TxHash) -> Min
     return mined
 
 
-def _check_agreement(mined: Mined, known: dict[str, Any]) -> None:
+def _check_agreement(mined: MinedTransaction, known: dict[str, Any]) -> None:
     if (
         parse_bytes(known.get("blockHash"), length=32) != mined.block_hash
         or _parse_number(known.get("blockNumber")) != mined.block_number
         or parse_bytes(known.get("from"), length=20) != mined.sender
         or _parse_recipient(known) != mined.recipient
     ):
-        raise Unusable("receipt and transaction contradict each other")
+        raise UnusableResponse("receipt and transaction contradict each other")
 
 
 def parse_base_fee(block: object) -> int:
@@ -278,7 +280,7 @@ def parse_log_transactions(
     """The transactions of the logs that `eth_getLogs` found, in their order. A log that was not asked for makes the
     answer Unusable. `topics`: what each one may be."""
     if not isinstance(value, list):
-        raise Unusable(_describe(value, "a list of logs"))
+        raise UnusableResponse(_describe(value, "a list of logs"))
     found: list[TxHash] = []
     for entry in value:
         fields = _parse_object(entry, "a log")
@@ -291,7 +293,7 @@ def parse_log_transactions(
                 parse_bytes(one, length=32) not in ways for one, ways in zip(log_topics, topics, strict=True)
             )
         ):
-            raise Unusable("a log was not asked for")
+            raise UnusableResponse("a log was not asked for")
         if fields.get("removed") is not True:
             found.append(TxHash(parse_bytes(fields.get("transactionHash"), length=32)))
     return found
@@ -301,10 +303,10 @@ def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:
     """(reverted, payload) of an `eth_call`, the payload cut at `bytes_max`. A node's own trouble is Unusable."""
     if isinstance(value, RpcFault):
         if not value.is_contract_fault:
-            raise Unusable(f"the node answered with error {value.code}")
+            raise UnusableResponse(f"the node answered with error {value.code}")
         try:
             return True, _parse_cut(value.payload, bytes_max=bytes_max)
-        except Unusable:
+        except UnusableResponse:
             return True, b""  # many nodes give no revert data, or prose
     return False, _parse_cut(value, bytes_max=bytes_max)
 
@@ -315,7 +317,7 @@ def _parse_cut(value: object, *, bytes_max: int) -> bytes:
 
 def _parse_logs(value: object, *, tx_hash: TxHash, block_hash: bytes) -> tuple[Log, ...]:
     if not isinstance(value, list):
-        raise Unusable("the receipt has no logs")
+        raise UnusableResponse("the receipt has no logs")
     return tuple(_parse_log(log, tx_hash=tx_hash, block_hash=block_hash) for log in value)
 
 
@@ -323,12 +325,12 @@ def _parse_log(value: object, *, tx_hash: TxHash, block_hash: bytes) -> Log:
     fields = _parse_object(value, "a log")
     topics, removed = fields.get("topics"), fields.get("removed")
     if not isinstance(topics, list) or len(topics) > 4 or not isinstance(removed, bool):
-        raise Unusable("a log is malformed")
+        raise UnusableResponse("a log is malformed")
     if (
         parse_bytes(fields.get("transactionHash"), length=32) != tx_hash
         or parse_bytes(fields.get("blockHash"), length=32) != block_hash
     ):
-        raise Unusable("a log belongs to another transaction or block")
+        raise UnusableResponse("a log belongs to another transaction or block")
     return Log(
         address=Address(parse_bytes(fields.get("address"), length=20)),
         topics=tuple(parse_bytes(topic, length=32) for topic in topics),
@@ -349,27 +351,27 @@ def _parse_fee(fields: dict[str, Any]) -> int | None:
 def _parse_status(value: object) -> bool:
     status = parse_quantity(value)
     if status > 1:
-        raise Unusable("a receipt's status is 0 or 1")
+        raise UnusableResponse("a receipt's status is 0 or 1")
     return status == 1
 
 
 def _parse_recipient(fields: dict[str, Any]) -> Address | None:
     """`to` is null when a contract was created, but it is never absent."""
     if "to" not in fields:
-        raise Unusable("the recipient is missing")
+        raise UnusableResponse("the recipient is missing")
     return None if fields["to"] is None else Address(parse_bytes(fields["to"], length=20))
 
 
 def _parse_number(value: object) -> int:
     number = parse_quantity(value)
     if number > _BLOCK_NUMBER_MAX:
-        raise Unusable("a block number or time is absurdly large")
+        raise UnusableResponse("a block number or time is absurdly large")
     return number
 
 
 def _parse_object(value: object, noun: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Unusable(_describe(value, noun))
+        raise UnusableResponse(_describe(value, noun))
     return value
 
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class LookupMeter(Protocol):
+class LookupQuota(Protocol):
     """Counts look-ups on chains, per client address and per signer. Nothing about money depends on it."""
 
     @property
@@ -17,6 +17,6 @@ class LookupMeter(Protocol):
         """Takes back one that was allowed: it found a valid payment."""
         ...
 
-    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
         """One that was allowed had no answer: it counts for a shorter time."""
         ...

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import structlog
 
-from tollway.chain.answers import Unusable, parse_batch, parse_quantity
+from tollway.chain.answers import UnusableResponse, parse_batch, parse_quantity
 from tollway.identifiers import ChainId, format_network
 from tollway.limits import Limits
 
@@ -26,11 +26,11 @@ RpcCall = tuple[str, list[object]]
 
 _HTTP_OK = 200
 SENDS_MAX = 2
-_ids = itertools.count(1)
+_request_ids = itertools.count(1)
 _log = structlog.get_logger(__name__)
 
 
-class WrongChain(Unusable):
+class WrongChain(UnusableResponse):
     """The node serves another chain than the one it is configured for."""
 
 
@@ -46,7 +46,7 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-class Node:
+class RpcNode:
     """Safe to use from many tasks at once. `clock`: a monotonic one, for the breaker alone."""
 
     def __init__(
@@ -65,42 +65,42 @@ class Node:
         self._clock = clock
         self._on_request = on_request
         self._slots = asyncio.Semaphore(limits.rpc_in_flight_max)
-        self._last_until: float | None = None
+        self._deferred_until: float | None = None
         self.label = f"node {position} of {format_network(chain_id)} at {urlsplit(url).hostname}"
 
     def __repr__(self) -> str:
         return f"<{self.label}>"
 
     @property
-    def is_last_choice(self) -> bool:
+    def is_deferred(self) -> bool:
         """It failed within the last `BREAKER_S` seconds."""
-        return self._last_until is not None and self._clock() < self._last_until
+        return self._deferred_until is not None and self._clock() < self._deferred_until
 
     @asynccontextmanager
     async def attempt(self, deadline_s: float) -> AsyncIterator[None]:
         """Bounds one read, however many batches it takes, and feeds the breaker. Raises Unusable on any failure."""
-        if self._last_until is not None:
+        if self._deferred_until is not None:
             # One asker at a time finds out whether the node is back; the others keep to its siblings.
-            self._last_until = self._clock() + BREAKER_S
+            self._deferred_until = self._clock() + BREAKER_S
         try:
             async with asyncio.timeout(deadline_s):
                 yield
         except TimeoutError:
-            self._note_failure("no answer within the deadline")
-            raise Unusable("no answer within the deadline") from None
-        except Unusable as exc:
-            self._note_failure(str(exc))
+            self._record_failure("no answer within the deadline")
+            raise UnusableResponse("no answer within the deadline") from None
+        except UnusableResponse as exc:
+            self._record_failure(str(exc))
             raise
-        if self._last_until is not None:
-            self._last_until = None
+        if self._deferred_until is not None:
+            self._deferred_until = None
             _log.info("rpc_node_recovered", node=self.label)
 
-    def _note_failure(self, reason: str) -> None:
-        if self._last_until is None:  # once per outage, not once per call
+    def _record_failure(self, reason: str) -> None:
+        if self._deferred_until is None:  # once per outage, not once per call
             _log.warning("rpc_node_failed", node=self.label, reason=reason)
-        self._last_until = self._clock() + BREAKER_S
+        self._deferred_until = self._clock() + BREAKER_S
 
-    async def ask(
+    async def send_batch(
         self, session: aiohttp.ClientSession, calls: Sequence[RpcCall], *, sends_max: int = SENDS_MAX
     ) -> list[object]:
         """One round trip. The results in the order of `calls`: raw JSON values for `answers` to parse, or faults.
@@ -109,7 +109,7 @@ class Node:
         answer would hide the first ("nonce too low", because the first was taken and is mined already).
         """
         batch: list[RpcCall] = [*calls, ("eth_chainId", [])]
-        ids = [next(_ids) for _ in batch]
+        ids = [next(_request_ids) for _ in batch]
         body = json.dumps(
             [
                 {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
@@ -136,19 +136,19 @@ class Node:
             except (aiohttp.ClientError, OSError, ValueError) as exc:
                 # `from None`: the foreign text may hold the URL, and the URL a key.
                 if not (sends_left and _is_stale_connection(exc)):
-                    raise Unusable(f"the request failed ({type(exc).__name__})") from None
-        raise Unusable("the node keeps closing the connection")
+                    raise UnusableResponse(f"the request failed ({type(exc).__name__})") from None
+        raise UnusableResponse("the node keeps closing the connection")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != _HTTP_OK:
             response.close()
-            raise Unusable(f"the node answered with HTTP status {response.status}")
+            raise UnusableResponse(f"the node answered with HTTP status {response.status}")
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > self._limits.rpc_answer_bytes_max:
                 response.close()
-                raise Unusable("the answer is too large")
+                raise UnusableResponse("the answer is too large")
         return bytes(body)
 
 

@@ -8,87 +8,94 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tollway.chain.answers import Unusable
-from tollway.chain.node import Node, WrongChain
-from tollway.chain.reader import Trust
+from tollway.chain.answers import UnusableResponse
+from tollway.chain.node import RpcNode, WrongChain
+from tollway.chain.reader import Quorum
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.identifiers import ChainId, format_network
 
 T = TypeVar("T")
 
-Read = Callable[[Node], Awaitable[T]]
+NodeRead = Callable[[RpcNode], Awaitable[T]]
 
 
-class NodePanel:
+class NodePool:
     """Safe to use from many tasks at once. `agreement_min`: how many nodes must tell the same before it counts;
     `is_by_value`: only where much is at stake, and one is enough for all that does not say so."""
 
     def __init__(
-        self, chain_id: ChainId, nodes: Sequence[Node], *, agreement_min: int = 1, is_by_value: bool = False
+        self,
+        chain_id: ChainId,
+        nodes: Sequence[RpcNode],
+        *,
+        agreement_min: int = 1,
+        is_by_value: bool = False,
     ) -> None:
         self._chain_id = chain_id
         self._nodes = tuple(nodes)
         self._agreement_min = agreement_min
-        self.least_trust = Trust.ONE if is_by_value else Trust.AGREED
+        self.least_quorum = Quorum.ONE if is_by_value else Quorum.AGREED
 
-    def count_needed(self, trust: Trust) -> int:
-        return self._agreement_min if trust is Trust.AGREED else 1
+    def count_needed(self, quorum: Quorum) -> int:
+        return self._agreement_min if quorum is Quorum.AGREED else 1
 
     @property
-    def in_order(self) -> list[Node]:
+    def in_order(self) -> list[RpcNode]:
         """In the operator's order; those that failed within the last seconds come last."""
-        return sorted(self._nodes, key=lambda node: node.is_last_choice)
+        return sorted(self._nodes, key=lambda node: node.is_deferred)
 
-    async def attempt(self, node: Node, read: Read[T], *, failures: list[str], deadline_s: float) -> T | None:
+    async def attempt(
+        self, node: RpcNode, read: NodeRead[T], *, failures: list[str], deadline_s: float
+    ) -> T | None:
         """None when the node's answer cannot be used; the reason joins `failures`."""
         try:
             async with node.attempt(deadline_s):
                 return await read(node)
-        except Unusable as exc:
+        except UnusableResponse as exc:
             failures.append(f"{node.label}: {exc}")
             return None
 
-    async def ask_first(self, read: Read[T], *, deadline_s: float) -> T:
+    async def read_first(self, read: NodeRead[T], *, deadline_s: float) -> T:
         """The first usable answer decides."""
-        return (await self._ask_some(read, lambda answer: None, count=1, deadline_s=deadline_s))[0]
+        return (await self._read_some(read, lambda answer: None, count=1, deadline_s=deadline_s))[0]
 
-    async def ask_alike(
-        self, read: Read[T], *, essence: Callable[[T], object], trust: Trust, deadline_s: float
+    async def read_agreeing(
+        self, read: NodeRead[T], *, compared: Callable[[T], object], quorum: Quorum, deadline_s: float
     ) -> list[T]:
-        """As many answers with one `essence` as `trust` takes. Nodes are asked until there are as many."""
-        return await self._ask_some(read, essence, count=self.count_needed(trust), deadline_s=deadline_s)
+        """As many answers with one `compared` as `quorum` takes. Nodes are asked until there are as many."""
+        return await self._read_some(read, compared, count=self.count_needed(quorum), deadline_s=deadline_s)
 
-    async def _ask_some(
-        self, read: Read[T], essence: Callable[[T], object], *, count: int, deadline_s: float
+    async def _read_some(
+        self, read: NodeRead[T], compared: Callable[[T], object], *, count: int, deadline_s: float
     ) -> list[T]:
         failures: list[str] = []
-        told: list[T] = []
+        reports: list[T] = []
         for node in self.in_order:
             answer = await self.attempt(node, read, failures=failures, deadline_s=deadline_s)
             if answer is None:
                 continue
-            told.append(answer)
-            alike = [other for other in told if essence(other) == essence(answer)]
+            reports.append(answer)
+            alike = [other for other in reports if compared(other) == compared(answer)]
             if len(alike) >= count:
                 return alike
-        if told:
-            failures.append(f"{count} of the nodes must agree, and {len(told)} answered")
+        if reports:
+            failures.append(f"{count} of the nodes must agree, and {len(reports)} answered")
         raise self.unavailable(failures)
 
-    async def check(self, ask: Read[object], *, deadline_s: float) -> None:
+    async def check(self, read: NodeRead[object], *, deadline_s: float) -> None:
         """Asks all nodes at once. Raises `ChainUnavailable` when too few answer for the least payment, and `ChainMismatch`
         when any of them serves another chain: that is a mistake in the settings which fail-over would hide.
         """
         failures: list[str] = []
-        strays: list[str] = []
+        wrong_chain: list[str] = []
 
-        async def check(node: Node) -> bool:
+        async def check(node: RpcNode) -> bool:
             try:
                 async with node.attempt(deadline_s):
-                    await ask(node)
+                    await read(node)
             except WrongChain as exc:
-                strays.append(f"{node.label}: {exc}")
-            except Unusable as exc:
+                wrong_chain.append(f"{node.label}: {exc}")
+            except UnusableResponse as exc:
                 failures.append(f"{node.label}: {exc}")
             else:
                 return True
@@ -96,12 +103,12 @@ class NodePanel:
 
         async with asyncio.TaskGroup() as group:
             checks = [group.create_task(check(node)) for node in self._nodes]
-        if strays:
+        if wrong_chain:
             mismatch = ChainMismatch(f"a node of {format_network(self._chain_id)} serves another chain")
-            for stray in strays:
-                mismatch.add_note(stray)
+            for wrong in wrong_chain:
+                mismatch.add_note(wrong)
             raise mismatch
-        if sum(task.result() for task in checks) < self.count_needed(self.least_trust):
+        if sum(task.result() for task in checks) < self.count_needed(self.least_quorum):
             raise self.unavailable(failures)
 
     def unavailable(self, failures: Sequence[str], *, is_disputed: bool = False) -> ChainUnavailable:

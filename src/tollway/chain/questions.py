@@ -1,6 +1,6 @@
 """The questions that one node is asked, each in as few JSON-RPC batches as it takes, and their answers as facts.
 
-What is not plainly answered is `Unusable`. Which nodes are asked, and how many must agree, is not known here.
+What is not plainly answered is `UnusableResponse`. Which nodes are asked, and how many must agree, is not known here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import aiohttp
 
 from tollway.chain.answers import (
-    Mined,
+    MinedTransaction,
     RpcFault,
-    Unmined,
-    Unusable,
+    UnminedTransaction,
+    UnusableResponse,
     parse_base_fee,
     parse_block,
     parse_bytes,
@@ -26,16 +26,16 @@ from tollway.chain.answers import (
     parse_tip,
     parse_word,
 )
-from tollway.chain.node import Node, RpcCall
+from tollway.chain.node import RpcCall, RpcNode
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
     ChainFacts,
-    ContractAnswer,
+    ChainTip,
+    ContractResult,
     Fees,
     NotMined,
     SendRefused,
-    Tip,
 )
 from tollway.chain.receipts import assemble_facts
 from tollway.chain.tokens import (
@@ -54,7 +54,7 @@ Session = aiohttp.ClientSession
 
 
 async def read_receipts(
-    node: Node, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    node: RpcNode, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
 ) -> dict[TxHash, ChainFacts | NotMined]:
     """At most two round trips, however many there are. One whose answers are unusable does not spoil the others: it is
     left out, unless that would leave nothing."""
@@ -64,22 +64,24 @@ async def read_receipts(
         calls.append(("eth_getTransactionByHash", [str(tx_hash)]))
     calls.append(("eth_getBlockByNumber", ["latest", False]))
     calls.append(("eth_getBlockByNumber", ["finalized", False]))
-    *halves, latest, finalized = await node.ask(session, calls)
+    *halves, latest, finalized = await node.send_batch(session, calls)
     head = parse_block(latest)
     finalized_number = parse_finalized(finalized, head=head)
     read = _parse_usable(tx_hashes, halves)
     blocks = {head.number: head}
-    heights = {mined.block_number for mined in read.values() if not isinstance(mined, Unmined)} - {
+    heights = {mined.block_number for mined in read.values() if not isinstance(mined, UnminedTransaction)} - {
         head.number
     }
     if heights:
-        raws = await node.ask(session, [("eth_getBlockByNumber", [hex(height), False]) for height in heights])
+        raws = await node.send_batch(
+            session, [("eth_getBlockByNumber", [hex(height), False]) for height in heights]
+        )
         blocks |= {height: parse_block(raw) for height, raw in zip(heights, raws, strict=True)}
     if any(block.number != height for height, block in blocks.items()):
-        raise Unusable("the block is not the one that was asked for")
+        raise UnusableResponse("the block is not the one that was asked for")
     return {
         tx_hash: NotMined(chain_id=chain_id, is_pending=mined.is_pending)
-        if isinstance(mined, Unmined)
+        if isinstance(mined, UnminedTransaction)
         else assemble_facts(
             chain_id,
             tx_hash,
@@ -92,58 +94,64 @@ async def read_receipts(
     }
 
 
-def _parse_usable(tx_hashes: Sequence[TxHash], halves: Sequence[object]) -> dict[TxHash, Mined | Unmined]:
-    read: dict[TxHash, Mined | Unmined] = {}
-    faults: list[Unusable] = []
+def _parse_usable(
+    tx_hashes: Sequence[TxHash], halves: Sequence[object]
+) -> dict[TxHash, MinedTransaction | UnminedTransaction]:
+    read: dict[TxHash, MinedTransaction | UnminedTransaction] = {}
+    faults: list[UnusableResponse] = []
     for tx_hash, receipt, transaction in zip(tx_hashes, halves[::2], halves[1::2], strict=True):
         try:
             read[tx_hash] = parse_mined(receipt, transaction, tx_hash=tx_hash)
-        except Unusable as exc:
+        except UnusableResponse as exc:
             faults.append(exc)
     if faults and not read:
         raise faults[0]
     return read
 
 
-async def read_tip(node: Node, session: Session) -> Tip:
-    latest, finalized = await node.ask(
+async def read_tip(node: RpcNode, session: Session) -> ChainTip:
+    latest, finalized = await node.send_batch(
         session,
         [("eth_getBlockByNumber", ["latest", False]), ("eth_getBlockByNumber", ["finalized", False])],
     )
     head = parse_block(latest)
-    return Tip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
+    return ChainTip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
 
 
-async def read_block_hashes(node: Node, session: Session, numbers: Sequence[int]) -> dict[int, bytes | None]:
+async def read_block_hashes(
+    node: RpcNode, session: Session, numbers: Sequence[int]
+) -> dict[int, bytes | None]:
     """One round trip. None: the node's chain has no block so high."""
-    raws = await node.ask(session, [("eth_getBlockByNumber", [hex(number), False]) for number in numbers])
+    raws = await node.send_batch(
+        session, [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    )
     found: dict[int, bytes | None] = {}
     for number, raw in zip(numbers, raws, strict=True):
         block = None if raw is None else parse_block(raw)
         if block is not None and block.number != number:
-            raise Unusable("the block is not the one that was asked for")
+            raise UnusableResponse("the block is not the one that was asked for")
         found[number] = None if block is None else block.block_hash
     return found
 
 
 async def read_call(
-    node: Node, session: Session, *, to: Address | None, calldata: bytes, gas: int, bytes_max: int
-) -> ContractAnswer:
+    node: RpcNode, session: Session, *, to: Address | None, calldata: bytes, gas: int, bytes_max: int
+) -> ContractResult:
     call: dict[str, object] = {"data": "0x" + calldata.hex(), "gas": hex(gas)}
     if to is not None:
         call["to"] = str(to)
-    (answer,) = await node.ask(session, [("eth_call", [call, "latest"])])
+    (answer,) = await node.send_batch(session, [("eth_call", [call, "latest"])])
     reverted, payload = parse_call(answer, bytes_max=bytes_max)
-    return ContractAnswer(reverted=reverted, payload=payload)
+    return ContractResult(reverted=reverted, payload=payload)
 
 
-async def read_code_size(node: Node, session: Session, address: Address) -> int:
-    (code,) = await node.ask(session, [("eth_getCode", [str(address), "latest"])])
+async def read_code_size(node: RpcNode, session: Session, address: Address) -> int:
+    (code,) = await node.send_batch(session, [("eth_getCode", [str(address), "latest"])])
     return len(parse_bytes(code))
 
 
 async def read_authorization(
-    node: Node,
+    node: RpcNode,
     session: Session,
     chain_id: ChainId,
     *,
@@ -161,7 +169,7 @@ async def read_authorization(
     transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
     balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
     state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
-    latest, code, balance, used, simulation, estimate = await node.ask(
+    latest, code, balance, used, simulation, estimate = await node.send_batch(
         session,
         [
             ("eth_getBlockByNumber", ["latest", False]),
@@ -188,13 +196,13 @@ async def read_authorization(
         code_hash=keccak256(payer_code) if payer_code else None,
         balance=parse_word(balance),
         is_used=parse_word(used) != 0,
-        simulation=ContractAnswer(reverted=reverted, payload=payload),
+        simulation=ContractResult(reverted=reverted, payload=payload),
         gas_estimate=None if reverted else parse_estimate(estimate),
     )
 
 
 async def _simulate_later(
-    node: Node, session: Session, transfer: Mapping[str, object], *, valid_after: int
+    node: RpcNode, session: Session, transfer: Mapping[str, object], *, valid_after: int
 ) -> tuple[object, object] | None:
     """What call and estimate tell of the first moment that the token would take the transfer, if the node's next block
     comes no earlier than that; else None, also where it passes at no time or the node cannot tell.
@@ -204,7 +212,7 @@ async def _simulate_later(
     make the missing blocks with times of the past, and the transfer would revert in one of them.
     """
     moment = {"time": hex(valid_after + 1)}
-    upcoming, simulation, estimate = await node.ask(
+    upcoming, simulation, estimate = await node.send_batch(
         session,
         [
             ("eth_getBlockByNumber", ["pending", False]),
@@ -221,7 +229,7 @@ async def _simulate_later(
 
 
 async def read_authorization_ends(
-    node: Node, session: Session, *, token: Address, payer: Address, nonce: bytes, from_block: int
+    node: RpcNode, session: Session, *, token: Address, payer: Address, nonce: bytes, from_block: int
 ) -> list[TxHash]:
     """The transactions in which the token says that the authorisation was used or cancelled, oldest first."""
     topics = ((AUTHORIZATION_USED_TOPIC, AUTHORIZATION_CANCELED_TOPIC), (_PAD + payer,), (nonce,))
@@ -230,29 +238,31 @@ async def read_authorization_ends(
 
 
 async def _read_logs(
-    node: Node, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
+    node: RpcNode, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
 ) -> list[object]:
     """All in one question; in windows where the node refuses so many blocks."""
     ways = [["0x" + way.hex() for way in one] for one in topics]
 
-    def ask(first: str, last: str) -> RpcCall:
+    def encode_query(first: str, last: str) -> RpcCall:
         question = {"address": str(address), "topics": ways, "fromBlock": first, "toBlock": last}
         return ("eth_getLogs", [question])
 
-    whole, number = await node.ask(session, [ask(hex(from_block), "latest"), ("eth_blockNumber", [])])
+    whole, number = await node.send_batch(
+        session, [encode_query(hex(from_block), "latest"), ("eth_blockNumber", [])]
+    )
     if not isinstance(whole, RpcFault):
         return [whole]
     head = parse_quantity(number)
     starts = range(from_block, head + 1, LOG_WINDOW_BLOCKS)
     if not 1 < len(starts) <= _LOG_WINDOWS_MAX:
-        raise Unusable(f"the node answered with error {whole.code} instead of logs")
-    return await node.ask(
-        session, [ask(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
+        raise UnusableResponse(f"the node answered with error {whole.code} instead of logs")
+    return await node.send_batch(
+        session, [encode_query(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
     )
 
 
-async def read_fees(node: Node, session: Session, chain_id: ChainId) -> Fees:
-    latest, tip, gas_price = await node.ask(
+async def read_fees(node: RpcNode, session: Session, chain_id: ChainId) -> Fees:
+    latest, tip, gas_price = await node.send_batch(
         session,
         [
             ("eth_getBlockByNumber", ["latest", False]),
@@ -265,8 +275,8 @@ async def read_fees(node: Node, session: Session, chain_id: ChainId) -> Fees:
     return Fees(chain_id=chain_id, base_fee_wei=base_fee_wei, tip_wei=tip_wei)
 
 
-async def read_account(node: Node, session: Session, address: Address) -> AccountFacts:
-    balance, count = await node.ask(
+async def read_account(node: RpcNode, session: Session, address: Address) -> AccountFacts:
+    balance, count = await node.send_batch(
         session,
         [
             ("eth_getBalance", [str(address), "latest"]),
@@ -276,26 +286,26 @@ async def read_account(node: Node, session: Session, address: Address) -> Accoun
     return AccountFacts(balance_wei=parse_quantity(balance), mined_nonce=parse_quantity(count))
 
 
-async def offer_transaction(node: Node, session: Session, raw: bytes) -> SendRefused | None:
+async def submit_transaction(node: RpcNode, session: Session, raw: bytes) -> SendRefused | None:
     """One node's word on a transaction; None: it has it.
 
     Before a refusal counts the node is asked whether it has the transaction all the same: "nonce too low" is also said
     of one that is mined already.
     """
     tx_hash = TxHash(keccak256(raw))
-    (answer,) = await node.ask(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
+    (answer,) = await node.send_batch(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
     if not isinstance(answer, RpcFault):
         if parse_bytes(answer, length=32) != tx_hash:
-            raise Unusable("the node took another transaction than the one that was sent")
+            raise UnusableResponse("the node took another transaction than the one that was sent")
         return None
     if answer.is_already_known:
         return None
     fault = answer.send_fault
     if fault is None:
-        raise Unusable(f"the node answered with error {answer.code} to a transaction")
-    (known,) = await node.ask(session, [("eth_getTransactionByHash", [str(tx_hash)])])
+        raise UnusableResponse(f"the node answered with error {answer.code} to a transaction")
+    (known,) = await node.send_batch(session, [("eth_getTransactionByHash", [str(tx_hash)])])
     if isinstance(known, RpcFault):
-        raise Unusable(f"the node answered with error {known.code} instead of a transaction")
+        raise UnusableResponse(f"the node answered with error {known.code} instead of a transaction")
     if known is not None:
         return None
     return SendRefused(reason=f"{node.label}: error {answer.code} ({fault})", fault=fault)

@@ -65,7 +65,7 @@ class Disputed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tip:
+class ChainTip:
     """The lowest head, and the lowest final block, of as many nodes as the network asks for. `finalized_number` None: one
     of them knows no `finalized` block."""
 
@@ -83,7 +83,7 @@ class BlockHashes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContractAnswer:
+class ContractResult:
     """What an `eth_call` returned: `payload` capped at the limit that was asked for, or a revert."""
 
     reverted: bool
@@ -105,7 +105,7 @@ class AuthorizationFacts:
     code_size: int
     balance: int
     is_used: bool
-    simulation: ContractAnswer
+    simulation: ContractResult
     gas_estimate: int | None
     code_hash: bytes | None = None
 
@@ -132,8 +132,8 @@ class AccountFacts:
     mined_nonce: int
 
 
-class Trust(StrEnum):
-    """Whose word a reading has to rest on: what may be lost by a lie decides (`ChainRules.trust_for`)."""
+class Quorum(StrEnum):
+    """Whose word a reading has to rest on: what may be lost by a lie decides (`ChainRules.quorum_for`)."""
 
     ONE = "one"  # the first usable node's
     AGREED = "agreed"  # that of as many nodes as the network asks for (`agreement_min`)
@@ -172,7 +172,7 @@ class ChainReader(Protocol):
         ...
 
     async def fetch_facts(
-        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
         """Everything about one transaction in at most two round trips (one JSON-RPC batch each)."""
         ...
@@ -186,7 +186,7 @@ class ChainReader(Protocol):
         gas: int,
         bytes_max: int,
         deadline_s: float,
-    ) -> ContractAnswer:
+    ) -> ContractResult:
         """`eth_call` at the latest block; `to` None runs `calldata` as deployment code (ERC-6492)."""
         ...
 
@@ -213,7 +213,7 @@ class SettlementChain(ChainReader, Protocol):
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
         """In one round trip. `calldata`: the transfer (`tokens.encode_transfer_with_authorization`), simulated as sent by
         `sender` with at most `gas`, at the head's time.
@@ -224,7 +224,7 @@ class SettlementChain(ChainReader, Protocol):
         ...
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, quorum: Quorum = Quorum.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
         """`fetch_facts` for many transactions in the same two round trips. One about which nothing can be said yet is
         left out; raises `ChainUnavailable` only when that are all of them."""
@@ -238,7 +238,7 @@ class SettlementChain(ChainReader, Protocol):
         payer: Address,
         nonce: bytes,
         from_block: int,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> TxHash | None:
         """The transaction that ended this authorisation's life since that block: the token reported
         `AuthorizationUsed(payer, nonce)` in it, or `AuthorizationCanceled`.
@@ -268,7 +268,7 @@ class WatchedChain(SettlementChain, Protocol):
     """What the watcher needs beside settling. The same promises; always by the word of as many nodes as the network asks
     for."""
 
-    async def fetch_tip(self, chain_id: ChainId) -> Tip:
+    async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
         """In one round trip for each node that is needed."""
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 Item = bytes | list["Item"]
 
 _SHORT_MAX = 55
-_BYTES, _LIST = 0x80, 0xC0
+_BYTES_PREFIX, _LIST_PREFIX = 0x80, 0xC0
 
 
 def encode_item(item: bytes | int | Sequence[bytes | int | Sequence[bytes]]) -> bytes:
@@ -18,10 +18,10 @@ def encode_item(item: bytes | int | Sequence[bytes | int | Sequence[bytes]]) -> 
         item = item.to_bytes((item.bit_length() + 7) // 8, "big")
     if not isinstance(item, bytes):
         inside = b"".join([encode_item(one) for one in item])
-        return _prefix(_LIST, len(inside)) + inside
-    if len(item) == 1 and item[0] < _BYTES:
+        return _prefix(_LIST_PREFIX, len(inside)) + inside
+    if len(item) == 1 and item[0] < _BYTES_PREFIX:
         return item
-    return _prefix(_BYTES, len(item)) + item
+    return _prefix(_BYTES_PREFIX, len(item)) + item
 
 
 def decode_item(raw: bytes) -> Item:
@@ -43,12 +43,12 @@ def _read(raw: bytes, start: int, limit: int) -> tuple[Item, int]:
     if start >= limit:
         raise ValueError("an item is cut off")
     first = raw[start]
-    if first < _BYTES:
+    if first < _BYTES_PREFIX:
         return raw[start : start + 1], start + 1
-    kind = _LIST if first >= _LIST else _BYTES
+    kind = _LIST_PREFIX if first >= _LIST_PREFIX else _BYTES_PREFIX
     begin, end = _measure(raw, start, first - kind, limit)
-    if kind == _BYTES:
-        if end - begin == 1 and raw[begin] < _BYTES:
+    if kind == _BYTES_PREFIX:
+        if end - begin == 1 and raw[begin] < _BYTES_PREFIX:
             raise ValueError("a small byte stands for itself")
         return raw[begin:end], end
     items: list[Item] = []

@@ -12,15 +12,15 @@ from tollway.errors import ChainMismatch, ChainUnavailable
 from tollway.identifiers import ChainId
 from tollway.limits import Limits
 
-INTERVAL_S = 60.0
-ABSENT_INTERVAL_S = 10.0
+CHECK_INTERVAL_S = 60.0
+AWAY_INTERVAL_S = 10.0
 
 _NEVER_SERVED = float("-inf")
 
 _log = structlog.get_logger(__name__)
 
 
-class RollCall:
+class NodeHealth:
     """Until a network was asked it counts as away. `clock` is monotonic seconds."""
 
     def __init__(
@@ -34,7 +34,7 @@ class RollCall:
         self._chains = chains
         self._limits = limits
         self._clock = clock
-        self._asked_s = _NEVER_SERVED
+        self._checked_s = _NEVER_SERVED
         self._away_since: dict[ChainId, float | None] = dict.fromkeys(chain_ids, _NEVER_SERVED)
 
     @property
@@ -48,26 +48,26 @@ class RollCall:
         longest = self._clock() - self._limits.chain_away_s
         return sum(since is not None and since <= longest for since in self._away_since.values())
 
-    async def ask(self) -> None:
-        """To be called every `ABSENT_INTERVAL_S`: most times it asks only those that are away."""
-        if self._clock() - self._asked_s >= INTERVAL_S:
-            await self.find_strays()
+    async def check_due(self) -> None:
+        """To be called every `AWAY_INTERVAL_S`: most times it asks only those that are away."""
+        if self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+            await self.find_wrong_chain_nodes()
             return
         for chain_id in [chain_id for chain_id, since in self._away_since.items() if since is not None]:
             await self._check(chain_id)
 
-    async def find_strays(self) -> list[str]:
+    async def find_wrong_chain_nodes(self) -> list[str]:
         """Asks every network. A line for each node that serves another chain than the one it is configured for; a node
         that is away is only noted."""
-        strays: list[str] = []
-        self._asked_s = self._clock()
+        wrong_chain: list[str] = []
+        self._checked_s = self._clock()
         for chain_id in self._away_since:
             exc = await self._check(chain_id)
             if exc is not None:
                 _log.warning("chain_not_ready", chain_id=chain_id, detail=str(exc))
             if isinstance(exc, ChainMismatch):
-                strays += getattr(exc, "__notes__", [])
-        return strays
+                wrong_chain += getattr(exc, "__notes__", [])
+        return wrong_chain
 
     async def _check(self, chain_id: ChainId) -> ChainUnavailable | None:
         try:

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tollway.chain.node import Node, open_session
-from tollway.chain.node_panel import NodePanel
+from tollway.chain.node import RpcNode, open_session
+from tollway.chain.node_panel import NodePool
 from tollway.chain.questions import (
-    offer_transaction,
     read_account,
     read_authorization,
     read_authorization_ends,
@@ -28,21 +27,22 @@ from tollway.chain.questions import (
     read_fees,
     read_receipts,
     read_tip,
+    submit_transaction,
 )
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
     BlockHashes,
     ChainFacts,
-    ContractAnswer,
+    ChainTip,
+    ContractResult,
     Disputed,
     Fees,
     NotMined,
+    Quorum,
     SendRefused,
-    Tip,
-    Trust,
 )
-from tollway.chain.receipts import BlockTally, Tally
+from tollway.chain.receipts import BlockVotes, TransactionVotes
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.limits import Limits
@@ -58,7 +58,7 @@ class ChainEndpoints:
     """The nodes of one chain in order of preference. Raises ValueError, never naming a URL: they may hold keys.
 
     `agreement_min`: how many nodes must tell the same facts before they count (k of n). Head and finality may differ
-    between honest nodes; the lowest is taken. `is_by_value`: only where the asker says so (`Trust`); a network whose
+    between honest nodes; the lowest is taken. `is_by_value`: only where the asker says so (`Quorum`); a network whose
     small payments need one node stays in use when one node is left.
     """
 
@@ -101,9 +101,9 @@ class RpcReader:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
 
-        def make_panel(chain_id: ChainId, chain: ChainEndpoints) -> NodePanel:
+        def make_pool(chain_id: ChainId, chain: ChainEndpoints) -> NodePool:
             nodes = [
-                Node(
+                RpcNode(
                     url,
                     chain_id=chain_id,
                     position=position,
@@ -113,11 +113,9 @@ class RpcReader:
                 )
                 for position, url in enumerate(chain.urls, start=1)
             ]
-            return NodePanel(
-                chain_id, nodes, agreement_min=chain.agreement_min, is_by_value=chain.is_by_value
-            )
+            return NodePool(chain_id, nodes, agreement_min=chain.agreement_min, is_by_value=chain.is_by_value)
 
-        self._panels = {chain_id: make_panel(chain_id, chain) for chain_id, chain in chains.items()}
+        self._pools = {chain_id: make_pool(chain_id, chain) for chain_id, chain in chains.items()}
 
     async def open(self) -> None:
         if self._session is None:
@@ -142,22 +140,22 @@ class RpcReader:
 
     @property
     def chain_ids(self) -> tuple[ChainId, ...]:
-        return tuple(self._panels)
+        return tuple(self._pools)
 
     async def fetch_facts(
-        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        """The first nodes that tell the same facts decide, as many as `trust` takes."""
-        return (await self._fetch_batch(chain_id, (tx_hash,), trust))[tx_hash]
+        """The first nodes that tell the same facts decide, as many as `quorum` takes."""
+        return (await self._fetch_batch(chain_id, (tx_hash,), quorum))[tx_hash]
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, quorum: Quorum = Quorum.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
         found: dict[TxHash, ChainFacts | NotMined] = {}
         for start in range(0, len(tx_hashes), _RECEIPTS_PER_BATCH_MAX):
             try:
                 batch = tx_hashes[start : start + _RECEIPTS_PER_BATCH_MAX]
-                found |= await self._fetch_batch(chain_id, batch, trust)
+                found |= await self._fetch_batch(chain_id, batch, quorum)
             except ChainUnavailable:
                 if not found:
                     raise
@@ -165,50 +163,53 @@ class RpcReader:
         return found
 
     async def _fetch_batch(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], trust: Trust
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum
     ) -> dict[TxHash, ChainFacts | NotMined]:
         """Never an empty answer."""
         failures: list[str] = []
-        tallies = await self._tally_batch(chain_id, tx_hashes, trust, failures)
-        outcomes = {tx_hash: tally.outcome for tx_hash, tally in tallies.items()}
+        votes_of = await self._collect_votes(chain_id, tx_hashes, quorum, failures)
+        outcomes = {tx_hash: votes.outcome for tx_hash, votes in votes_of.items()}
         found = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
         if not found:
-            panel = self._panel(chain_id)
-            if told := max(len(tally.told) for tally in tallies.values()):
-                needed = panel.count_needed(trust)
-                failures.append(f"{told} of the nodes know the transaction, {needed} must agree on it")
-            raise panel.unavailable(
-                failures, is_disputed=any(tally.is_disputed for tally in tallies.values())
+            pool = self._pool(chain_id)
+            if reports := max(len(votes.reports) for votes in votes_of.values()):
+                needed = pool.count_needed(quorum)
+                failures.append(f"{reports} of the nodes know the transaction, {needed} must agree on it")
+            raise pool.unavailable(
+                failures, is_disputed=any(votes.is_disputed for votes in votes_of.values())
             )
         return found
 
-    async def _tally_batch(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], trust: Trust, failures: list[str]
-    ) -> dict[TxHash, Tally]:
+    async def _collect_votes(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum, failures: list[str]
+    ) -> dict[TxHash, TransactionVotes]:
         """Each node is asked only about what its siblings left open."""
-        panel = self._panel(chain_id)
-        needed = panel.count_needed(trust)
-        tallies = {tx_hash: Tally(chain_id=chain_id, needed=needed) for tx_hash in dict.fromkeys(tx_hashes)}
-        for node in panel.in_order:
-            asked = [
+        pool = self._pool(chain_id)
+        needed = pool.count_needed(quorum)
+        votes_of = {
+            tx_hash: TransactionVotes(chain_id=chain_id, needed=needed)
+            for tx_hash in dict.fromkeys(tx_hashes)
+        }
+        for node in pool.in_order:
+            undecided = [
                 tx_hash
-                for tx_hash, tally in tallies.items()
-                if tally.wants(is_last_choice=node.is_last_choice)
+                for tx_hash, votes in votes_of.items()
+                if votes.needs_another_node(is_deferred=node.is_deferred)
             ]
-            if not asked:
+            if not undecided:
                 continue
 
             async def read(
-                node: Node, asked: Sequence[TxHash] = asked
+                node: RpcNode, undecided: Sequence[TxHash] = undecided
             ) -> dict[TxHash, ChainFacts | NotMined]:
-                return await read_receipts(node, self._open_session, chain_id, asked)
+                return await read_receipts(node, self._open_session, chain_id, undecided)
 
-            answers = await panel.attempt(
+            answers = await pool.attempt(
                 node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
             )
             for tx_hash, answer in (answers or {}).items():
-                tallies[tx_hash].add(answer)
-        return tallies
+                votes_of[tx_hash].add(answer)
+        return votes_of
 
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
@@ -217,32 +218,32 @@ class RpcReader:
         failures: list[str] = []
         for start in range(0, len(tx_hashes), _RECEIPTS_PER_BATCH_MAX):
             batch = tx_hashes[start : start + _RECEIPTS_PER_BATCH_MAX]
-            tallies = await self._tally_batch(chain_id, batch, Trust.AGREED, failures)
+            votes_of = await self._collect_votes(chain_id, batch, Quorum.AGREED, failures)
             outcomes = {
-                tx_hash: Disputed() if tally.is_disputed else tally.outcome
-                for tx_hash, tally in tallies.items()
+                tx_hash: Disputed() if votes.is_disputed else votes.outcome
+                for tx_hash, votes in votes_of.items()
             }
-            told = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
-            if not told:
+            reports = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
+            if not reports:
                 break  # no node answers: the others would wait for the same
-            found |= told
+            found |= reports
         if tx_hashes and not found:
-            raise self._panel(chain_id).unavailable(failures)
+            raise self._pool(chain_id).unavailable(failures)
         return found
 
-    async def fetch_tip(self, chain_id: ChainId) -> Tip:
+    async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
         """Honest nodes may differ in both; the lowest is taken."""
 
-        async def read(node: Node) -> Tip:
+        async def read(node: RpcNode) -> ChainTip:
             return await read_tip(node, self._open_session)
 
-        told = await self._panel(chain_id).ask_alike(
-            read, essence=lambda tip: None, trust=Trust.AGREED, deadline_s=self._limits.rpc_deadline_s
+        reports = await self._pool(chain_id).read_agreeing(
+            read, compared=lambda tip: None, quorum=Quorum.AGREED, deadline_s=self._limits.rpc_deadline_s
         )
-        final = [tip.finalized_number for tip in told if tip.finalized_number is not None]
-        return Tip(
-            head_number=min(tip.head_number for tip in told),
-            finalized_number=min(final) if len(final) == len(told) else None,
+        final = [tip.finalized_number for tip in reports if tip.finalized_number is not None]
+        return ChainTip(
+            head_number=min(tip.head_number for tip in reports),
+            finalized_number=min(final) if len(final) == len(reports) else None,
         )
 
     async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
@@ -252,40 +253,42 @@ class RpcReader:
         heights = sorted(set(numbers))
         for start in range(0, len(heights), _BLOCKS_PER_BATCH_MAX):
             batch = heights[start : start + _BLOCKS_PER_BATCH_MAX]
-            tallies = await self._tally_blocks(chain_id, batch, failures)
-            told = {
-                number: tally.agreed for number, tally in tallies.items() if tally.agreed or tally.is_missing
+            votes_of = await self._collect_block_votes(chain_id, batch, failures)
+            reports = {
+                number: votes.agreed for number, votes in votes_of.items() if votes.agreed or votes.is_missing
             }
-            doubts = {number for number, tally in tallies.items() if tally.is_disputed}
-            if not told and not doubts:
+            doubts = {number for number, votes in votes_of.items() if votes.is_disputed}
+            if not reports and not doubts:
                 break  # no node answers: the others would wait for the same
-            known |= told
+            known |= reports
             disputed |= doubts
         if heights and not known and not disputed:
-            raise self._panel(chain_id).unavailable(failures)
+            raise self._pool(chain_id).unavailable(failures)
         return BlockHashes(known=known, disputed=frozenset(disputed))
 
-    async def _tally_blocks(
+    async def _collect_block_votes(
         self, chain_id: ChainId, numbers: Sequence[int], failures: list[str]
-    ) -> dict[int, BlockTally]:
-        panel = self._panel(chain_id)
-        tallies = {number: BlockTally(needed=panel.count_needed(Trust.AGREED)) for number in numbers}
-        for node in panel.in_order:
-            asked = [
-                number for number, tally in tallies.items() if tally.wants(is_last_choice=node.is_last_choice)
+    ) -> dict[int, BlockVotes]:
+        pool = self._pool(chain_id)
+        votes_of = {number: BlockVotes(needed=pool.count_needed(Quorum.AGREED)) for number in numbers}
+        for node in pool.in_order:
+            undecided = [
+                number
+                for number, votes in votes_of.items()
+                if votes.needs_another_node(is_deferred=node.is_deferred)
             ]
-            if not asked:
+            if not undecided:
                 continue
 
-            async def read(node: Node, asked: Sequence[int] = asked) -> dict[int, bytes | None]:
-                return await read_block_hashes(node, self._open_session, asked)
+            async def read(node: RpcNode, undecided: Sequence[int] = undecided) -> dict[int, bytes | None]:
+                return await read_block_hashes(node, self._open_session, undecided)
 
-            answers = await panel.attempt(
+            answers = await pool.attempt(
                 node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
             )
             for number, block_hash in (answers or {}).items():
-                tallies[number].add(block_hash)
-        return tallies
+                votes_of[number].add(block_hash)
+        return votes_of
 
     async def call_contract(
         self,
@@ -296,35 +299,35 @@ class RpcReader:
         gas: int,
         bytes_max: int,
         deadline_s: float,
-    ) -> ContractAnswer:
+    ) -> ContractResult:
         """Nodes must agree, whatever the value: it is not known yet, and a lie would let a stranger spend a wallet's
         credit. Whatever the contract does wrong is `reverted`, out of gas included."""
 
-        async def read(node: Node) -> ContractAnswer:
+        async def read(node: RpcNode) -> ContractResult:
             return await read_call(
                 node, self._open_session, to=to, calldata=calldata, gas=gas, bytes_max=bytes_max
             )
 
-        panel = self._panel(chain_id)
-        alike = await panel.ask_alike(
+        pool = self._pool(chain_id)
+        alike = await pool.read_agreeing(
             read,
-            essence=lambda answer: None if answer.reverted else answer.payload,
-            trust=Trust.AGREED,
+            compared=lambda answer: None if answer.reverted else answer.payload,
+            quorum=Quorum.AGREED,
             deadline_s=deadline_s,
         )
         return alike[0]
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
-        async def read(node: Node) -> int:
+        async def read(node: RpcNode) -> int:
             return await read_code_size(node, self._open_session, address)
 
-        return await self._panel(chain_id).ask_first(read, deadline_s=self._limits.rpc_deadline_s)
+        return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        async def read(node: Node) -> object:
-            return await node.ask(self._open_session, [])
+        async def read(node: RpcNode) -> object:
+            return await node.send_batch(self._open_session, [])
 
-        await self._panel(chain_id).check(read, deadline_s=self._limits.rpc_deadline_s)
+        await self._pool(chain_id).check(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def fetch_authorization(
         self,
@@ -337,12 +340,12 @@ class RpcReader:
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
-        """As many nodes as `trust` takes must say the same of the payer and of the transfer. Of head and gas the most
+        """As many nodes as `quorum` takes must say the same of the payer and of the transfer. Of head and gas the most
         cautious is taken."""
 
-        async def read(node: Node) -> AuthorizationFacts:
+        async def read(node: RpcNode) -> AuthorizationFacts:
             return await read_authorization(
                 node,
                 self._open_session,
@@ -357,7 +360,7 @@ class RpcReader:
                 bytes_max=self._limits.erc1271_bytes_max,
             )
 
-        def essence(facts: AuthorizationFacts) -> object:
+        def compared(facts: AuthorizationFacts) -> object:
             return (
                 facts.code_hash,
                 facts.balance,
@@ -366,8 +369,8 @@ class RpcReader:
                 facts.gas_estimate is None,
             )
 
-        alike = await self._panel(chain_id).ask_alike(
-            read, essence=essence, trust=trust, deadline_s=self._limits.rpc_deadline_s
+        alike = await self._pool(chain_id).read_agreeing(
+            read, compared=compared, quorum=quorum, deadline_s=self._limits.rpc_deadline_s
         )
         slowest = min(alike, key=lambda facts: facts.head_number)
         gas_estimates = [facts.gas_estimate for facts in alike if facts.gas_estimate is not None]
@@ -381,94 +384,94 @@ class RpcReader:
         payer: Address,
         nonce: bytes,
         from_block: int,
-        trust: Trust = Trust.AGREED,
+        quorum: Quorum = Quorum.AGREED,
     ) -> TxHash | None:
         """The first node that knows one decides: what it did is for its receipt to say. "None" counts like "not mined":
         when every node says so that can be reached."""
-        panel = self._panel(chain_id)
-        needed = panel.count_needed(trust)
+        pool = self._pool(chain_id)
+        needed = pool.count_needed(quorum)
 
-        async def read(node: Node) -> list[TxHash]:
+        async def read(node: RpcNode) -> list[TxHash]:
             return await read_authorization_ends(
                 node, self._open_session, token=token, payer=payer, nonce=nonce, from_block=from_block
             )
 
         failures: list[str] = []
         unseen = 0
-        for node in panel.in_order:
-            if unseen >= needed and node.is_last_choice:
+        for node in pool.in_order:
+            if unseen >= needed and node.is_deferred:
                 continue
-            found = await panel.attempt(node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s)
+            found = await pool.attempt(node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s)
             if found:
                 return found[-1]
             unseen += found is not None
         if unseen < needed:
-            raise panel.unavailable(failures)
+            raise pool.unavailable(failures)
         return None
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
         """The first usable node decides, so its word is to be capped by whoever pays by it."""
 
-        async def read(node: Node) -> Fees:
+        async def read(node: RpcNode) -> Fees:
             return await read_fees(node, self._open_session, chain_id)
 
-        return await self._panel(chain_id).ask_first(read, deadline_s=self._limits.rpc_deadline_s)
+        return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
         """The lowest of what as many nodes say as the least payment needs: they need not be equally far."""
 
-        async def read(node: Node) -> AccountFacts:
+        async def read(node: RpcNode) -> AccountFacts:
             return await read_account(node, self._open_session, address)
 
-        panel = self._panel(chain_id)
-        told = await panel.ask_alike(
+        pool = self._pool(chain_id)
+        reports = await pool.read_agreeing(
             read,
-            essence=lambda account: None,
-            trust=panel.least_trust,
+            compared=lambda account: None,
+            quorum=pool.least_quorum,
             deadline_s=self._limits.rpc_deadline_s,
         )
         return AccountFacts(
-            balance_wei=min(account.balance_wei for account in told),
-            mined_nonce=min(account.mined_nonce for account in told),
+            balance_wei=min(account.balance_wei for account in reports),
+            mined_nonce=min(account.mined_nonce for account in reports),
         )
 
     async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        panel = self._panel(chain_id)
+        pool = self._pool(chain_id)
         refusals: list[SendRefused] = []
         failures: list[str] = []
-        for node in panel.in_order:
-            answer = await self._offer(panel, node, raw, failures)
+        for node in pool.in_order:
+            answer = await self._submit(pool, node, raw, failures)
             if answer is True:
                 return None
             if isinstance(answer, SendRefused):
                 refusals.append(answer)
         if not refusals:
-            raise panel.unavailable(failures)
+            raise pool.unavailable(failures)
         return refusals[0]
 
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        panel = self._panel(chain_id)
+        pool = self._pool(chain_id)
         failures: list[str] = []
-        answers = await asyncio.gather(*(self._offer(panel, node, raw, failures) for node in panel.in_order))
+        answers = await asyncio.gather(*(self._submit(pool, node, raw, failures) for node in pool.in_order))
         if True in answers:
             return None
         refusal = next((answer for answer in answers if isinstance(answer, SendRefused)), None)
         if refusal is None:
-            raise panel.unavailable(failures)
+            raise pool.unavailable(failures)
         return refusal
 
-    async def _offer(
-        self, panel: NodePanel, node: Node, raw: bytes, failures: list[str]
+    async def _submit(
+        self, pool: NodePool, node: RpcNode, raw: bytes, failures: list[str]
     ) -> SendRefused | bool | None:
         """True: the node has it. None: it gave no clear word."""
 
-        async def offer(node: Node) -> SendRefused | bool:
-            return await offer_transaction(node, self._open_session, raw) or True
+        async def submit(node: RpcNode) -> SendRefused | bool:
+            return await submit_transaction(node, self._open_session, raw) or True
 
-        return await panel.attempt(node, offer, failures=failures, deadline_s=self._limits.rpc_deadline_s)
+        return await pool.attempt(node, submit, failures=failures, deadline_s=self._limits.rpc_deadline_s)
 
-    def _panel(self, chain_id: ChainId) -> NodePanel:
-        return self._panels.get(chain_id) or NodePanel(chain_id, ())
+    def _pool(self, chain_id: ChainId) -> NodePool:
+        return self._pools.get(chain_id) or NodePool(chain_id, ())
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:

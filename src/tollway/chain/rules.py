@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from tollway.chain.reader import Trust
+from tollway.chain.reader import Quorum
 from tollway.identifiers import Address, ChainId, Network, format_network
 from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 
@@ -75,16 +75,16 @@ class ChainRules:
         return max(confirmations for value_min, confirmations in steps if value_min <= nano)
 
     @property
-    def first_trust(self) -> Trust:
+    def first_quorum(self) -> Quorum:
         """For a first look at something whose value is not known yet: what it tells may need a second one."""
-        return Trust.ONE if self.agreement_above else Trust.AGREED
+        return Quorum.ONE if self.agreement_above else Quorum.AGREED
 
-    def trust_for(self, asset: Asset, ledger_units: int) -> Trust:
+    def quorum_for(self, asset: Asset, ledger_units: int) -> Quorum:
         """Whose word is needed where a lie would cost so much."""
         above_nano = dict(self.agreement_above or ()).get(asset.symbol)
         if above_nano is None or _to_nano(asset, ledger_units) > above_nano:
-            return Trust.AGREED
-        return Trust.ONE
+            return Quorum.AGREED
+        return Quorum.ONE
 
     def assets_of(self, symbol: str) -> tuple[Asset, ...]:
         """The assets that count as the currency `symbol` here."""

@@ -19,8 +19,8 @@ from tollway.chain.tokens import (
 from tollway.identifiers import ZERO_ADDRESS
 from tollway.money import Asset
 
-_GAS = 100_000
-_BYTES_MAX = 512
+_GETTER_GAS = 100_000
+_GETTER_BYTES_MAX = 512
 
 
 class DomainFault(StrEnum):
@@ -38,21 +38,26 @@ async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: fl
         return None
     token = asset.token
 
-    async def ask(calldata: bytes) -> bytes | None:
+    async def read_getter(calldata: bytes) -> bytes | None:
         answer = await chains.call_contract(
-            asset.chain_id, to=token, calldata=calldata, gas=_GAS, bytes_max=_BYTES_MAX, deadline_s=deadline_s
+            asset.chain_id,
+            to=token,
+            calldata=calldata,
+            gas=_GETTER_GAS,
+            bytes_max=_GETTER_BYTES_MAX,
+            deadline_s=deadline_s,
         )
         return None if answer.reverted else answer.payload
 
-    if not _is_bool(await ask(encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32)))):
+    if not _is_bool(await read_getter(encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32)))):
         return DomainFault.NO_AUTHORIZATIONS
-    separator = await ask(encode_domain_separator())
+    separator = await read_getter(encode_domain_separator())
     if separator is not None and len(separator) == 32:
         expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, token=token)
         return None if separator == expected else DomainFault.OTHER_DOMAIN
-    told = [(encode_name(), asset.domain.name), (encode_version(), asset.domain.version)]
-    for getter, claimed in told:
-        text = _read_text(await ask(getter))
+    getters = [(encode_name(), asset.domain.name), (encode_version(), asset.domain.version)]
+    for getter, claimed in getters:
+        text = _read_text(await read_getter(getter))
         if text is not None and text != claimed:
             return DomainFault.OTHER_DOMAIN
     return None

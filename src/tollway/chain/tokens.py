@@ -39,7 +39,7 @@ _TEXT_BYTES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class TokenTransfer:
     """One ERC-20 movement, in base units of the token."""
 
     sender: Address
@@ -47,14 +47,14 @@ class Transfer:
     base_units: int
 
 
-def parse_transfers(logs: Iterable[Log], *, token: Address) -> tuple[Transfer, ...]:
+def parse_transfers(logs: Iterable[Log], *, token: Address) -> tuple[TokenTransfer, ...]:
     """The ERC-20 transfers that `token` itself reported, in the order of the receipt.
 
     Strict, because each one is worth money: three topics (ERC-721 has four), one word of payload, clean address
     words, not removed. Anything else is left out, never repaired.
     """
     return tuple(
-        Transfer(
+        TokenTransfer(
             sender=Address(log.topics[1][12:]),
             recipient=Address(log.topics[2][12:]),
             base_units=int.from_bytes(log.payload, "big"),
@@ -73,7 +73,7 @@ def _is_transfer(log: Log) -> bool:
     )
 
 
-def authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
+def find_authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
     """Who moved `token` in this receipt by a signed authorisation (EIP-3009 `AuthorizationUsed`).
 
     Lenient where `parse_transfers` is strict: a name in this set *refuses* transfers, so an odd payload or a
@@ -92,7 +92,7 @@ def authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
 def parse_authorizations_used(logs: Iterable[Log], *, token: Address) -> tuple[tuple[Address, bytes], ...]:
     """The (payer, nonce) of every authorisation that `token` itself reports as used, in the order of the receipt.
 
-    Strict where `authorizers` is lenient: each one says that a call was paid.
+    Strict where `find_authorizers` is lenient: each one says that a call was paid.
     """
     return tuple(
         (Address(log.topics[1][12:]), log.topics[2])
@@ -112,7 +112,7 @@ def has_settled(
     """
     reported = [log for log in logs if log.address == token and not log.removed]
     used = parse_authorizations_used(reported, token=token)
-    expected = Transfer(sender=payer, recipient=payee, base_units=base_units)
+    expected = TokenTransfer(sender=payer, recipient=payee, base_units=base_units)
     if used.count((payer, nonce)) != 1:
         return False
     if sum(other == payer for other, _ in used) == 1:

@@ -13,7 +13,7 @@ import typer
 
 from tollway.cli.operate import FAILED, LATER, AsJson, CommandFailed, Config, failures_told, show
 from tollway.settings import Settings, load_settings
-from tollway.storage.backup import Copy, CopyUnusable, Restore, back_up, put_back
+from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
 from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database
 
 POSTGRES = (
@@ -73,17 +73,17 @@ def _find_database(settings: Settings) -> SqliteDatabase:
     return database
 
 
-def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> Copy:
+def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy:
     if not database.path.exists():
         raise CommandFailed(f"there is no database at {database.path} yet")
     _check_target(database, file, force=force)
     try:
         return asyncio.run(back_up(database.path, file))
-    except (CopyUnusable, OSError) as exc:
+    except (BackupUnusable, OSError) as exc:
         raise CommandFailed(f"nothing was backed up: {exc}") from exc
 
 
-def _restore(database: SqliteDatabase, file: Path) -> Restore:
+def _restore(database: SqliteDatabase, file: Path) -> RestoredBackup:
     if not file.is_file():
         raise CommandFailed(f"there is no file {file}")
     database.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,8 +92,8 @@ def _restore(database: SqliteDatabase, file: Path) -> Restore:
         if not lock.acquire():
             detail = f"a gateway is serving from {database.path}; stop it first"
             raise CommandFailed(detail, exit_code=LATER)
-        return asyncio.run(put_back(file, database.path, now_ms=time.time_ns() // 1_000_000))
-    except (CopyUnusable, OSError) as exc:
+        return asyncio.run(restore_backup(file, database.path, now_ms=time.time_ns() // 1_000_000))
+    except (BackupUnusable, OSError) as exc:
         raise CommandFailed(f"nothing was restored: {exc}") from exc
     finally:
         lock.release()
@@ -112,7 +112,7 @@ def _name_key_file(settings: Settings) -> str | None:
     return None if settings.secret_key_file is None else str(settings.secret_key_file)
 
 
-def _report(copy: Copy) -> dict[str, object]:
+def _report(copy: BackupCopy) -> dict[str, object]:
     report = copy.report
     return {
         "bytes": copy.size_bytes,
@@ -123,7 +123,7 @@ def _report(copy: Copy) -> dict[str, object]:
     }
 
 
-def _tell_audit(copy: Copy) -> list[str]:
+def _tell_audit(copy: BackupCopy) -> list[str]:
     if copy.report is None:
         return ["not audited: its tables are those of an older version"]
     verdict = (
@@ -132,6 +132,6 @@ def _tell_audit(copy: Copy) -> list[str]:
     return [f"{verdict}: {copy.report.payments} payments, {copy.report.calls} calls"]
 
 
-def _fail_unbalanced(copy: Copy) -> None:
+def _fail_unbalanced(copy: BackupCopy) -> None:
     if copy.report is not None and not copy.report.is_balanced:
         raise typer.Exit(FAILED)

@@ -14,14 +14,14 @@ from tollway.chain.reader import SettlementChain
 from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
-from tollway.outbound.name_records import NameRecords
+from tollway.outbound.name_records import TxtRecords
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
 from tollway.storage.durability import find_risks, read_server_settings
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.migrate import TOO_OLD, schema_state
-from tollway.storage.seal_keeper import SealKeeper
+from tollway.storage.seal_keeper import KeyRotation
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
 
@@ -134,7 +134,7 @@ def _examine_settings(settings: Settings) -> Iterator[Finding]:
 
 
 async def _examine_database(settings: Settings, database: Database) -> Finding:
-    where = database.listen_address()
+    where = database.describe_location()
     if isinstance(database, SqliteDatabase) and not database.path.exists():
         return Finding(check="database", level="note", detail=f"{where} will be made when the gateway starts")
     try:
@@ -165,9 +165,9 @@ async def _examine_seals(settings: Settings, database: Database) -> Finding:
     """Whether what is sealed opens, and with the key in use: after a restore, or while the key is changed."""
     check = "seals"
     key, *others = [key.reveal() for key in settings.secret_keys]
-    keeper = SealKeeper(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
+    rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:
-        survey = await keeper.survey(answers_max=_ANSWERS_LOOKED_AT)
+        survey = await rotation.survey(answers_max=_ANSWERS_LOOKED_AT)
     except StorageUnavailable:
         return Finding(
             check=check, level="failed", detail="nobody can tell while the database does not answer"
@@ -359,9 +359,9 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
             return ()  # there is one gateway
         detail = "rate_limit_url is not set: of several gateways each counts its callers alone"
         return (Finding(check=check, level="note", detail=detail),)
-    from tollway.shared_windows import SharedWindows  # loads redis, and most have none to ask
+    from tollway.shared_windows import RedisWindows  # loads redis, and most have none to ask
 
-    windows = SharedWindows(
+    windows = RedisWindows(
         settings.rate_limit_url.reveal(), namespace="doctor", secret=b"", deadline_s=_DEADLINE_S, retry_s=0.0
     )
     await windows.open()
@@ -378,7 +378,7 @@ async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
     if not settings.require_ownership and not settings.name_servers:
         return ()
     check = "ownership"
-    names = NameRecords(settings.name_servers, deadline_s=_DEADLINE_S)
+    names = TxtRecords(settings.name_servers, deadline_s=_DEADLINE_S)
     if await names.find_texts(_ROOT) is None:
         detail = (
             "no name server answers: proofs by a TXT record are not found, and those that were end in a week"

@@ -27,7 +27,7 @@ from tollway.cli.operate import (
 )
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import connect_database
-from tollway.storage.seal_keeper import SealCount, SealKeeper, SealSurvey
+from tollway.storage.seal_keeper import KeyRotation, SealCount, SealSurvey
 from tollway.storage.sealer import Sealer
 
 PASSES_MAX = 5
@@ -42,8 +42,8 @@ def register(group: typer.Typer, *, premises: Premises | None = None) -> None:
     def status(config: Config = None, as_json: AsJson = False) -> None:
         """Tells under which keys the secrets of listings and stored answers stand. Changes nothing."""
 
-        async def work(keeper: SealKeeper, keys: int) -> None:
-            _Report(keys=keys, survey=await keeper.survey()).show(as_json)
+        async def work(rotation: KeyRotation, keys: int) -> None:
+            _Report(keys=keys, survey=await rotation.survey()).show(as_json)
 
         _run(work, premises, config, as_json=as_json, access="read")
 
@@ -51,11 +51,11 @@ def register(group: typer.Typer, *, premises: Premises | None = None) -> None:
     def reseal(config: Config = None, as_json: AsJson = False) -> None:
         """Seals everything anew under the first key. Safe to run again, and while gateways serve."""
 
-        async def work(keeper: SealKeeper, keys: int) -> None:
+        async def work(rotation: KeyRotation, keys: int) -> None:
             resealed = 0
             for _ in range(PASSES_MAX):
-                resealed += await keeper.reseal()
-                survey = await keeper.survey()
+                resealed += await rotation.reseal()
+                survey = await rotation.survey()
                 if not survey.older:
                     break
             _Report(keys=keys, survey=survey, resealed=resealed).show(as_json)
@@ -119,7 +119,7 @@ def _count_json(count: SealCount) -> dict[str, Any]:
 
 
 def _run(
-    work: Callable[[SealKeeper, int], Awaitable[None]],
+    work: Callable[[KeyRotation, int], Awaitable[None]],
     premises: Premises,
     config: Path | None,
     *,
@@ -136,7 +136,7 @@ def _run(
 
 
 async def _work(
-    work: Callable[[SealKeeper, int], Awaitable[None]],
+    work: Callable[[KeyRotation, int], Awaitable[None]],
     settings: Settings,
     premises: Premises,
     access: Access,
@@ -149,6 +149,6 @@ async def _work(
         try:
             key, *others = [key.reveal() for key in settings.secret_keys]
             sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
-            await work(SealKeeper(database, sealer=sealer), 1 + len(others))
+            await work(KeyRotation(database, sealer=sealer), 1 + len(others))
         finally:
             await database.close()

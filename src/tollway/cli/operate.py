@@ -1,6 +1,6 @@
 """Commands of the operator: serve, migrate, audit, admit, moderate, doctor.
 
-People get sentences on a terminal; pipes and `--json` get JSON. What changes the books of a running gateway does so
+People get sentences on a terminal; pipes and `--json` get JSON. What changes the ledger of a running gateway does so
 only where two processes may write.
 """
 
@@ -21,7 +21,7 @@ from tollway.chain.reader import SettlementChain
 from tollway.cli.doctor import examine
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.identifiers import Address, ListingId, TxHash
-from tollway.ledger.book import Book
+from tollway.ledger.book import Ledger
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import Moderation
@@ -44,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal."
 
 
 class Desk(Protocol):
-    """The rooms that an operator works in. A `House` that is not opened is one."""
+    """The rooms that an operator works in. A `App` that is not opened is one."""
 
     @property
     def settings(self) -> Settings: ...
@@ -53,7 +53,7 @@ class Desk(Protocol):
     @property
     def catalog(self) -> Catalog: ...
     @property
-    def book(self) -> Book: ...
+    def ledger(self) -> Ledger: ...
     @property
     def moderation(self) -> Moderation: ...
     @property
@@ -76,9 +76,9 @@ class CommandFailed(Exception):
 
 def furnish_desk(settings: Settings) -> Desk:
     """The real rooms, wired but not opened."""
-    from tollway.house import House  # the trader's commands do not wait for the server to load
+    from tollway.house import App  # the trader's commands do not wait for the server to load
 
-    return House(settings)
+    return App(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def register(
     """Adds the operator's commands."""
     premises = premises or Premises()
     _register_running(app, premises)
-    _register_books(app, premises)
+    _register_ledger(app, premises)
     _register_moderation(wallet, listing, premises)
 
 
@@ -157,7 +157,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
             asyncio.run(_at_desk(premises, wired, work, access="look"))
 
 
-def _register_books(app: typer.Typer, premises: Premises) -> None:
+def _register_ledger(app: typer.Typer, premises: Premises) -> None:
     @app.command()
     def audit(
         release: Annotated[
@@ -175,13 +175,13 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
 
         async def work(desk: Desk) -> None:
             if restored:
-                await desk.book.note_restored(now_ms=_now_ms())
-            report = await desk.book.audit()
+                await desk.ledger.mark_restored(now_ms=_now_ms())
+            report = await desk.ledger.audit()
             if release and not report.is_balanced:
                 raise CommandFailed(
                     "the books do not balance; nothing was released: " + "; ".join(report.wrong)
                 )
-            released = await desk.book.release_held() if release else 0
+            released = await desk.ledger.release_held() if release else 0
             answer = {
                 "balanced": report.is_balanced,
                 "payments": report.payments,
@@ -213,7 +213,7 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
         tx_hash = _parse(TxHash.parse, transaction)
 
         async def work(desk: Desk) -> None:
-            await desk.book.admit(tx_hash, now_ms=_now_ms())
+            await desk.ledger.admit(tx_hash, now_ms=_now_ms())
             show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
@@ -279,14 +279,14 @@ def _moderate_listing(
 
 async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_ms: int | None) -> Listing:
     for _ in range(REVISE_ATTEMPTS):
-        shelf = await catalog.find(listing_id)
-        if shelf is None or shelf.listing.retired_ms is not None:
+        entry = await catalog.find(listing_id)
+        if entry is None or entry.listing.retired_ms is not None:
             raise CommandFailed(f"there is no listing {listing_id} in service")
-        if (shelf.listing.suspended_ms is None) == (suspended_ms is None):
-            return shelf.listing
+        if (entry.listing.suspended_ms is None) == (suspended_ms is None):
+            return entry.listing
         # A version of the terms ends here, at this time: a suspended listing sells nothing.
-        changed = replace(shelf.listing, suspended_ms=suspended_ms, updated_ms=_now_ms())
-        outcome = await catalog.revise(changed, expected_revision=shelf.listing.revision)
+        changed = replace(entry.listing, suspended_ms=suspended_ms, updated_ms=_now_ms())
+        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision)
         if isinstance(outcome, Revised):
             return outcome.listing
     raise CommandFailed("the listing keeps changing; try again", exit_code=LATER)

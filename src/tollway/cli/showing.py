@@ -226,7 +226,7 @@ def _describe_receipt(receipt: Receipt) -> dict[str, Any]:
 
 
 def describe_payment(payment: Transfer) -> dict[str, str | None]:
-    """A payment of the wallet's own books."""
+    """A payment of the wallet's own payments."""
     decimals = payment.asset.decimals
     return {
         "rail": "tx",
@@ -243,7 +243,7 @@ def describe_payment(payment: Transfer) -> dict[str, str | None]:
 
 
 def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]:
-    """An authorisation of the wallet's own books; never its proof."""
+    """An authorisation of the wallet's own payments; never its proof."""
     return {
         "rail": "x402",
         "authorization": signed.name(),

@@ -25,7 +25,7 @@ from rich.console import Console
 from tollway.cli.invitation import describe_sandbox, print_invitation
 from tollway.cli.narrator import Narrator
 from tollway.errors import SettingsInvalid, TollwayError
-from tollway.house import House
+from tollway.house import App
 from tollway.limits import DEFAULT_LIMITS
 from tollway.network_settings import parse_network
 from tollway.sandbox.anvil import AnvilUnavailable, run_anvil
@@ -188,7 +188,7 @@ async def _open_stage(wishes: Wishes) -> AsyncIterator[Stage]:
             playground = await furnish_playground(driver, roles=(*ROLES, "visitor"))
             gas_key = playground.account("gas").private_key
             settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url, gas_key=gas_key)
-            async with House(settings) as house, _serving(house):
+            async with App(settings) as app, _serving(app):
                 yield Stage(
                     gateway_url=settings.public_url,
                     provider=provider,
@@ -200,15 +200,15 @@ async def _open_stage(wishes: Wishes) -> AsyncIterator[Stage]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(house: House) -> AsyncIterator[None]:
+async def _serving(app: App) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(house.serve())
+        serving = group.create_task(app.serve())
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                await house.server.wait_up()
+                await app.server.wait_up()
             yield
         finally:
-            house.stop()
+            app.stop()
             await asyncio.wait([serving], timeout=DRAIN_DEADLINE_S)
             serving.cancel()
 

@@ -38,67 +38,67 @@ PATTERNED_LENGTH_MAX = 1_024
 _SHOWN_LENGTH_MAX = 80
 
 
-class _Unchecked(Exception):
+class _Uncheckable(Exception):
     """The schema asks for more than is checked here, or is none."""
 
 
 def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[FieldError, ...]:
     """What is wrong with the arguments; empty when they meet the schema (JSON Schema 2020-12). Never raises."""
-    before = _check.set(_Check())
+    before = _budget.set(_CheckBudget())
     try:
-        errors = _BOUNDED(schema, registry=_NOWHERE).iter_errors(arguments)
-        return tuple(_tell(error) for error in islice(errors, ERRORS_MAX))
+        errors = _BOUNDED(schema, registry=_EMPTY_REGISTRY).iter_errors(arguments)
+        return tuple(_to_field_error(error) for error in islice(errors, ERRORS_MAX))
     except RecursionError:
-        return (_unchecked("nests too deep"),)
-    except _Unchecked as exc:
-        return (_unchecked(str(exc)),)
+        return (_uncheckable("nests too deep"),)
+    except _Uncheckable as exc:
+        return (_uncheckable(str(exc)),)
     except Exception:  # noqa: BLE001 - a schema of a stranger's can break the checker in any way; it is refused
-        return (_unchecked("is not one that can be checked"),)
+        return (_uncheckable("is not one that can be checked"),)
     finally:
-        _check.reset(before)
+        _budget.reset(before)
 
 
-def _unchecked(detail: str) -> FieldError:
+def _uncheckable(detail: str) -> FieldError:
     return FieldError(
         code="unchecked", detail=f"the schema of this tool {detail}; call it over HTTP", pointer="/arguments"
     )
 
 
 @dataclass(slots=True)
-class _Check:
+class _CheckBudget:
     """How far one check may still go."""
 
     steps_left: int = STEPS_MAX
     depth: int = 0
 
 
-_check: ContextVar[_Check] = ContextVar("check")
+_budget: ContextVar[_CheckBudget] = ContextVar("check")
 """The one that runs: the class of the validator is made once, and its keywords have no other way to know."""
 
-_NOWHERE: Registry[Any] = Registry()
+_EMPTY_REGISTRY: Registry[Any] = Registry()
 """Knows no document and fetches none."""
 
 
 def _counted(check: Any) -> Any:
     def checking(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        running = _check.get()
-        running.steps_left -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
-        if running.steps_left < 0:
-            raise _Unchecked("takes too long to check")
-        return _deeper(running, check(validator, value, instance, schema))
+        budget = _budget.get()
+        budget.steps_left -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
+        if budget.steps_left < 0:
+            raise _Uncheckable("takes too long to check")
+        return _deeper(budget, check(validator, value, instance, schema))
 
     return checking
 
 
-def _deeper(running: _Check, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
+def _deeper(budget: _CheckBudget, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
     """Checks run as their errors are asked for, and may be left after the first: what is inside of a keyword runs here."""
-    running.depth += 1
+    budget.depth += 1
     try:
-        if running.depth > DEPTH_MAX:
-            raise _Unchecked("nests too deep")
+        if budget.depth > DEPTH_MAX:
+            raise _Uncheckable("nests too deep")
         yield from errors or ()
     finally:
-        running.depth -= 1
+        budget.depth -= 1
 
 
 def _size(value: object) -> int:
@@ -132,22 +132,22 @@ def _check_additional(validator: Any, wanted: Any, instance: Any, schema: Any) -
         yield from checks(validator, wanted, instance, schema)
 
 
-def _pass_by(validator: Any, value: Any, instance: Any, schema: Any) -> Sequence[ValidationError]:
+def _skip(validator: Any, value: Any, instance: Any, schema: Any) -> Sequence[ValidationError]:
     return ()
 
 
-_OWN: Mapping[str, Any] = {
+_BOUNDED_KEYWORDS: Mapping[str, Any] = {
     "pattern": _check_pattern,
     "uniqueItems": _check_unique,
     "additionalProperties": _check_additional,
-    "patternProperties": _pass_by,
-    "unevaluatedProperties": _pass_by,  # walks the schema again, patterns and all, and counts nothing
-    "unevaluatedItems": _pass_by,
+    "patternProperties": _skip,
+    "unevaluatedProperties": _skip,  # walks the schema again, patterns and all, and counts nothing
+    "unevaluatedItems": _skip,
 }
 
 
 def _bound() -> Any:
-    known = {**Draft202012Validator.VALIDATORS, **_OWN}
+    known = {**Draft202012Validator.VALIDATORS, **_BOUNDED_KEYWORDS}
     make: Any = extend  # without types of its own
     return make(Draft202012Validator, {name: _counted(check) for name, check in known.items()})
 
@@ -185,7 +185,7 @@ def is_cheap_pattern(pattern: str) -> bool:
 # ---- What is told. The words are ours: a schema's own might be anything.
 
 
-def _tell(error: ValidationError) -> FieldError:
+def _to_field_error(error: ValidationError) -> FieldError:
     keyword = str(error.validator or error.message)
     pointer = "/arguments" + "".join("/" + _escape(part) for part in error.absolute_path)
     return FieldError(code=_code(keyword), detail=_explain(keyword, error), pointer=pointer[:512])

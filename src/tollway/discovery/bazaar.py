@@ -12,10 +12,10 @@ from typing import Any
 
 from tollway.discovery.plain_words import clean_line
 from tollway.identifiers import Address, Network
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 from tollway.payments.x402 import SCHEME, Resource, requirement_json, resource_json
 from tollway.registry.listing import Listing
-from tollway.registry.offered_operations import takes_method
+from tollway.registry.offered_operations import accepts_method
 from tollway.registry.openapi_document import list_in, resolve_in, walk_operations
 
 BAZAAR = "bazaar"
@@ -53,7 +53,7 @@ def describe_call(
 
     `path`: below the listing's endpoint, as in the provider's document.
     """
-    reader = _Reader(openapi, method, path)
+    reader = _CallReader(openapi, method, path)
     if method in _QUERY_METHODS:
         known = {"type": RESOURCE_TYPE, "method": method}
         return _describe("queryParams", known, reader.query_hints(), answer=reader.answer_hint())
@@ -104,15 +104,15 @@ def _describe(
 
 
 def describe_resource(
-    listing: Listing, requirements: Sequence[Requirement], *, gateway_url: str
+    listing: Listing, requirements: Sequence[PaymentRequirement], *, gateway_url: str
 ) -> dict[str, Any] | None:
     """One listing as a discovered resource; None when no authorisation can pay for it, or it is not served.
 
-    `gateway_url`: of the listing, without a final slash. `requirements`: what `find_entry`'s call costs now.
+    `gateway_url`: of the listing, without a final slash. `requirements`: what `choose_representative_call`'s call costs now.
     """
     if not requirements or listing.status != "active" or listing.retired_ms or listing.suspended_ms:
         return None
-    entry = find_entry(listing)
+    entry = choose_representative_call(listing)
     resource = Resource(
         url=gateway_url + entry.path,
         description=listing.description,
@@ -134,30 +134,31 @@ def describe_resource(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RepresentativeCall:
     """The call that stands for a listing in a catalog. `path` is empty for the endpoint itself."""
 
     method: str
     path: str
 
 
-def find_entry(listing: Listing) -> Entry:
+def choose_representative_call(listing: Listing) -> RepresentativeCall:
     """The endpoint itself; where a listing serves its operations only, the first of them without parameters."""
     if listing.other_paths == "refuse":
         entries = [
-            Entry(method=one.method, path="" if one.path == "/" else one.path) for one in listing.operations
+            RepresentativeCall(method=one.method, path="" if one.path == "/" else one.path)
+            for one in listing.operations
         ]
-        found = next((one for one in entries if "{" not in one.path), None) or _find_documented(listing)
+        found = next((one for one in entries if "{" not in one.path), None) or _find_documented_call(listing)
         if found is not None or entries:
             return found or entries[0]
     known = [*_QUERY_METHODS, *_BODY_METHODS]
-    return Entry(method=next((one for one in listing.methods if one in known), "GET"), path="")
+    return RepresentativeCall(method=next((one for one in listing.methods if one in known), "GET"), path="")
 
 
-def _find_documented(listing: Listing) -> Entry | None:
+def _find_documented_call(listing: Listing) -> RepresentativeCall | None:
     for operation in walk_operations(listing.openapi or {}):
-        if "{" not in operation.path and takes_method(listing.methods, operation.method):
-            return Entry(method=operation.method, path=operation.path)
+        if "{" not in operation.path and accepts_method(listing.methods, operation.method):
+            return RepresentativeCall(method=operation.method, path=operation.path)
     return None
 
 
@@ -176,7 +177,7 @@ class ResourceFilter:
         """Nothing here can match, whatever is listed."""
         return self.kind not in (None, RESOURCE_TYPE) or self.scheme not in (None, SCHEME)
 
-    def is_met_by(self, requirements: Sequence[Requirement]) -> bool:
+    def is_met_by(self, requirements: Sequence[PaymentRequirement]) -> bool:
         """One requirement must meet all of it. `extension` is looked at in the record."""
         return not self.is_impossible and any(
             self.pay_to in (None, one.pay_to) and self.network in (None, one.network) for one in requirements
@@ -212,7 +213,7 @@ def search_json(
 # ---- Reading the provider's document.
 
 
-class _Reader:
+class _CallReader:
     """One operation of a provider's document; references are followed within it."""
 
     def __init__(self, openapi: Mapping[str, Any] | None, method: str, path: str) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tollway.discovery.listing_text import escape
+from tollway.discovery.listing_text import escape_markdown
 from tollway.discovery.plain_words import clean_line
-from tollway.discovery.shown_listing import MCP_REVISIONS, PROVIDER_WORDS
+from tollway.discovery.shown_listing import MCP_REVISIONS, UNTRUSTED_NOTICE
 from tollway.registry.listing import Listing
 
 TEXT_LENGTH_MAX = 3_999
@@ -48,7 +48,7 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
     head = (
         "# Tollway gateway\n\n"
         "> HTTP APIs that are paid per request on EVM chains: find one, call it, pay for the call. No account is needed.\n\n"
-        f"{PROVIDER_WORDS}\n\n"
+        f"{UNTRUSTED_NOTICE}\n\n"
         "## How to use it\n\n"
         f"1. Search: GET {api}/apis?q=words (filters: currency, network, tag, maxPrice, minSuccessRate, verified).\n"
         f"2. Read: GET {api}/apis/(id)/agent is enough to integrate an API (8 KiB at most).\n"
@@ -66,16 +66,16 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         f"- [Signing keys]({public_url}/.well-known/http-message-signatures-directory): for providers, under which keys "
         "the calls that reach them are signed\n\n"
     )
-    return head + _list_apis(public_url, listings, total=total, room=TEXT_LENGTH_MAX - len(head))
+    return head + _list_apis(public_url, listings, total=total, length_left=TEXT_LENGTH_MAX - len(head))
 
 
-def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, room: int) -> str:
+def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, length_left: int) -> str:
     heading = "## APIs\n\n"
     ending = f"- and more: [search]({public_url}/api/v2/apis)\n"
-    left = room - len(heading) - len(ending)
+    left = length_left - len(heading) - len(ending)
     lines = []
     for listing in listings:
-        line = _line(public_url, listing)
+        line = _listing_line(public_url, listing)
         if len(line) > left:
             break
         lines.append(line)
@@ -85,9 +85,9 @@ def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, room
     return heading + "".join(lines) if lines else ""
 
 
-def _line(public_url: str, listing: Listing) -> str:
-    name = escape(clean_line(listing.name, _NAME_LENGTH_MAX)) or listing.id
-    words = escape(clean_line(listing.description, _WORDS_MAX))
+def _listing_line(public_url: str, listing: Listing) -> str:
+    name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX)) or listing.id
+    words = escape_markdown(clean_line(listing.description, _WORDS_MAX))
     cost = "free" if listing.price.is_free else f"{listing.price.text} {listing.currency} a call"
     url = f"{public_url}/api/v2/apis/{listing.id}/llms.txt"
     return f"- [{name}]({url}): {cost}" + (f". {words}" if words else "") + "\n"

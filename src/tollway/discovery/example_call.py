@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tollway.discovery.sold_operations import Argument, SoldOperation
+from tollway.discovery.sold_operations import ApiOperation, Argument
 from tollway.discovery.tool_request import ToolRequest, make_request
 
 EXAMPLE_BYTES_MAX = 600
@@ -16,7 +16,7 @@ VALUE_BYTES_MAX = 200
 _DEPTH_MAX = 6
 _MEMBERS_MAX = 12
 _REF = "#/$defs/"
-_TEXTS: Mapping[str, str] = {
+_TEXT_OF_FORMAT: Mapping[str, str] = {
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
     "time": "12:00:00Z",
@@ -27,22 +27,22 @@ _TEXTS: Mapping[str, str] = {
     "ipv4": "192.0.2.1",
 }
 
-_NOTHING: Any = object()
+_NO_VALUE: Any = object()
 
 
-def example_arguments(operation: SoldOperation) -> dict[str, Any] | None:
+def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
     """Values for what is required, and for what the document itself gives a value of; None when something required
     finds none."""
     shown = {
         argument.name: value
         for argument in operation.arguments
-        if (value := _argument_value(operation.input_schema, argument)) is not _NOTHING
+        if (value := _argument_value(operation.input_schema, argument)) is not _NO_VALUE
     }
     needed = {one.name for one in operation.arguments if one.is_required}
     return shown if needed <= shown.keys() else None
 
 
-def example_json(operation: SoldOperation, gateway_url: str) -> dict[str, Any] | None:
+def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | None:
     """One HTTP request as JSON; None where none is found, or none that is short. `gateway_url`: of the listing, without a
     final slash."""
     arguments = example_arguments(operation)
@@ -66,20 +66,20 @@ def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:
     """What is required always, what is not only where the document itself gives a value."""
     defs = _mapping(schema.get("$defs"))
     own = _mapping(_mapping(schema.get("properties")).get(argument.name))
-    value = _value_of(own, defs, 0) if argument.is_required else _given(own)
-    return value if value is _NOTHING or _is_small(value, VALUE_BYTES_MAX * 2) else _NOTHING
+    value = _value_of(own, defs, 0) if argument.is_required else _documented_value(own)
+    return value if value is _NO_VALUE or _is_small(value, VALUE_BYTES_MAX * 2) else _NO_VALUE
 
 
 def _value_of(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
-    given = _given(schema)
-    if given is not _NOTHING:
+    given = _documented_value(schema)
+    if given is not _NO_VALUE:
         return given
     if depth >= _DEPTH_MAX:
-        return _NOTHING
+        return _NO_VALUE
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.removeprefix(_REF)
-        return _value_of(_mapping(defs.get(name)), defs, depth + 1) if reference != name else _NOTHING
+        return _value_of(_mapping(defs.get(name)), defs, depth + 1) if reference != name else _NO_VALUE
     for word in ("allOf", "oneOf", "anyOf"):
         choices = schema.get(word)
         if isinstance(choices, list) and choices and "type" not in schema:
@@ -94,7 +94,7 @@ def _value_of_kind(kind: str, schema: Mapping[str, Any], defs: Mapping[str, Any]
             return _object(schema, defs, depth)
         case "array":
             item = _value_of(_mapping(schema.get("items")), defs, depth + 1)
-            return [] if item is _NOTHING else [item]
+            return [] if item is _NO_VALUE else [item]
         case "integer" | "number":
             return _number(schema)
         case "boolean":
@@ -102,7 +102,7 @@ def _value_of_kind(kind: str, schema: Mapping[str, Any], defs: Mapping[str, Any]
         case "null":
             return None
         case _:
-            return _TEXTS.get(str(schema.get("format")), "text")
+            return _TEXT_OF_FORMAT.get(str(schema.get("format")), "text")
 
 
 def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
@@ -110,21 +110,21 @@ def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> A
     required = schema.get("required")
     needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
     if len(needed) > _MEMBERS_MAX:
-        return _NOTHING
+        return _NO_VALUE
     members: dict[str, Any] = {}
     for name in needed:
         value = _value_of(_mapping(properties.get(name)), defs, depth + 1)
-        if value is _NOTHING:
-            return _NOTHING
+        if value is _NO_VALUE:
+            return _NO_VALUE
         members[name] = value
     for name, own in _first(properties.items()):
-        value = _given(_mapping(own))
-        if value is not _NOTHING:
+        value = _documented_value(_mapping(own))
+        if value is not _NO_VALUE:
             members.setdefault(name, value)
     return members
 
 
-def _given(schema: Mapping[str, Any]) -> Any:
+def _documented_value(schema: Mapping[str, Any]) -> Any:
     """A value that the document itself gives."""
     for word in ("examples", "enum"):
         several = schema.get(word)
@@ -133,7 +133,7 @@ def _given(schema: Mapping[str, Any]) -> Any:
     for word in ("example", "const", "default"):
         if word in schema and schema[word] is not None and _is_small(schema[word], VALUE_BYTES_MAX):
             return schema[word]
-    return _NOTHING
+    return _NO_VALUE
 
 
 def _number(schema: Mapping[str, Any]) -> Any:

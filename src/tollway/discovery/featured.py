@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from tollway.discovery.sold_operations import Argument, SoldOperation
+from tollway.discovery.sold_operations import ApiOperation, Argument
 
 SUMMARY_LENGTH_MAX = 120
 
@@ -21,7 +21,7 @@ class FeaturedOperation:
 
     listing_id: str
     title: str
-    operation: SoldOperation
+    operation: ApiOperation
     payment: Mapping[str, Any]
 
     @property
@@ -31,7 +31,7 @@ class FeaturedOperation:
 
 
 def describe_featured(
-    featured: FeaturedOperation, *, answers: Mapping[str, Any], has_schemas: bool
+    featured: FeaturedOperation, *, responses: Mapping[str, Any], has_schemas: bool
 ) -> tuple[str, dict[str, Any]]:
     """Path and operation. Without schemas, each argument is still there by its name."""
     operation = featured.operation
@@ -42,7 +42,7 @@ def describe_featured(
         "tags": ["Featured"],
         "summary": summary[:SUMMARY_LENGTH_MAX],
         "security": [],
-        "x-payment-info": _short(featured.payment),
+        "x-payment-info": _with_first_offer(featured.payment),
     }
     parameters = [
         _parameter(one, operation.input_schema, has_schemas=has_schemas)
@@ -58,8 +58,8 @@ def describe_featured(
             "required": body.is_required,
             "content": {operation.body_type or "application/json": {"schema": schema}},
         }
-    written["responses"] = dict(answers)
-    if has_schemas and operation.output_schema is not None and _is_whole(operation.output_schema):
+    written["responses"] = dict(responses)
+    if has_schemas and operation.output_schema is not None and _is_self_contained(operation.output_schema):
         written["responses"]["200"] = {
             "description": "OK",
             "content": {"application/json": {"schema": operation.output_schema}},
@@ -67,7 +67,7 @@ def describe_featured(
     return path, written
 
 
-def _short(payment: Mapping[str, Any]) -> dict[str, Any]:
+def _with_first_offer(payment: Mapping[str, Any]) -> dict[str, Any]:
     """With the first offer alone: it says where to look, and the document of the API says all."""
     short = dict(payment)
     offers = short.get("offers")
@@ -88,8 +88,8 @@ def _parameter(argument: Argument, schema: Mapping[str, Any], *, has_schemas: bo
 def _schema(argument: Argument, schema: Mapping[str, Any]) -> dict[str, Any]:
     """The argument's own schema; open where it points to definitions, which have no place in this document."""
     own = schema.get("properties", {}).get(argument.name, {})
-    return dict(own) if _is_whole(own) else {}
+    return dict(own) if _is_self_contained(own) else {}
 
 
-def _is_whole(schema: Mapping[str, Any]) -> bool:
+def _is_self_contained(schema: Mapping[str, Any]) -> bool:
     return '"$ref"' not in json.dumps(schema)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tollway.discovery.plain_words import clean_line
-from tollway.discovery.shown_listing import PROVIDER_WORDS, ShownListing
-from tollway.discovery.sold_operations import SoldOperation
+from tollway.discovery.shown_listing import UNTRUSTED_NOTICE, ListingView
+from tollway.discovery.sold_operations import ApiOperation
 
 TEXT_LENGTH_MAX = 3_999
 """Crawlers warn about more than that."""
@@ -19,47 +19,47 @@ _NAME_LENGTH_MAX, _SUMMARY_MAX = 120, 100
 _WORDS_STEPS, _OPERATIONS_LENGTH_MIN = (400, 100), 600
 _PATH_LENGTH_MAX = 200
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~!]")
-_CODE = re.compile(r"[`\s]")
+_NOT_IN_CODE = re.compile(r"[`\s]")
 
 
-def write_text(shown: ShownListing) -> str:
+def write_listing_text(view: ListingView) -> str:
     """Ends with a line break."""
-    tail = _tail(shown)
+    tail = _tail(view)
     for words_max in _WORDS_STEPS:
-        head = _head(shown, words_max)
-        room = TEXT_LENGTH_MAX - len(head) - len(tail)
-        if room >= _OPERATIONS_LENGTH_MIN:
+        head = _head(view, words_max)
+        length_left = TEXT_LENGTH_MAX - len(head) - len(tail)
+        if length_left >= _OPERATIONS_LENGTH_MIN:
             break
-    return head + _list_operations(shown, room) + tail
+    return head + _list_operations(view, length_left) + tail
 
 
-def _head(shown: ShownListing, words_max: int) -> str:
-    listing = shown.listing
-    words = escape(clean_line(listing.description, words_max))
-    name = escape(clean_line(listing.name, _NAME_LENGTH_MAX))
-    price = shown.shown_price
+def _head(view: ListingView, words_max: int) -> str:
+    listing = view.listing
+    words = escape_markdown(clean_line(listing.description, words_max))
+    name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX))
+    price = view.quoted_price
     cost = (
         "free" if price.is_free else f"{price.text} {listing.currency} for each call, if not said otherwise"
     )
     return (
         f"# {name}\n\n"
         + (f"> {words}\n\n" if words else "")
-        + f"{PROVIDER_WORDS}\n\n"
-        + f"An HTTP API sold through a Tollway gateway. Price: {cost}. {_standing(shown)}\n\n"
+        + f"{UNTRUSTED_NOTICE}\n\n"
+        + f"An HTTP API sold through a Tollway gateway. Price: {cost}. {_reputation(view)}\n\n"
         + "## How to call\n\n"
-        + f"1. Send the request to {shown.gateway_url} and the path of an operation. Unpaid it gets 402 with the terms.\n"
+        + f"1. Send the request to {view.gateway_url} and the path of an operation. Unpaid it gets 402 with the terms.\n"
         + "2. Pay: x402 and MPP clients do it alone; or transfer the tokens and show the transaction (X-Payment-Tx, X-Signature).\n"
         + "3. Send the request again with the payment. Pay on a 402 only; on 409, 503 or 504 show the same payment again.\n\n"
-        + f"The [agent document]({shown.links['agent']}) tells every number and each step in one fetch.\n\n"
+        + f"The [agent document]({view.links['agent']}) tells every number and each step in one fetch.\n\n"
         + "## Operations\n\n"
     )
 
 
-def _standing(shown: ShownListing) -> str:
-    quality: Mapping[str, Any] = shown.details["quality"]
+def _reputation(view: ListingView) -> str:
+    quality: Mapping[str, Any] = view.details["quality"]
     owner = (
         "The provider has proved that the endpoint is theirs."
-        if shown.verified_at
+        if view.verified_at
         else "Nobody has proved yet whose endpoint it is."
     )
     if quality["calls30d"] is None:
@@ -70,32 +70,32 @@ def _standing(shown: ShownListing) -> str:
     )
 
 
-def _list_operations(shown: ShownListing, room: int) -> str:
+def _list_operations(view: ListingView, length_left: int) -> str:
     lines: list[str] = []
     ending = "- and {} more, see the OpenAPI document\n"
-    left = room - len(ending.format(10**6))
-    for operation in shown.operations:
-        line = _line(shown, operation)
+    left = length_left - len(ending.format(10**6))
+    for operation in view.operations:
+        line = _operation_line(view, operation)
         if len(line) > left:
             break
         lines.append(line)
         left -= len(line)
-    missing = len(shown.operations) - len(lines)
+    missing = len(view.operations) - len(lines)
     return "".join(lines) + (ending.format(missing) if missing else "")
 
 
-def _line(shown: ShownListing, operation: SoldOperation) -> str:
+def _operation_line(view: ListingView, operation: ApiOperation) -> str:
     if operation.is_any:
-        return f"- any method and path below {shown.gateway_url}\n"
-    path = _CODE.sub("", operation.path)[:_PATH_LENGTH_MAX] or "/"
+        return f"- any method and path below {view.gateway_url}\n"
+    path = _NOT_IN_CODE.sub("", operation.path)[:_PATH_LENGTH_MAX] or "/"
     price = operation.price
-    cost = "free" if price.is_free else f"{price.text} {shown.listing.currency}"
-    summary = escape(clean_line(operation.summary, _SUMMARY_MAX))
+    cost = "free" if price.is_free else f"{price.text} {view.listing.currency}"
+    summary = escape_markdown(clean_line(operation.summary, _SUMMARY_MAX))
     return f"- `{operation.method} {path}` ({cost})" + (f": {summary}" if summary else "") + "\n"
 
 
-def _tail(shown: ShownListing) -> str:
-    links = shown.links
+def _tail(view: ListingView) -> str:
+    links = view.links
     return (
         "\n## Documents\n\n"
         f"- [Agent document]({links['agent']}): JSON, at most 8 KiB, all that is needed to call and pay\n"
@@ -106,6 +106,6 @@ def _tail(shown: ShownListing) -> str:
     )
 
 
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """One line of plain text in Markdown."""
     return _MARKUP.sub(lambda match: "\\" + match[0], " ".join(text.split()))

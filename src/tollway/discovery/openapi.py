@@ -11,12 +11,17 @@ from typing import Any
 from urllib.parse import quote
 
 from tollway.discovery.payment_info import payment_info
-from tollway.discovery.plain_schema import Copied, SchemaCopier
+from tollway.discovery.plain_schema import SchemaCopier, SchemaCopy
 from tollway.discovery.plain_words import clean_line, clean_prose
-from tollway.discovery.sold_operations import ANY_QUERY_SCHEMA, BODY_METHODS, Offer, list_offers
+from tollway.discovery.sold_operations import (
+    ANY_QUERY_SCHEMA,
+    BODY_METHODS,
+    SourcedOperation,
+    list_sourced_operations,
+)
 from tollway.money import Price
 from tollway.registry.listing import Listing
-from tollway.registry.offered_operations import is_asked_for
+from tollway.registry.offered_operations import is_sent_by_caller
 from tollway.registry.openapi_document import DocumentOperation, DocumentParameter, ProviderDocument
 
 OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
@@ -50,10 +55,10 @@ def build_openapi(
 ) -> dict[str, Any]:
     """`gateway_url`: the listing's, without a final slash. `options_at`: every way to pay a price now, as a 402 shows it.
     `has_mpp`: whether a 402 offers MPP."""
-    return _Writer(listing, gateway_url=gateway_url, options_at=options_at, has_mpp=has_mpp).write()
+    return _OpenApiWriter(listing, gateway_url=gateway_url, options_at=options_at, has_mpp=has_mpp).write()
 
 
-class _Writer:
+class _OpenApiWriter:
     def __init__(self, listing: Listing, *, gateway_url: str, options_at: OptionsAt, has_mpp: bool) -> None:
         self._listing = listing
         self._gateway_url = gateway_url
@@ -64,14 +69,14 @@ class _Writer:
             self._document, prefix="#/components/schemas/", is_checked=False, taken=("TollwayProblem",)
         )
         self._refs: set[str] = set()
-        self._room = SCHEMAS_WEIGHT_MAX
+        self._weight_left = SCHEMAS_WEIGHT_MAX
         self._infos: dict[int, dict[str, Any] | None] = {}
 
     def write(self) -> dict[str, Any]:
         paths: dict[str, dict[str, Any]] = {}
-        for offer in list_offers(self._listing, self._document):
-            self._add(paths, offer)
-        schemas = self._copier.define(self._refs, weight_max=self._room)
+        for sourced in list_sourced_operations(self._listing, self._document):
+            self._add(paths, sourced)
+        schemas = self._copier.define(self._refs, weight_max=self._weight_left)
         schemas["TollwayProblem"] = _PROBLEM_SCHEMA
         base, _, name = self._gateway_url.rpartition("/")
         server = self._gateway_url
@@ -115,22 +120,22 @@ class _Writer:
             info["contact"] = {"email": email}
         return info
 
-    def _add(self, paths: dict[str, dict[str, Any]], offer: Offer) -> None:
-        sold = offer.sold
-        entry = self._find_entry(paths, sold.path)
-        if not sold.is_any:
-            entry[sold.method.lower()] = self._operation(offer)
+    def _add(self, paths: dict[str, dict[str, Any]], sourced: SourcedOperation) -> None:
+        operation = sourced.operation
+        entry = self._find_entry(paths, operation.path)
+        if not operation.is_any:
+            entry[operation.method.lower()] = self._operation(sourced)
             return
-        for method in sold.input_schema["properties"]["method"]["enum"]:
+        for method in operation.input_schema["properties"]["method"]["enum"]:
             if method.lower() in _METHODS and method.lower() not in entry:
                 entry[method.lower()] = {
-                    "operationId": f"{sold.tool}_{method.lower()}",
+                    "operationId": f"{operation.tool}_{method.lower()}",
                     "summary": f"{method} the endpoint",
                     "description": "Nothing more is documented. Paths below the endpoint are served too.",
-                    **self._paid(sold.price),
-                    "parameters": [_ANY_QUERY],
+                    **self._paid(operation.price),
+                    "parameters": [_ANY_QUERY_PARAMETER],
                     **({"requestBody": body} if (body := _any_body(method)) else {}),
-                    "responses": self._responses(None, is_free=sold.price.is_free),
+                    "responses": self._responses(None, is_free=operation.price.is_free),
                 }
 
     def _find_entry(self, paths: dict[str, dict[str, Any]], path: str) -> dict[str, Any]:
@@ -140,14 +145,14 @@ class _Writer:
         base, _, name = self._gateway_url.rpartition("/")
         return paths.setdefault(f"/{name}", {"servers": [{"url": base}]})
 
-    def _operation(self, offer: Offer) -> dict[str, Any]:
-        sold, source = offer.sold, offer.source
+    def _operation(self, sourced: SourcedOperation) -> dict[str, Any]:
+        operation, source = sourced.operation, sourced.source
         written: dict[str, Any] = {
-            "operationId": sold.tool,
-            "summary": sold.summary or f"{sold.method} {sold.path or 'the endpoint'}",
+            "operationId": operation.tool,
+            "summary": operation.summary or f"{operation.method} {operation.path or 'the endpoint'}",
         }
-        if sold.description:
-            written["description"] = sold.description
+        if operation.description:
+            written["description"] = operation.description
         if source is not None:
             tags = source.content.get("tags")
             named = [clean_line(tag, 64) for tag in tags[:TAGS_MAX]] if isinstance(tags, list) else []
@@ -155,14 +160,14 @@ class _Writer:
                 written["tags"] = list(dict.fromkeys(name for name in named if name))
             if source.content.get("deprecated") is True:
                 written["deprecated"] = True
-        written |= self._paid(sold.price)
-        parameters = self._parameters(offer)
+        written |= self._paid(operation.price)
+        parameters = self._parameters(sourced)
         if parameters:
             written["parameters"] = parameters
-        body = _any_body(sold.method) if source is None else self._body(source)
+        body = _any_body(operation.method) if source is None else self._body(source)
         if body is not None:
             written["requestBody"] = body
-        written["responses"] = self._responses(source, is_free=sold.price.is_free)
+        written["responses"] = self._responses(source, is_free=operation.price.is_free)
         return written
 
     def _paid(self, price: Price) -> dict[str, Any]:
@@ -177,20 +182,20 @@ class _Writer:
 
     # ---- What is sent.
 
-    def _parameters(self, offer: Offer) -> list[Mapping[str, Any]]:
-        if offer.source is None:
-            named = [one.parameter for one in offer.sold.arguments if one.place == "path"]
+    def _parameters(self, sourced: SourcedOperation) -> list[Mapping[str, Any]]:
+        if sourced.source is None:
+            named = [one.parameter for one in sourced.operation.arguments if one.place == "path"]
             return [
                 *(
                     {"name": one, "in": "path", "required": True, "schema": {"type": "string"}}
                     for one in named
                 ),
-                _ANY_QUERY,
+                _ANY_QUERY_PARAMETER,
             ]
         return [
             self._parameter(parameter)
-            for parameter in self._document.list_parameters(offer.source)
-            if is_asked_for(self._listing, parameter)
+            for parameter in self._document.list_parameters(sourced.source)
+            if is_sent_by_caller(self._listing, parameter)
         ]
 
     def _parameter(self, parameter: DocumentParameter) -> dict[str, Any]:
@@ -277,17 +282,17 @@ class _Writer:
         return written
 
     def _schema(self, raw: object) -> dict[str, Any]:
-        copied: Copied = self._copier.copy(raw)
-        if copied.weight > self._room:
+        copied: SchemaCopy = self._copier.copy(raw)
+        if copied.weight > self._weight_left:
             return {}
-        self._room -= copied.weight
+        self._weight_left -= copied.weight
         self._refs |= copied.refs
         return copied.schema
 
 
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 
-_ANY_QUERY: Mapping[str, Any] = {
+_ANY_QUERY_PARAMETER: Mapping[str, Any] = {
     "name": "query",
     "in": "query",
     "style": "form",

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tollway.discovery.example_call import example_json
-from tollway.discovery.shown_listing import ShownListing, arguments_json
-from tollway.discovery.sold_operations import SoldOperation
+from tollway.discovery.shown_listing import ListingView, arguments_json
+from tollway.discovery.sold_operations import ApiOperation
 
-WORDS_MAX = 200
+SUMMARY_LENGTH_MAX = 200
 """Characters of a summary in an agent document."""
 
 _MEMBERS_MAX = 16
@@ -21,7 +21,7 @@ _CHOICES_MAX = 8
 _DEPTH_MAX = 70
 
 # What a schema says beside what it demands.
-_REMARKS = frozenset(
+_ANNOTATIONS = frozenset(
     {
         "title",
         "description",
@@ -35,31 +35,36 @@ _REMARKS = frozenset(
     }
 )
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas"})
-_DEMANDS = ("type", "format", "enum", "minimum", "maximum")
+_ASSERTIONS = ("type", "format", "enum", "minimum", "maximum")
 
 
-def list_forms(shown: ShownListing, operation: SoldOperation) -> Iterator[dict[str, Any]]:
+def list_forms(view: ListingView, operation: ApiOperation) -> Iterator[dict[str, Any]]:
     """The whole; without the schema of the answer; without the remarks in the schema; the names and types of the first
     members only; no schema."""
     head: dict[str, Any] = {
         "tool": operation.tool,
         "method": operation.method,
         "path": operation.path,
-        "price": shown.price_json(operation.price),
+        "price": view.price_json(operation.price),
     }
     words = operation.summary or operation.description
     if words:
-        head["summary"] = words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
-    example = example_json(operation, shown.gateway_url)
+        head["summary"] = words if len(words) <= SUMMARY_LENGTH_MAX else words[: SUMMARY_LENGTH_MAX - 1] + "…"
+    example = example_json(operation, view.gateway_url)
     tail = {"example": example} if example else {}
     body = {"bodyType": operation.body_type} if operation.body_type else {}
     places = {"arguments": arguments_json(operation)} if operation.arguments else {}
-    bare = bare_schema(operation.input_schema)
+    bare = strip_annotations(operation.input_schema)
     lean = {**head, **places, **body}
     if operation.output_schema is not None:
         schemas = {"inputSchema": operation.input_schema, "outputSchema": operation.output_schema}
         yield {**lean, **schemas, **tail}
-        yield {**lean, "inputSchema": bare, "outputSchema": bare_schema(operation.output_schema), **tail}
+        yield {
+            **lean,
+            "inputSchema": bare,
+            "outputSchema": strip_annotations(operation.output_schema),
+            **tail,
+        }
     yield {**lean, "inputSchema": operation.input_schema, **tail}
     yield {**lean, "inputSchema": bare, **tail}
     few = [one for one in operation.arguments if len(one.name) <= _NAME_LENGTH_MAX]
@@ -70,25 +75,25 @@ def list_forms(shown: ShownListing, operation: SoldOperation) -> Iterator[dict[s
     yield head
 
 
-def bare_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def strip_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Without remarks: what is demanded stays, so what it allows is the same."""
-    bare = _bare(schema, 0)
+    bare = _strip(schema, 0)
     return bare if isinstance(bare, dict) else {}
 
 
-def _bare(schema: Any, depth: int) -> Any:
+def _strip(schema: Any, depth: int) -> Any:
     if isinstance(schema, list):
-        return [_bare(one, depth + 1) for one in schema]
+        return [_strip(one, depth + 1) for one in schema]
     if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
         return schema
     bare: dict[str, Any] = {}
     for word, said in schema.items():
         if word in _NAMED and isinstance(said, Mapping):
-            bare[word] = {name: _bare(own, depth + 1) for name, own in said.items()}
+            bare[word] = {name: _strip(own, depth + 1) for name, own in said.items()}
         elif word in ("enum", "const", "required"):
             bare[word] = said
-        elif word not in _REMARKS and not word.startswith("x-"):
-            bare[word] = _bare(said, depth + 1)
+        elif word not in _ANNOTATIONS and not word.startswith("x-"):
+            bare[word] = _strip(said, depth + 1)
     return bare
 
 
@@ -99,7 +104,7 @@ def shallow_schema(schema: Mapping[str, Any], kept: set[str]) -> dict[str, Any]:
     shallow: dict[str, Any] = {
         "type": "object",
         "properties": {
-            name: _demands(own)
+            name: _assertions(own)
             for name, own in (properties.items() if isinstance(properties, Mapping) else ())
             if name in kept
         },
@@ -108,16 +113,16 @@ def shallow_schema(schema: Mapping[str, Any], kept: set[str]) -> dict[str, Any]:
     return {**shallow, "required": needed} if needed else shallow
 
 
-def _demands(schema: Any) -> dict[str, Any]:
+def _assertions(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         return {}
-    demands = {word: schema[word] for word in _DEMANDS if word in schema}
+    demands = {word: schema[word] for word in _ASSERTIONS if word in schema}
     choices = demands.get("enum")
-    if isinstance(choices, list) and (len(choices) > _CHOICES_MAX or size_of(choices) > 200):
+    if isinstance(choices, list) and (len(choices) > _CHOICES_MAX or json_size(choices) > 200):
         del demands["enum"]
     return demands
 
 
-def size_of(content: Any) -> int:
+def json_size(content: Any) -> int:
     """Bytes on the wire."""
     return len(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())

@@ -11,16 +11,16 @@ import structlog
 from tollway.background import describe_failure
 from tollway.identifiers import Address
 from tollway.limits import Limits
-from tollway.registry.ownership import Challenge, Method, Ownerships, Stake
+from tollway.registry.ownership import Challenge, Method, OwnershipClaim, Ownerships
 
-ROUND_MAX = 200
-LOOKS_AT_ONCE = 8
+RECHECK_BATCH_MAX = 200
+CHECKS_AT_ONCE = 8
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _OriginCheck:
     """What one look answers for: a provider's listings at one origin, with one payee."""
 
     origin: str
@@ -28,63 +28,65 @@ class _Place:
     pay_to: Address
 
 
-class OwnershipRounds:
-    """`challenge`: what would prove a stake. `look`: which proofs an origin shows now."""
+class OwnershipRecheck:
+    """`challenge`: what would prove a stake. `check`: which proofs an origin shows now."""
 
     def __init__(
         self,
         ownerships: Ownerships,
         *,
-        challenge: Callable[[Stake], Challenge],
-        look: Callable[[Challenge], Awaitable[tuple[Method, ...]]],
+        challenge: Callable[[OwnershipClaim], Challenge],
+        check: Callable[[Challenge], Awaitable[tuple[Method, ...]]],
         limits: Limits,
         now_ms: Callable[[], int],
-        round_max: int = ROUND_MAX,
+        batch_max: int = RECHECK_BATCH_MAX,
     ) -> None:
         self._ownerships = ownerships
         self._challenge = challenge
-        self._look = look
+        self._check_origin = check
         self._limits = limits
         self._now_ms = now_ms
-        self._round_max = round_max
+        self._batch_max = batch_max
 
     async def check_due(self) -> None:
         """Everything that is due now, round by round. Raises StorageUnavailable: what was not written stays due."""
         while True:
             before_ms = self._now_ms() - int(self._limits.ownership_recheck_s * 1000)
-            stakes = await self._ownerships.find_due(before_ms=before_ms, limit=self._round_max)
-            noted = await self._check(stakes)
-            if not noted or len(stakes) < self._round_max:
+            claims = await self._ownerships.find_due(before_ms=before_ms, limit=self._batch_max)
+            recorded = await self._check(claims)
+            if not recorded or len(claims) < self._batch_max:
                 return
 
-    async def _check(self, stakes: tuple[Stake, ...]) -> int:
+    async def _check(self, claims: tuple[OwnershipClaim, ...]) -> int:
         """How many listings it could write about."""
-        by_place: dict[_Place, list[Challenge]] = {}
-        for stake in stakes:
-            challenge = self._challenge(stake)
-            place = _Place(origin=challenge.origin, provider=stake.provider, pay_to=stake.pay_to)
-            by_place.setdefault(place, []).append(challenge)
-        seats = asyncio.Semaphore(LOOKS_AT_ONCE)
+        by_origin: dict[_OriginCheck, list[Challenge]] = {}
+        for claim in claims:
+            challenge = self._challenge(claim)
+            origin_check = _OriginCheck(origin=challenge.origin, provider=claim.provider, pay_to=claim.pay_to)
+            by_origin.setdefault(origin_check, []).append(challenge)
+        semaphore = asyncio.Semaphore(CHECKS_AT_ONCE)
 
-        async def look(challenge: Challenge) -> tuple[Method, ...]:
-            async with seats:
+        async def check(challenge: Challenge) -> tuple[Method, ...]:
+            async with semaphore:
                 try:
-                    return await self._look(challenge)
+                    return await self._check_origin(challenge)
                 except Exception as exc:  # noqa: BLE001 - a task root: logged; one origin must not stop the others' turn
                     _log.error("ownership_look_failed", origin=challenge.origin, **describe_failure(exc))
                     return ()
 
         async with asyncio.TaskGroup() as group:
-            looks = {place: group.create_task(look(some[0])) for place, some in by_place.items()}
-        noted = 0
-        for place, some in by_place.items():
+            checks = {
+                origin_check: group.create_task(check(some[0])) for origin_check, some in by_origin.items()
+            }
+        recorded = 0
+        for origin_check, some in by_origin.items():
             for challenge in some:
-                noted += await self._note(challenge, looks[place].result())
-        return noted
+                recorded += await self._record_check(challenge, checks[origin_check].result())
+        return recorded
 
-    async def _note(self, challenge: Challenge, proved: tuple[Method, ...]) -> bool:
+    async def _record_check(self, challenge: Challenge, proved: tuple[Method, ...]) -> bool:
         """False when the listing has changed meanwhile; it is due as what it is now."""
-        known = await self._ownerships.note(
+        known = await self._ownerships.record_check(
             challenge,
             proved,
             now_ms=self._now_ms(),

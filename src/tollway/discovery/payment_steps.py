@@ -7,7 +7,7 @@ No step ever tells a reader to pay again where a payment may still move money.
 
 from typing import Any
 
-from tollway.discovery.shown_listing import ShownListing
+from tollway.discovery.shown_listing import ListingView
 from tollway.limits import Limits
 
 _PAID_CALL = (
@@ -20,15 +20,15 @@ _AUTHORIZATION = (
 )
 
 
-def list_rails(shown: ShownListing, rails: frozenset[str], limits: Limits) -> list[dict[str, Any]]:
+def list_rails(view: ListingView, rails: frozenset[str], limits: Limits) -> list[dict[str, Any]]:
     """`rails`: of the options to pay (`tx`, `x402`); MPP is added where it is open, because it settles what x402 does."""
     found: list[dict[str, Any]] = []
     if "x402" in rails:
         found.append(_x402())
-    if shown.has_mpp:
+    if view.has_mpp:
         found.append(_mpp())
     if "tx" in rails:
-        found.append(_tx(shown, limits))
+        found.append(_tx(view, limits))
     return found
 
 
@@ -88,7 +88,7 @@ def _mpp() -> dict[str, Any]:
     }
 
 
-def _tx(shown: ShownListing, limits: Limits) -> dict[str, Any]:
+def _tx(view: ListingView, limits: Limits) -> dict[str, Any]:
     bound = (
         "Sign eip712 with the wallet that paid: {method} in capitals, {target} path and query after the http url, {bodyHash} keccak256 "
         f"of the body, {{validUntil}} at most now + {limits.bound_validity_s} (unix s), {{nonce}} 32 random bytes."
@@ -100,15 +100,15 @@ def _tx(shown: ShownListing, limits: Limits) -> dict[str, Any]:
         "steps": [
             "Transfer amount base units of token (native currency if none) to payTo on chainId; more pays for more calls.",
             "Wait for confirmations; the block with the transfer counts.",
-            bound if shown.is_bound_only else bound + plain,
+            bound if view.is_bound_only else bound + plain,
             "Send the request with the headers. For the next call: the same hash, a new signature.",
         ],
         "eip712": {
             "domain": {"name": "Tollway", "version": "1", "chainId": "{chainId}"},
             "type": _PAID_CALL,
             "message": {
-                "gateway": shown.public_url,
-                "apiId": shown.listing.id,
+                "gateway": view.public_url,
+                "apiId": view.listing.id,
                 "method": "{method}",
                 "target": "{target}",
                 "bodyHash": "{bodyHash}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tollway.discovery.plain_words import clean_line, clean_prose
-from tollway.registry.openapi_document import ProviderDocument, point_in
+from tollway.registry.openapi_document import ProviderDocument, resolve_pointer
 from tollway.registry.plain_text import find_unclean
 
 DEPTH_MAX, STEPS_MAX = 64, 256
@@ -61,7 +61,7 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 @dataclass(slots=True, kw_only=True)
-class Copied:
+class SchemaCopy:
     """`refs`: the definitions that it names; `applied`: how often those of them that are applied to its own value.
     `weight`: about its length as JSON. It is shared: not to be changed."""
 
@@ -81,13 +81,15 @@ class SchemaCopier:
         self._document = document
         self._prefix = prefix
         self._is_checked = is_checked
-        self._copies: dict[int, tuple[object, Copied]] = {}  # by identity; held, so that none is given twice
+        self._copies: dict[
+            int, tuple[object, SchemaCopy]
+        ] = {}  # by identity; held, so that none is given twice
         self._names: dict[str, str] = {}
         self._raws: dict[str, object] = dict.fromkeys(taken)
-        self._definitions: dict[str, Copied] = {}
+        self._definitions: dict[str, SchemaCopy] = {}
         self._steps: dict[str, int] = {}  # of checking one value with a definition that was judged
 
-    def copy(self, raw: object) -> Copied:
+    def copy(self, raw: object) -> SchemaCopy:
         """Of a schema as it stands in the document."""
         return self._copy(raw, 0)
 
@@ -100,7 +102,7 @@ class SchemaCopier:
             if name in found:
                 continue
             if name not in self._steps:
-                self._judge(name)
+                self._check_recursion(name)
             definition = self._definitions[name]
             if definition.weight > weight_max:
                 found[name] = {}
@@ -112,13 +114,13 @@ class SchemaCopier:
 
     # ---- Definitions.
 
-    def _definition(self, name: str) -> Copied:
+    def _definition(self, name: str) -> SchemaCopy:
         known = self._definitions.get(name)
         if known is None:
             known = self._definitions[name] = self._copy(self._raws[name], 0)
         return known
 
-    def _judge(self, start: str) -> None:
+    def _check_recursion(self, start: str) -> None:
         """A definition that is applied to its own value again would never be done with, and one that is applied through
         others too often only in a long time: such a one is open instead."""
         path: list[tuple[str, list[str]]] = [(start, sorted(self._definition(start).applied))]
@@ -131,7 +133,7 @@ class SchemaCopier:
                 walked.discard(name)
                 self._count_steps(name)
             elif following in walked:
-                self._definitions[following] = Copied()
+                self._definitions[following] = SchemaCopy()
             elif following not in self._steps:
                 walked.add(following)
                 path.append((following, sorted(self._definition(following).applied)))
@@ -140,7 +142,7 @@ class SchemaCopier:
         applied = self._definitions[name].applied
         steps = 1 + sum(times * self._steps.get(one, 1) for one, times in applied.items())
         if steps > STEPS_MAX:
-            self._definitions[name] = Copied()
+            self._definitions[name] = SchemaCopy()
             steps = 1
         self._steps[name] = steps
 
@@ -150,7 +152,7 @@ class SchemaCopier:
             return None
         name = self._names.get(reference)
         if name is None:
-            raw = point_in(self._document.content, reference)
+            raw = resolve_pointer(self._document.content, reference)
             if not isinstance(raw, Mapping | bool):
                 return None
             wanted = "".join(c if c in _PLAIN else "_" for c in reference.rpartition("/")[2])[:64] or "schema"
@@ -164,25 +166,25 @@ class SchemaCopier:
 
     # ---- One schema.
 
-    def _copy(self, raw: object, depth: int) -> Copied:
+    def _copy(self, raw: object, depth: int) -> SchemaCopy:
         if raw is False:
-            return Copied(schema={"not": {}}, weight=10)
+            return SchemaCopy(schema={"not": {}}, weight=10)
         if not isinstance(raw, Mapping) or depth > DEPTH_MAX:
-            return Copied()
+            return SchemaCopy()
         known = self._copies.get(id(raw))
         if known is None:
             known = self._copies[id(raw)] = (raw, self._read(raw, depth))
         return known[1]
 
-    def _read(self, raw: Mapping[str, Any], depth: int) -> Copied:
-        copied = Copied()
+    def _read(self, raw: Mapping[str, Any], depth: int) -> SchemaCopy:
+        copied = SchemaCopy()
         if "$ref" in raw:
             name = self._name(raw["$ref"])
             if name is None:
                 return copied
             copied.refs.add(name)
             copied.applied[name] += 1
-            _put(copied, "$ref", self._prefix + name)
+            _set_member(copied, "$ref", self._prefix + name)
             if self._document.is_older:  # there, nothing else counts beside a reference
                 return copied
         self._read_words(raw, copied)
@@ -190,26 +192,26 @@ class SchemaCopier:
         if not _LIMITS.isdisjoint(raw):
             self._read_limits(raw, copied)
         if "default" in raw and _COMPOSED.isdisjoint(raw) and _is_allowed(raw["default"], copied.schema):
-            _put(copied, "default", raw["default"], is_any=True)
+            _set_member(copied, "default", raw["default"], is_any=True)
         if not _PARTS.isdisjoint(raw):
             self._read_parts(raw, copied, depth)
         return copied
 
-    def _read_words(self, raw: Mapping[str, Any], copied: Copied) -> None:
-        _put(copied, "title", clean_line(raw.get("title"), TITLE_MAX) or None)
-        _put(copied, "description", clean_prose(raw.get("description"), PROSE_MAX) or None)
+    def _read_words(self, raw: Mapping[str, Any], copied: SchemaCopy) -> None:
+        _set_member(copied, "title", clean_line(raw.get("title"), TITLE_MAX) or None)
+        _set_member(copied, "description", clean_prose(raw.get("description"), PROSE_MAX) or None)
         kind = raw.get("format")
-        _put(copied, "format", kind if isinstance(kind, str) and _is_plain(kind) else None)
+        _set_member(copied, "format", kind if isinstance(kind, str) and _is_plain(kind) else None)
         for name in _FLAGS:
-            _put(copied, name, True if raw.get(name) is True else None)
+            _set_member(copied, name, True if raw.get(name) is True else None)
 
-    def _read_values(self, raw: Mapping[str, Any], copied: Copied) -> None:
+    def _read_values(self, raw: Mapping[str, Any], copied: SchemaCopy) -> None:
         kinds = raw.get("type")
         listed = list(dict.fromkeys(one for one in _list(kinds) or [kinds] if _is_type(one)))
         is_nullable = self._document.is_older and raw.get("nullable") is True and bool(listed)
         if is_nullable and "null" not in listed:
             listed.append("null")
-        _put(copied, "type", listed[0] if len(listed) == 1 else listed or None)
+        _set_member(copied, "type", listed[0] if len(listed) == 1 else listed or None)
         choices = _list(raw.get("enum"))
         if is_nullable and choices and None not in choices:
             choices = [*choices, None]
@@ -217,40 +219,40 @@ class SchemaCopier:
             copied.schema["enum"] = choices
             copied.weight += 10 + sum((_weigh(one) or 0) + 1 for one in choices)
         if "const" in raw and _weigh(raw["const"]) is not None:
-            _put(copied, "const", raw["const"], is_any=True)
+            _set_member(copied, "const", raw["const"], is_any=True)
         examples = [*_list(raw.get("examples")), *([raw["example"]] if "example" in raw else [])]
         fitting = [one for one in examples[:EXAMPLES_MAX] if _weigh(one) is not None]
-        _put(copied, "examples", fitting or None)
+        _set_member(copied, "examples", fitting or None)
 
-    def _read_limits(self, raw: Mapping[str, Any], copied: Copied) -> None:
+    def _read_limits(self, raw: Mapping[str, Any], copied: SchemaCopy) -> None:
         for name in _COUNTS:
             value: Any = raw.get(name)
-            _put(copied, name, value if _is_number(value, whole=True) and value >= 0 else None)
+            _set_member(copied, name, value if _is_number(value, whole=True) and value >= 0 else None)
         step: Any = raw.get("multipleOf")
-        _put(copied, "multipleOf", step if _is_number(step) and step > 0 else None)
+        _set_member(copied, "multipleOf", step if _is_number(step) and step > 0 else None)
         for name in _BOUNDS:
             exclusive = "exclusive" + name.capitalize()
             bound, other = raw.get(name), raw.get(exclusive)
             is_open = other is True  # the flag of OpenAPI 3.0
-            _put(copied, exclusive if is_open else name, bound if _is_number(bound) else None)
+            _set_member(copied, exclusive if is_open else name, bound if _is_number(bound) else None)
             if _is_number(other):
-                _put(copied, exclusive, other)
+                _set_member(copied, exclusive, other)
         if not self._is_checked:
             pattern = raw.get("pattern")
             is_fine = isinstance(pattern, str) and len(pattern) <= PROSE_MAX and _is_name(pattern, PROSE_MAX)
-            _put(copied, "pattern", pattern if is_fine else None)
-            _put(copied, "uniqueItems", True if raw.get("uniqueItems") is True else None)
+            _set_member(copied, "pattern", pattern if is_fine else None)
+            _set_member(copied, "uniqueItems", True if raw.get("uniqueItems") is True else None)
         needed = list(dict.fromkeys(one for one in _list(raw.get("required")) if _is_name(one)))
         if needed:
             copied.schema["required"] = needed
             copied.weight += 14 + sum(len(one) + 3 for one in needed)
 
-    def _read_parts(self, raw: Mapping[str, Any], copied: Copied, depth: int) -> None:
+    def _read_parts(self, raw: Mapping[str, Any], copied: SchemaCopy, depth: int) -> None:
         def within(part: object) -> dict[str, Any]:
-            return self._take(part, copied, depth, is_applied=False)
+            return self._add_part(part, copied, depth, is_applied=False)
 
         def applied(part: object) -> dict[str, Any]:
-            return self._take(part, copied, depth, is_applied=True)
+            return self._add_part(part, copied, depth, is_applied=True)
 
         properties = raw.get("properties")
         if isinstance(properties, Mapping):
@@ -262,7 +264,7 @@ class SchemaCopier:
             if name == "additionalProperties" and isinstance(raw.get("patternProperties"), Mapping):
                 continue  # patterns are not copied, so nothing can be said about the rest
             if isinstance(part, bool):
-                _put(copied, name, part, is_any=True)
+                _set_member(copied, name, part, is_any=True)
             elif isinstance(part, Mapping):
                 copied.schema[name] = within(part)
         _copy_list(copied, "prefixItems", raw, within)
@@ -272,7 +274,7 @@ class SchemaCopier:
             if isinstance(raw.get(name), Mapping | bool):
                 copied.schema[name] = applied(raw[name])
 
-    def _take(self, part: object, copied: Copied, depth: int, *, is_applied: bool) -> dict[str, Any]:
+    def _add_part(self, part: object, copied: SchemaCopy, depth: int, *, is_applied: bool) -> dict[str, Any]:
         taken = self._copy(part, depth + 1)
         copied.refs |= taken.refs
         if is_applied:
@@ -282,14 +284,14 @@ class SchemaCopier:
 
 
 def _copy_list(
-    copied: Copied, name: str, raw: Mapping[str, Any], take: Callable[[object], dict[str, Any]]
+    copied: SchemaCopy, name: str, raw: Mapping[str, Any], take: Callable[[object], dict[str, Any]]
 ) -> None:
     parts = [take(one) for one in _list(raw.get(name)) if isinstance(one, Mapping | bool)]
     if parts:
         copied.schema[name] = parts
 
 
-def _put(copied: Copied, name: str, value: Any, *, is_any: bool = False) -> None:
+def _set_member(copied: SchemaCopy, name: str, value: Any, *, is_any: bool = False) -> None:
     if value is None and not is_any:
         return
     copied.schema[name] = value

@@ -13,7 +13,7 @@ from tollway.registry.plain_text import drop_unclean
 LINK_LENGTH_MAX = 2_048
 TAG_LENGTH_MAX = 32
 
-_ROUNDS = 4
+_CLEAN_ROUNDS = 4
 """Taking something out can put something together; text that is still not stable after so many rounds loses every colon
 and every opening of a tag."""
 
@@ -32,7 +32,7 @@ _ENTITY_ROUNDS = 2
 
 def clean_line(text: object, most: int) -> str:
     """One line of at most `most` characters; empty for what is no text."""
-    return cut(_SPACES.sub(" ", _clean(text, most)).strip(), most) if isinstance(text, str) else ""
+    return truncate(_SPACES.sub(" ", _clean(text, most)).strip(), most) if isinstance(text, str) else ""
 
 
 def clean_prose(text: object, most: int) -> str:
@@ -40,7 +40,7 @@ def clean_prose(text: object, most: int) -> str:
     if not isinstance(text, str):
         return ""
     lines = (line.rstrip() for line in _clean(text, most).split("\n"))
-    return cut(_GAPS.sub("\n\n", "\n".join(lines)).strip(), most)
+    return truncate(_GAPS.sub("\n\n", "\n".join(lines)).strip(), most)
 
 
 def clean_tags(tags: Sequence[str]) -> list[str]:
@@ -55,7 +55,7 @@ def clean_link(url: object) -> str | None:
     return url if _WEB.fullmatch(url) else None
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
@@ -66,7 +66,7 @@ def _clean(text: str, most: int) -> str:
     text = drop_unclean(text)
     # Line ends are made one before anything is judged: a break that is dropped later would join what stood apart.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    for _ in range(_ROUNDS):
+    for _ in range(_CLEAN_ROUNDS):
         before = text
         text = _SCHEME.sub("", _DEFINITION.sub("", _LINK.sub(_keep_web, _TAG.sub("", text))))
         if text == before:

@@ -1,7 +1,7 @@
 """What a contract is written with: operations, parameters, and the answers that each of them can give, by error code and
 not by status. Pure.
 
-Which status a code gets, and its title, is told by whoever builds the document (`SiteKind`): it stands in one table of
+Which status a code gets, and its title, is told by whoever builds the document (`SiteProblemKind`): it stands in one table of
 the door. A problem is declared nowhere but through its code, so that the document cannot name one that does not exist.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tollway.discovery.site_schemas import Schema, ref
+from tollway.discovery.site_schemas import Schema, schema_ref
 from tollway.errors import Code
 
 PROBLEM_TYPE = "application/problem+json"
-TERMS_CODES = frozenset(
+QUOTE_CODES = frozenset(
     {
         Code.PAYMENT_REQUIRED,
         Code.PAYMENT_MALFORMED,
@@ -26,12 +26,12 @@ TERMS_CODES = frozenset(
 )
 """These come with terms: what is to be paid, and how."""
 
-TERMS_ANSWER = "PaymentRequired"
+QUOTE_RESPONSE = "PaymentRequired"
 """The name of their answer among the components."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteKind:
+class SiteProblemKind:
     """What is the same for every problem of one code. `is_delayed`: it comes with `Retry-After`."""
 
     status: int
@@ -40,7 +40,7 @@ class SiteKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteOperation:
-    """One method of one path. `answers`: by status, what is no problem. `codes`: what else it can answer.
+    """One method of one path. `responses`: by status, what is no problem. `codes`: what else it can answer.
 
     `is_wallet`: a wallet proves itself. `sign_in_status`: where its refusals come under another status than their own.
     """
@@ -50,7 +50,7 @@ class SiteOperation:
     name: str
     tag: str
     summary: str
-    answers: Mapping[str, Schema]
+    responses: Mapping[str, Schema]
     codes: tuple[Code, ...]
     description: str = ""
     parameters: tuple[Schema, ...] = ()
@@ -61,12 +61,12 @@ class SiteOperation:
 
 def parameter(name: str, schema: Schema, description: str = "", *, place: str = "query") -> dict[str, Any]:
     """Optional, but in a path."""
-    told = {"description": description} if description else {}
+    described = {"description": description} if description else {}
     needed = {"required": True} if place == "path" else {}
-    return {"name": name, "in": place, **needed, **told, "schema": schema}
+    return {"name": name, "in": place, **needed, **described, "schema": schema}
 
 
-def shared(name: str) -> dict[str, Any]:
+def parameter_ref(name: str) -> dict[str, Any]:
     """A parameter of the components by its name."""
     return {"$ref": f"#/components/parameters/{name}"}
 
@@ -75,7 +75,7 @@ def json_body(schema: Schema, *, is_required: bool = True) -> dict[str, Any]:
     return {"required": is_required, "content": {"application/json": {"schema": schema}}}
 
 
-def answer(
+def response(
     description: str,
     schema: Schema | None = None,
     *,
@@ -91,10 +91,10 @@ def _headers(names: Sequence[str]) -> dict[str, Any]:
     return {"headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names}} if names else {}
 
 
-class AnswerBook:
+class ProblemResponses:
     """Collects the problems of all operations, each set of codes once. `components` are what the operations refer to."""
 
-    def __init__(self, kinds: Mapping[Code, SiteKind]) -> None:
+    def __init__(self, kinds: Mapping[Code, SiteProblemKind]) -> None:
         self._kinds = kinds
         self._names: dict[tuple[int, tuple[Code, ...]], str] = {}
         self.components: dict[str, Any] = {}
@@ -110,9 +110,9 @@ class AnswerBook:
         }
 
     def _name(self, status: int, codes: tuple[Code, ...]) -> str:
-        if TERMS_CODES.issuperset(codes):
-            self.components.setdefault(TERMS_ANSWER, _terms())
-            return TERMS_ANSWER
+        if QUOTE_CODES.issuperset(codes):
+            self.components.setdefault(QUOTE_RESPONSE, _quote_response())
+            return QUOTE_RESPONSE
         known = self._names.get((status, codes))
         if known is None:
             number = sum(1 for other, _ in self._names if other == status)
@@ -123,24 +123,24 @@ class AnswerBook:
 
     def problem(self, status: int, codes: Sequence[Code], *, headers: Sequence[str] = ()) -> dict[str, Any]:
         """An answer that is one of these problems."""
-        told = {"code": {"enum": [code.value for code in codes]}}
-        schema = {**ref("Problem"), "properties": told}
+        described = {"code": {"enum": [code.value for code in codes]}}
+        schema = {**schema_ref("Problem"), "properties": described}
         delay = ["Retry-After"] if all(self._kinds[code].is_delayed for code in codes) else []
-        return answer("A problem.", schema, media_type=PROBLEM_TYPE, headers=[*delay, *headers])
+        return response("A problem.", schema, media_type=PROBLEM_TYPE, headers=[*delay, *headers])
 
 
-def _terms() -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "code": {"enum": sorted(code.value for code in TERMS_CODES)},
-        "payment": ref("Terms"),
+def _quote_response() -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "code": {"enum": sorted(code.value for code in QUOTE_CODES)},
+        "payment": schema_ref("Terms"),
         "x402Version": {"const": 1},
         "error": {"type": "string"},
         "accepts": {"type": "array", "items": {"type": "object"}},
     }
-    return answer(
+    return response(
         "What is to be paid, and how: `payment` for every rail, `PAYMENT-REQUIRED` for x402 v2, `accepts` for "
         "x402 v1, `WWW-Authenticate: Payment` for MPP. Nothing was spent.",
-        {**ref("Problem"), "properties": told},
+        {**schema_ref("Problem"), "properties": described},
         media_type=PROBLEM_TYPE,
         headers=["PAYMENT-REQUIRED", "WWW-Authenticate"],
     )

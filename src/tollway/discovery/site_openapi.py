@@ -12,11 +12,11 @@ from typing import Any
 
 from tollway.discovery.featured import FeaturedOperation, describe_featured
 from tollway.discovery.site_contract import (
-    AnswerBook,
-    SiteKind,
+    ProblemResponses,
     SiteOperation,
-    answer,
+    SiteProblemKind,
     parameter,
+    response,
 )
 from tollway.discovery.site_operations import (
     DOCUMENTS,
@@ -27,8 +27,8 @@ from tollway.discovery.site_operations import (
     SIGN_IN,
     SIGNING_IN,
 )
-from tollway.discovery.site_passage import FILES, MCP, PASSAGE, PASSAGE_PARAMETERS
-from tollway.discovery.site_schemas import HASH, HEX, SCHEMAS, TEXT, ref
+from tollway.discovery.site_passage import FILES, GATEWAY_CALL_PARAMETERS, GATEWAY_CALLS, MCP
+from tollway.discovery.site_schemas import HASH, HEX, SCHEMAS, TEXT, schema_ref
 from tollway.errors import Code
 
 DOCUMENT_BYTES_MAX = 63_900
@@ -100,16 +100,16 @@ _PARAMETERS: Mapping[str, Any] = {
     "X-Payment-Tx": parameter("X-Payment-Tx", _TX, "Needs X-Signature.", place="header"),
     "X-Signature": parameter("X-Signature", HEX, "By the payer of the transaction.", place="header"),
     "X-Signature-Params": parameter("X-Signature-Params", TEXT, "Binds it to this request.", place="header"),
-    "X-Payment-Network": parameter("X-Payment-Network", ref("Network"), place="header"),
+    "X-Payment-Network": parameter("X-Payment-Network", schema_ref("Network"), place="header"),
     "PAYMENT-SIGNATURE": parameter("PAYMENT-SIGNATURE", TEXT, "x402 v2.", place="header"),
     "X-PAYMENT": parameter("X-PAYMENT", TEXT, "x402 v1.", place="header"),
     "Tollway-Max-Price": parameter(
-        "Tollway-Max-Price", ref("Amount"), "A dearer call is refused.", place="header"
+        "Tollway-Max-Price", schema_ref("Amount"), "A dearer call is refused.", place="header"
     ),
 }
 
-_UNMODIFIED = answer("Not modified.", headers=["ETag"])
-_RELAYED = answer(
+_UNMODIFIED = response("Not modified.", headers=["ETag"])
+_RELAYED = response(
     "The provider's own answer, passed on unchanged, or one of the problems of a gateway call.",
     headers=("Tollway-Call-Id", "Tollway-Payment-State", "Tollway-Price", "PAYMENT-RESPONSE"),
 )
@@ -126,19 +126,19 @@ class Site:
 
 
 def build_site_openapi(
-    site: Site, *, kinds: Mapping[Code, SiteKind], featured: Sequence[FeaturedOperation] = ()
+    site: Site, *, kinds: Mapping[Code, SiteProblemKind], featured: Sequence[FeaturedOperation] = ()
 ) -> bytes:
     """The document as compact JSON, of at most `DOCUMENT_BYTES_MAX`."""
-    book = AnswerBook(kinds)
+    responses = ProblemResponses(kinds)
     paths: dict[str, dict[str, Any]] = {}
     for operation in (*REGISTRY, *DOCUMENTS, *OWNERSHIP, *SIGNING_IN, *HISTORY, *MCP, *RESOURCES, *FILES):
-        _add(paths, operation, book)
-    for operation in PASSAGE:
-        _add(paths, operation, book)
-    for path, parameters in PASSAGE_PARAMETERS.items():
+        _add(paths, operation, responses)
+    for operation in GATEWAY_CALLS:
+        _add(paths, operation, responses)
+    for path, parameters in GATEWAY_CALL_PARAMETERS.items():
         paths[path]["parameters"] = list(parameters)
-    _add_x402_history(paths, book, status=kinds[Code.PAYMENT_REQUIRED].status)
-    featured_at = _featured_answers(book)
+    _add_x402_history(paths, responses, status=kinds[Code.PAYMENT_REQUIRED].status)
+    featured_at = _featured_answers(responses)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": _info(site),
@@ -159,16 +159,16 @@ def build_site_openapi(
             "parameters": _PARAMETERS,
             "headers": _HEADERS,
             "schemas": SCHEMAS,
-            "responses": {"Relayed": _RELAYED, "Unmodified": _UNMODIFIED, **book.components},
+            "responses": {"Relayed": _RELAYED, "Unmodified": _UNMODIFIED, **responses.components},
         },
     }
     return _with_featured(document, featured[:FEATURED_MAX], featured_at)
 
 
 def _info(site: Site) -> dict[str, Any]:
-    told = site.contact or f"{site.public_url}/"
-    is_mail = told.startswith("mailto:")
-    reached = {"email": told.removeprefix("mailto:")} if is_mail else {"url": told}
+    contact_uri = site.contact or f"{site.public_url}/"
+    is_mail = contact_uri.startswith("mailto:")
+    reached = {"email": contact_uri.removeprefix("mailto:")} if is_mail else {"url": contact_uri}
     contact = {"name": "The operator of this gateway", **reached}
     return {
         "title": "Tollway",
@@ -180,11 +180,11 @@ def _info(site: Site) -> dict[str, Any]:
     }
 
 
-def _add(paths: dict[str, dict[str, Any]], operation: SiteOperation, book: AnswerBook) -> None:
-    paths.setdefault(operation.path, {})[operation.method] = _operation_json(operation, book)
+def _add(paths: dict[str, dict[str, Any]], operation: SiteOperation, responses: ProblemResponses) -> None:
+    paths.setdefault(operation.path, {})[operation.method] = _operation_json(operation, responses)
 
 
-def _operation_json(operation: SiteOperation, book: AnswerBook) -> dict[str, Any]:
+def _operation_json(operation: SiteOperation, responses: ProblemResponses) -> dict[str, Any]:
     written: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.tag],
@@ -197,7 +197,7 @@ def _operation_json(operation: SiteOperation, book: AnswerBook) -> dict[str, Any
         written["parameters"] = list(operation.parameters)
     if operation.body is not None:
         written["requestBody"] = operation.body
-    written["responses"] = {**operation.answers, **book.refer(operation.codes)}
+    written["responses"] = {**operation.responses, **responses.refer(operation.codes)}
     return written
 
 
@@ -211,10 +211,10 @@ def _security(operation: SiteOperation) -> list[dict[str, list[str]]]:
     return [{name: []} for name in names]
 
 
-def _add_x402_history(paths: dict[str, dict[str, Any]], book: AnswerBook, *, status: int) -> None:
+def _add_x402_history(paths: dict[str, dict[str, Any]], responses: ProblemResponses, *, status: int) -> None:
     """The same two reads for x402 clients, which sign in only when a 402 asks them to. Where no challenge can be made
     the refusal keeps its own status."""
-    book.components["SignInAsked"] = book.problem(status, SIGN_IN, headers=["PAYMENT-REQUIRED"])
+    responses.components["SignInAsked"] = responses.problem(status, SIGN_IN, headers=["PAYMENT-REQUIRED"])
     for path in ("/history", "/history/{callId}"):
         own = paths[f"/api/v2{path}"]["get"]
         paths[f"/x402{path}"] = {
@@ -230,31 +230,31 @@ def _add_x402_history(paths: dict[str, dict[str, Any]], book: AnswerBook, *, sta
         }
 
 
-def _featured_answers(book: AnswerBook) -> dict[str, Any]:
+def _featured_answers(responses: ProblemResponses) -> dict[str, Any]:
     """Short, since there may be forty of them: every other answer is told at the gateway call itself."""
-    return {"default": {"$ref": "#/components/responses/Relayed"}, **book.refer([Code.PAYMENT_REQUIRED])}
+    return {"default": {"$ref": "#/components/responses/Relayed"}, **responses.refer([Code.PAYMENT_REQUIRED])}
 
 
 def _with_featured(
-    document: dict[str, Any], featured: Sequence[FeaturedOperation], answers: Mapping[str, Any]
+    document: dict[str, Any], featured: Sequence[FeaturedOperation], responses: Mapping[str, Any]
 ) -> bytes:
     """As many as there is room for; then those of them with their schemas for which there still is."""
-    room = DOCUMENT_BYTES_MAX - len(render(document))
+    bytes_left = DOCUMENT_BYTES_MAX - len(render(document))
     shown: list[tuple[FeaturedOperation, dict[str, Any]]] = []
     for one in featured:
-        path, written = describe_featured(one, answers=answers, has_schemas=False)
+        path, written = describe_featured(one, responses=responses, has_schemas=False)
         methods = document["paths"].get(path, {})
         cost = len(render({path: {one.method: written}}))
-        if cost <= room and one.method not in methods:
+        if cost <= bytes_left and one.method not in methods:
             document["paths"][path] = {**methods, one.method: written}
             shown.append((one, written))
-            room -= cost
+            bytes_left -= cost
     for one, written in shown:
-        path, whole = describe_featured(one, answers=answers, has_schemas=True)
+        path, whole = describe_featured(one, responses=responses, has_schemas=True)
         cost = len(render(whole)) - len(render(written))
-        if cost <= room:
+        if cost <= bytes_left:
             document["paths"][path][one.method] = whole
-            room -= cost
+            bytes_left -= cost
     return render(document)
 
 

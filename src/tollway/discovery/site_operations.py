@@ -4,16 +4,16 @@ A test holds this table against the routes that the service really has, and anot
 really answer.
 """
 
-from tollway.discovery.site_contract import SiteOperation, answer, json_body, parameter, shared
+from tollway.discovery.site_contract import SiteOperation, json_body, parameter, parameter_ref, response
 from tollway.discovery.site_schemas import (
     ANY_OBJECT,
     CALL_STATUSES,
     HASH,
     HEX,
     TEXT,
-    asked,
     nullable,
-    ref,
+    request_object,
+    schema_ref,
 )
 from tollway.errors import Code
 
@@ -23,8 +23,8 @@ EVERYWHERE = (Code.INVALID_REQUEST, Code.OVERLOADED)
 """A fault of ours (500) is declared nowhere: it may be answered by anything, and is part of no contract."""
 
 STORED = (*EVERYWHERE, Code.STORAGE_UNAVAILABLE)
-NAMED = (*STORED, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED)
-SHOWN = (*NAMED, Code.API_PAUSED)
+ONE_LISTING = (*STORED, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED)
+PUBLIC_LISTING = (*ONE_LISTING, Code.API_PAUSED)
 SIGN_IN = (
     Code.AUTHENTICATION_REQUIRED,
     Code.INVALID_SIGNATURE,
@@ -43,11 +43,11 @@ WRITTEN = (
     Code.VALIDATION_FAILED,
     Code.ENDPOINT_NOT_ALLOWED,
 )
-OWN = (*WRITTEN, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED, Code.PRECONDITION_FAILED)
+OWN_LISTING = (*WRITTEN, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED, Code.PRECONDITION_FAILED)
 
 PLAIN_TEXT = "text/plain"
 
-_API = (shared("apiId"),)
+_API = (parameter_ref("apiId"),)
 _DRY_RUN = parameter(
     "dryRun", {"enum": ["true", "false"]}, "Check and probe, create nothing: 200 instead of 201."
 )
@@ -58,11 +58,11 @@ _LIST_PARAMETERS = (
     parameter("page", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1}),
     _LIMIT,
     parameter("q", {"type": "string", "maxLength": 256}, "Words over name, description and tags."),
-    parameter("provider", ref("Address")),
+    parameter("provider", schema_ref("Address")),
     parameter("currency", {"type": "string", "minLength": 1, "maxLength": 32}),
-    parameter("network", ref("Network")),
+    parameter("network", schema_ref("Network")),
     parameter("tag", {"type": "string", "minLength": 1, "maxLength": 32}),
-    parameter("maxPrice", ref("Amount"), "Needs `currency`."),
+    parameter("maxPrice", schema_ref("Amount"), "Needs `currency`."),
     parameter(
         "minSuccessRate",
         {"type": "string", "pattern": r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$"},
@@ -79,7 +79,7 @@ _LIST_PARAMETERS = (
 _HISTORY_PARAMETERS = (
     parameter("apiId", {"type": "string", "maxLength": 64}),
     parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1_000, "default": 50}),
-    shared("offset"),
+    parameter_ref("offset"),
     parameter("status", {"enum": list(CALL_STATUSES)}),
     parameter("from", {"type": "string", "format": "date-time"}),
     parameter("to", {"type": "string", "format": "date-time"}),
@@ -89,7 +89,7 @@ _HISTORY_PARAMETERS = (
 
 _RESOURCE_FILTERS = (
     parameter("type", {"enum": ["http", "mcp"]}),
-    parameter("payTo", ref("Address")),
+    parameter("payTo", schema_ref("Address")),
     parameter("scheme", {"type": "string", "maxLength": 64}),
     parameter("network", {"type": "string", "pattern": "^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$"}),
     parameter("extensions", {"type": "string", "maxLength": 64}),
@@ -105,7 +105,7 @@ REGISTRY = (
         summary="Search and list the APIs that are for sale",
         description="An unknown parameter is refused. Items carry `match` when `q` was given.",
         parameters=_LIST_PARAMETERS,
-        answers={"200": answer("A page of the catalog.", ref("ListingPage"), headers=["Link"])},
+        responses={"200": response("A page of the catalog.", schema_ref("ListingPage"), headers=["Link"])},
         codes=(*STORED, Code.VALIDATION_FAILED),
     ),
     SiteOperation(
@@ -114,11 +114,11 @@ REGISTRY = (
         name="createApi",
         tag=APIS,
         summary="Put an API up for sale",
-        parameters=(_DRY_RUN, shared("Idempotency-Key")),
-        body=json_body(ref("ListingDraft")),
-        answers={
-            "200": answer("What would have been created (`dryRun`).", ref("WrittenListing")),
-            "201": answer("Created.", ref("WrittenListing"), headers=["Location", "ETag"]),
+        parameters=(_DRY_RUN, parameter_ref("Idempotency-Key")),
+        body=json_body(schema_ref("ListingDraft")),
+        responses={
+            "200": response("What would have been created (`dryRun`).", schema_ref("WrittenListing")),
+            "201": response("Created.", schema_ref("WrittenListing"), headers=["Location", "ETag"]),
         },
         codes=(
             *WRITTEN,
@@ -134,9 +134,9 @@ REGISTRY = (
         name="getApi",
         tag=APIS,
         summary="Everything about one API: price, ways to pay, quality, links",
-        parameters=(*_API, shared("If-None-Match")),
-        answers={"200": answer("The API.", ref("Listing"), headers=["ETag"]), "304": UNMODIFIED},
-        codes=SHOWN,
+        parameters=(*_API, parameter_ref("If-None-Match")),
+        responses={"200": response("The API.", schema_ref("Listing"), headers=["ETag"]), "304": UNMODIFIED},
+        codes=PUBLIC_LISTING,
     ),
     SiteOperation(
         method="put",
@@ -144,10 +144,10 @@ REGISTRY = (
         name="updateApi",
         tag=APIS,
         summary="Change an API of your own",
-        parameters=(*_API, shared("If-Match")),
-        body=json_body(ref("ListingDraft")),
-        answers={"200": answer("Changed.", ref("WrittenListing"), headers=["ETag"])},
-        codes=(*OWN, Code.ALREADY_EXISTS),
+        parameters=(*_API, parameter_ref("If-Match")),
+        body=json_body(schema_ref("ListingDraft")),
+        responses={"200": response("Changed.", schema_ref("WrittenListing"), headers=["ETag"])},
+        codes=(*OWN_LISTING, Code.ALREADY_EXISTS),
         is_wallet=True,
     ),
     SiteOperation(
@@ -156,8 +156,8 @@ REGISTRY = (
         name="retireApi",
         tag=APIS,
         summary="Retire an API of your own",
-        parameters=(*_API, shared("If-Match")),
-        answers={"204": answer("Retired; its history stays.")},
+        parameters=(*_API, parameter_ref("If-Match")),
+        responses={"204": response("Retired; its history stays.")},
         codes=(
             *WALLET,
             Code.NOT_PROVIDER,
@@ -179,12 +179,12 @@ def _document(part: str, name: str, summary: str, *, media_type: str) -> SiteOpe
         name=name,
         tag=APIS,
         summary=summary,
-        parameters=(*_API, shared("If-None-Match")),
-        answers={
-            "200": answer("The document.", shown, media_type=media_type, headers=["ETag"]),
+        parameters=(*_API, parameter_ref("If-None-Match")),
+        responses={
+            "200": response("The document.", shown, media_type=media_type, headers=["ETag"]),
             "304": UNMODIFIED,
         },
-        codes=SHOWN,
+        codes=PUBLIC_LISTING,
     )
 
 
@@ -213,8 +213,8 @@ OWNERSHIP = (
         tag=APIS,
         summary="How the ownership of the endpoint is proved, and whether it is",
         parameters=_API,
-        answers={"200": answer("Challenge and state.", ref("Ownership"))},
-        codes=(*SHOWN, Code.VALIDATION_FAILED),
+        responses={"200": response("Challenge and state.", schema_ref("Ownership"))},
+        codes=(*PUBLIC_LISTING, Code.VALIDATION_FAILED),
     ),
     SiteOperation(
         method="post",
@@ -224,15 +224,15 @@ OWNERSHIP = (
         summary="Check the ownership of the endpoint now",
         parameters=_API,
         description="The body is empty, or an empty object. `checks` says what each place showed.",
-        answers={"200": answer("The state after the check.", ref("CheckedOwnership"))},
-        codes=OWN,
+        responses={"200": response("The state after the check.", schema_ref("CheckedOwnership"))},
+        codes=OWN_LISTING,
         is_wallet=True,
     ),
 )
 
-_NONCE_BODY = asked(
+_NONCE_BODY = request_object(
     {
-        "address": {"oneOf": [ref("Address"), {"type": "null"}]},
+        "address": {"oneOf": [schema_ref("Address"), {"type": "null"}]},
         "chainId": nullable("integer", minimum=0, maximum=10**15 - 1),
         "uri": nullable("string", description="Under the public URL; a nonce for that URI alone."),
     }
@@ -247,7 +247,7 @@ SIGNING_IN = (
         summary="A nonce for a sign-in message",
         description="With `address` and `chainId` the answer holds a ready EIP-4361 text to sign.",
         body=json_body(_NONCE_BODY, is_required=False),
-        answers={"200": answer("Good once, for five minutes.", ref("Nonce"))},
+        responses={"200": response("Good once, for five minutes.", schema_ref("Nonce"))},
         codes=(*STORED, Code.VALIDATION_FAILED, Code.PAYLOAD_TOO_LARGE, Code.RATE_LIMITED),
     ),
     SiteOperation(
@@ -256,8 +256,10 @@ SIGNING_IN = (
         name="createSession",
         tag=AUTH,
         summary="A session for a signed message",
-        body=json_body(asked({"message": TEXT, "signature": HEX}, required=("message", "signature"))),
-        answers={"201": answer("The token, good for 24 hours.", ref("Session"))},
+        body=json_body(
+            request_object({"message": TEXT, "signature": HEX}, required=("message", "signature"))
+        ),
+        responses={"201": response("The token, good for 24 hours.", schema_ref("Session"))},
         codes=(
             *STORED,
             Code.INVALID_SIGNATURE,
@@ -275,7 +277,7 @@ SIGNING_IN = (
         name="deleteSession",
         tag=AUTH,
         summary="End the session",
-        answers={"204": answer("Ended.")},
+        responses={"204": response("Ended.")},
         codes=(*STORED, Code.AUTHENTICATION_REQUIRED, Code.SESSION_EXPIRED),
         is_session=True,
     ),
@@ -289,7 +291,7 @@ HISTORY = (
         tag=BOOKS,
         summary="Your calls, newest first",
         parameters=_HISTORY_PARAMETERS,
-        answers={"200": answer("A page of calls.", ref("CallPage"))},
+        responses={"200": response("A page of calls.", schema_ref("CallPage"))},
         codes=(*WALLET, Code.VALIDATION_FAILED),
         is_wallet=True,
     ),
@@ -299,8 +301,8 @@ HISTORY = (
         name="getCall",
         tag=BOOKS,
         summary="One call of yours, or of an API of yours",
-        parameters=(shared("callId"),),
-        answers={"200": answer("The call.", ref("Call"))},
+        parameters=(parameter_ref("callId"),),
+        responses={"200": response("The call.", schema_ref("Call"))},
         codes=(*WALLET, Code.VALIDATION_FAILED, Code.CALL_NOT_FOUND, Code.ROUTE_NOT_FOUND),
         is_wallet=True,
     ),
@@ -310,9 +312,11 @@ HISTORY = (
         name="resolveCall",
         tag=BOOKS,
         summary="The provider decides a call whose outcome is unknown",
-        parameters=(shared("callId"),),
-        body=json_body(asked({"outcome": {"enum": ["released", "consumed"]}}, required=("outcome",))),
-        answers={"200": answer("The call.", ref("Call"))},
+        parameters=(parameter_ref("callId"),),
+        body=json_body(
+            request_object({"outcome": {"enum": ["released", "consumed"]}}, required=("outcome",))
+        ),
+        responses={"200": response("The call.", schema_ref("Call"))},
         codes=(
             *WALLET,
             Code.PAYLOAD_TOO_LARGE,
@@ -332,12 +336,12 @@ HISTORY = (
         summary="Your payments and what is left of them",
         parameters=(
             parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 50}),
-            shared("offset"),
+            parameter_ref("offset"),
         ),
-        answers={
-            "200": answer(
+        responses={
+            "200": response(
                 "A page of payments.",
-                ref("PaymentPage"),
+                schema_ref("PaymentPage"),
             )
         },
         codes=(*WALLET, Code.VALIDATION_FAILED),
@@ -350,7 +354,7 @@ HISTORY = (
         tag=BOOKS,
         summary="What became of one payment",
         parameters=(parameter("transaction", HASH, place="path"),),
-        answers={"200": answer("The payment.", ref("Payment"))},
+        responses={"200": response("The payment.", schema_ref("Payment"))},
         codes=(*WALLET, Code.VALIDATION_FAILED, Code.PAYMENT_NOT_FOUND, Code.ROUTE_NOT_FOUND),
         is_wallet=True,
     ),
@@ -363,8 +367,8 @@ RESOURCES = (
         name="listResources",
         tag=BAZAAR,
         summary="What is for sale, in the shape of an x402 bazaar",
-        parameters=(*_RESOURCE_FILTERS, shared("offset")),
-        answers={"200": answer("A page of resources.", ref("Resources"))},
+        parameters=(*_RESOURCE_FILTERS, parameter_ref("offset")),
+        responses={"200": response("A page of resources.", schema_ref("Resources"))},
         codes=(*STORED, Code.VALIDATION_FAILED),
     ),
     SiteOperation(
@@ -378,7 +382,7 @@ RESOURCES = (
             *_RESOURCE_FILTERS,
             parameter("cursor", {"type": "string", "pattern": "^[1-9][0-9]{0,4}$"}),
         ),
-        answers={"200": answer("What was found.", ref("ResourceSearch"))},
+        responses={"200": response("What was found.", schema_ref("ResourceSearch"))},
         codes=(*STORED, Code.VALIDATION_FAILED),
     ),
 )

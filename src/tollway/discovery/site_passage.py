@@ -5,9 +5,16 @@ A gateway call may have any method; the usual ones are written out, and all of t
 What the provider answers is his own and stands here only as `default`.
 """
 
-from tollway.discovery.site_contract import TERMS_CODES, SiteOperation, answer, json_body, parameter, shared
+from tollway.discovery.site_contract import (
+    QUOTE_CODES,
+    SiteOperation,
+    json_body,
+    parameter,
+    parameter_ref,
+    response,
+)
 from tollway.discovery.site_operations import EVERYWHERE, PLAIN_TEXT, STORED, UNMODIFIED
-from tollway.discovery.site_schemas import ANY_OBJECT, TEXT, ref
+from tollway.discovery.site_schemas import ANY_OBJECT, TEXT, schema_ref
 from tollway.errors import Code
 
 CALLS, AGENTS, SITE = "Paid calls", "Agents", "Site"
@@ -24,7 +31,7 @@ _CALL = (
     Code.API_PAUSED,
     Code.UPSTREAM_UNAVAILABLE,
     Code.METHOD_NOT_ALLOWED,
-    *TERMS_CODES,
+    *QUOTE_CODES,
     Code.SIGNATURE_EXPIRED,
     Code.NONCE_REUSED,
     Code.PAYER_MISMATCH,
@@ -73,21 +80,21 @@ def _call(method: str, path: str) -> SiteOperation:
         name=method + ("Below" if is_below else "Endpoint"),
         tag=CALLS,
         summary=f"Call an API ({method.upper()}), " + ("below its endpoint" if is_below else "its endpoint"),
-        answers={"default": {"$ref": "#/components/responses/Relayed"}},
+        responses={"default": {"$ref": "#/components/responses/Relayed"}},
         codes=_CALL,
     )
 
 
-PASSAGE = tuple(_call(method, path) for path, methods in CALL_METHODS.items() for method in methods)
+GATEWAY_CALLS = tuple(_call(method, path) for path, methods in CALL_METHODS.items() for method in methods)
 
-PASSAGE_PARAMETERS = {
-    _ENDPOINT: (shared("apiId"), *(shared(name) for name in CALL_PARAMETERS)),
+GATEWAY_CALL_PARAMETERS = {
+    _ENDPOINT: (parameter_ref("apiId"), *(parameter_ref(name) for name in CALL_PARAMETERS)),
     _BELOW: (
-        shared("apiId"),
+        parameter_ref("apiId"),
         parameter(
             "path", TEXT, "Any path below the endpoint, slashes included; goes on as it is.", place="path"
         ),
-        *(shared(name) for name in CALL_PARAMETERS),
+        *(parameter_ref(name) for name in CALL_PARAMETERS),
     ),
 }
 
@@ -100,9 +107,9 @@ def _mcp(path: str, name: str, summary: str) -> SiteOperation:
         tag=AGENTS,
         summary=summary,
         description="JSON-RPC 2.0, revisions 2026-07-28 and 2025-11-25. Any MCP client speaks it; the answers are MCP's.",
-        parameters=() if path == "/mcp" else (shared("apiId"),),
+        parameters=() if path == "/mcp" else (parameter_ref("apiId"),),
         body=json_body(ANY_OBJECT),
-        answers={"default": {"description": "What MCP answers."}},
+        responses={"default": {"description": "What MCP answers."}},
         codes=(),
     )
 
@@ -132,8 +139,8 @@ def _page(
         name=name,
         tag=SITE,
         summary=summary,
-        parameters=(shared("If-None-Match"),) if is_cached else (),
-        answers={"200": answer("As it says.", shown, media_type=media_type, headers=names), **unmodified},
+        parameters=(parameter_ref("If-None-Match"),) if is_cached else (),
+        responses={"200": response("As it says.", shown, media_type=media_type, headers=names), **unmodified},
         codes=(*(STORED if is_stored else EVERYWHERE), *more),
     )
 
@@ -170,7 +177,7 @@ FILES = (
         name="alive",
         tag=SITE,
         summary="Is it alive",
-        answers={"200": answer("It is.", ANY_OBJECT)},
+        responses={"200": response("It is.", ANY_OBJECT)},
         codes=EVERYWHERE,
     ),
     SiteOperation(
@@ -179,7 +186,7 @@ FILES = (
         name="ready",
         tag=SITE,
         summary="May it be sent traffic",
-        answers={"200": answer("It may.", ref("Ready"))},
+        responses={"200": response("It may.", schema_ref("Ready"))},
         codes=(*STORED, Code.CHAIN_UNAVAILABLE),
     ),
 )

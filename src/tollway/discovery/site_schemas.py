@@ -11,7 +11,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 
-def ref(name: str) -> dict[str, Any]:
+def schema_ref(name: str) -> dict[str, Any]:
     """A schema of this table by its name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -20,25 +20,25 @@ def nullable(kind: str, **more: Any) -> dict[str, Any]:
     return {"type": [kind, "null"], **more}
 
 
-def listed(items: Schema, **more: Any) -> dict[str, Any]:
+def array_of(items: Schema, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": items, **more}
 
 
-def answered(members: Mapping[str, Schema], *, optional: Sequence[str] = ()) -> dict[str, Any]:
+def response_object(members: Mapping[str, Schema], *, optional: Sequence[str] = ()) -> dict[str, Any]:
     """An object of ours: everything is there but what is named in `optional`."""
     required = [name for name in members if name not in optional]
     return {"type": "object", "required": required, "properties": dict(members)}
 
 
-def asked(members: Mapping[str, Schema], *, required: Sequence[str] = ()) -> dict[str, Any]:
+def request_object(members: Mapping[str, Schema], *, required: Sequence[str] = ()) -> dict[str, Any]:
     """An object that is sent to us: a member that nobody knows is refused."""
     needed = {"required": list(required)} if required else {}
     return {"type": "object", "additionalProperties": False, **needed, "properties": dict(members)}
 
 
 TEXT: Schema = {"type": "string"}
-WHOLE: Schema = {"type": "integer"}
-YES_NO: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
 URL: Schema = {"type": "string", "format": "uri"}
 ANY_OBJECT: Schema = {"type": "object"}
 ADDRESS: Schema = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"}
@@ -56,11 +56,11 @@ PAYMENT_STATES = ("none", "charged", "released", "held", "reorged")
 CALL_STATUSES = ("pending", "succeeded", "failed", "unknown")
 RAILS = ("none", "tx", "credit", "x402", "mpp")
 
-_SEVEN: Mapping[str, Schema] = {
+_SUMMARY: Mapping[str, Schema] = {
     "id": TEXT,
     "name": TEXT,
-    "provider": ref("Address"),
-    "pricePerRequest": ref("Amount"),
+    "provider": schema_ref("Address"),
+    "pricePerRequest": schema_ref("Amount"),
     "currency": TEXT,
     "endpoint": URL,
     "description": TEXT,
@@ -69,29 +69,29 @@ _SEVEN: Mapping[str, Schema] = {
 _OPERATION: Mapping[str, Schema] = {
     "method": TEXT,
     "path": TEXT,
-    "pricePerRequest": ref("Amount"),
+    "pricePerRequest": schema_ref("Amount"),
 }
 
 _DRAFT: Mapping[str, Schema] = {
     "name": {"type": "string", "minLength": 1, "maxLength": 120},
-    "pricePerRequest": ref("Amount"),
+    "pricePerRequest": schema_ref("Amount"),
     "currency": {"type": "string", "description": "A symbol that this gateway accepts, such as USDC."},
     "endpoint": {"type": "string", "maxLength": 2048, "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"},
     "description": {"type": "string", "maxLength": 4000},
-    "payTo": ref("Address"),
-    "networks": listed(ref("Network"), minItems=1, maxItems=32),
-    "methods": listed({"type": "string", "pattern": "^[A-Z][A-Z0-9-]{0,31}$"}, maxItems=16),
-    "tags": listed({"type": "string", "maxLength": 32}, maxItems=5),
+    "payTo": schema_ref("Address"),
+    "networks": array_of(schema_ref("Network"), minItems=1, maxItems=32),
+    "methods": array_of({"type": "string", "pattern": "^[A-Z][A-Z0-9-]{0,31}$"}, maxItems=16),
+    "tags": array_of({"type": "string", "maxLength": 32}, maxItems=5),
     "openapi": nullable("object"),
     "openapiUrl": nullable("string", maxLength=2048),
-    "operations": listed(ref("PricedOperation"), maxItems=200),
+    "operations": array_of(schema_ref("PricedOperation"), maxItems=200),
     "otherPaths": {"enum": ["serve", "refuse"], "default": "serve"},
     "chargeOn": {"enum": ["success", "answered"], "default": "success"},
     "timeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 300, "default": 30},
-    "forwardHeaders": listed({"type": "string", "maxLength": 128}, maxItems=20),
-    "upstreamAuth": {"oneOf": [ref("UpstreamSecret"), {"type": "null"}]},
+    "forwardHeaders": array_of({"type": "string", "maxLength": 128}, maxItems=20),
+    "upstreamAuth": {"oneOf": [schema_ref("UpstreamSecret"), {"type": "null"}]},
     "signature": {"enum": ["any", "bound"], "default": "any"},
-    "rateLimit": {"oneOf": [ref("RateLimit"), {"type": "null"}]},
+    "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
     "status": {"enum": ["active", "paused"], "default": "active"},
 }
 
@@ -100,61 +100,65 @@ _OWNERSHIP: Mapping[str, Schema] = {
     "origin": TEXT,
     "state": {"enum": ["unverified", "verified"]},
     "method": {"enum": ["wellKnown", "dns", "signature", None]},
-    "verifiedAt": {"oneOf": [ref("Time"), {"type": "null"}]},
-    "checkedAt": {"oneOf": [ref("Time"), {"type": "null"}]},
-    "failures": {**WHOLE, "description": "Checks in a row that found no proof."},
-    "challenge": answered(
+    "verifiedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
+    "checkedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
+    "failures": {**INTEGER, "description": "Checks in a row that found no proof."},
+    "challenge": response_object(
         {
-            "wellKnown": answered({"url": TEXT, "content": TEXT}),
-            "dns": {"oneOf": [answered({"name": TEXT, "value": TEXT}), {"type": "null"}]},
-            "signature": answered({"url": TEXT, "pointer": TEXT, "message": TEXT, "signer": ref("Address")}),
+            "wellKnown": response_object({"url": TEXT, "content": TEXT}),
+            "dns": {"oneOf": [response_object({"name": TEXT, "value": TEXT}), {"type": "null"}]},
+            "signature": response_object(
+                {"url": TEXT, "pointer": TEXT, "message": TEXT, "signer": schema_ref("Address")}
+            ),
         }
     ),
 }
-_SIGHT: Schema = {"enum": ["proved", "not_found", "unreachable"]}
+_CHECK_RESULT: Schema = {"enum": ["proved", "not_found", "unreachable"]}
 
 _DETAILS: Mapping[str, Schema] = {
-    **_SEVEN,
+    **_SUMMARY,
     "id": nullable("string"),
-    "payTo": ref("Address"),
-    "networks": listed(ref("Network")),
-    "methods": listed(TEXT),
-    "tags": listed(TEXT),
+    "payTo": schema_ref("Address"),
+    "networks": array_of(schema_ref("Network")),
+    "methods": array_of(TEXT),
+    "tags": array_of(TEXT),
     "openapi": nullable("object"),
     "openapiUrl": nullable("string"),
-    "operations": listed(answered(_OPERATION)),
+    "operations": array_of(response_object(_OPERATION)),
     "otherPaths": {"enum": ["serve", "refuse"]},
     "chargeOn": {"enum": ["success", "answered"]},
-    "timeoutSeconds": WHOLE,
-    "forwardHeaders": listed(TEXT),
-    "upstreamAuth": {"oneOf": [answered({"in": TEXT, "name": TEXT, "set": YES_NO}), {"type": "null"}]},
+    "timeoutSeconds": INTEGER,
+    "forwardHeaders": array_of(TEXT),
+    "upstreamAuth": {
+        "oneOf": [response_object({"in": TEXT, "name": TEXT, "set": BOOLEAN}), {"type": "null"}]
+    },
     "signature": {"enum": ["any", "bound"]},
-    "rateLimit": {"oneOf": [ref("RateLimit"), {"type": "null"}]},
+    "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
     "status": {"enum": ["active", "paused"]},
-    "pricing": ref("Pricing"),
-    "quality": ref("Quality"),
-    "verified": YES_NO,
+    "pricing": schema_ref("Pricing"),
+    "quality": schema_ref("Quality"),
+    "verified": BOOLEAN,
     "links": {"type": "object", "additionalProperties": URL},
-    "createdAt": ref("Time"),
-    "updatedAt": ref("Time"),
-    "revision": WHOLE,
+    "createdAt": schema_ref("Time"),
+    "updatedAt": schema_ref("Time"),
+    "revision": INTEGER,
 }
 
 _OPTION: Mapping[str, Schema] = {
     "rail": {"enum": ["tx", "x402"]},
-    "network": ref("Network"),
-    "chainId": WHOLE,
+    "network": schema_ref("Network"),
+    "chainId": INTEGER,
     "asset": {"type": "string", "description": "CAIP-19."},
-    "token": ref("Address"),
+    "token": schema_ref("Address"),
     "symbol": TEXT,
-    "decimals": WHOLE,
-    "amount": ref("Units"),
-    "payTo": ref("Address"),
-    "confirmations": WHOLE,
-    "headers": listed(TEXT),
-    "version": WHOLE,
+    "decimals": INTEGER,
+    "amount": schema_ref("Units"),
+    "payTo": schema_ref("Address"),
+    "confirmations": INTEGER,
+    "headers": array_of(TEXT),
+    "version": INTEGER,
     "header": TEXT,
-    "maxTimeoutSeconds": WHOLE,
+    "maxTimeoutSeconds": INTEGER,
     "extra": ANY_OBJECT,
 }
 
@@ -162,8 +166,8 @@ _CALL: Mapping[str, Schema] = {
     "id": TEXT,
     "apiId": TEXT,
     "apiName": TEXT,
-    "provider": ref("Address"),
-    "payer": {"oneOf": [ref("Address"), {"type": "null"}]},
+    "provider": schema_ref("Address"),
+    "payer": {"oneOf": [schema_ref("Address"), {"type": "null"}]},
     "method": TEXT,
     "path": TEXT,
     "status": {"enum": list(CALL_STATUSES)},
@@ -171,7 +175,7 @@ _CALL: Mapping[str, Schema] = {
     "upstreamStatus": nullable("integer"),
     "price": TEXT,
     "currency": TEXT,
-    "payment": answered(
+    "payment": response_object(
         {
             "state": {"enum": list(PAYMENT_STATES)},
             "rail": {"enum": list(RAILS)},
@@ -189,21 +193,21 @@ _CALL: Mapping[str, Schema] = {
     "idempotencyKey": nullable("string"),
     "requestId": nullable("string"),
     "error": nullable("string"),
-    "createdAt": ref("Time"),
-    "completedAt": {"oneOf": [ref("Time"), {"type": "null"}]},
+    "createdAt": schema_ref("Time"),
+    "completedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
 }
 
 _PAYMENT: Mapping[str, Schema] = {
-    "transaction": ref("Hash"),
+    "transaction": schema_ref("Hash"),
     "network": nullable("string"),
     "asset": nullable("string"),
-    "payer": ref("Address"),
+    "payer": schema_ref("Address"),
     "payee": nullable("string"),
     "amount": nullable("string"),
     "credit": nullable("string"),
     "state": {"enum": ["unseen", "pending", "credited", "spent", "reorged", "refused"]},
     "reason": nullable("string"),
-    "calls": listed(TEXT),
+    "calls": array_of(TEXT),
 }
 
 SCHEMAS: Mapping[str, Schema] = MappingProxyType(
@@ -214,93 +218,95 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType(
         "Network": {**NETWORK, "description": "CAIP-2."},
         "Hash": HASH,
         "Time": {**TIME, "description": "RFC 3339, UTC, three fractional digits."},
-        "Ownership": answered(_OWNERSHIP),
+        "Ownership": response_object(_OWNERSHIP),
         "CheckedOwnership": {
             "allOf": [
-                ref("Ownership"),
-                answered(
+                schema_ref("Ownership"),
+                response_object(
                     {
-                        "checks": answered(
-                            {"wellKnown": _SIGHT, "dns": _SIGHT, "signature": _SIGHT},
+                        "checks": response_object(
+                            {"wellKnown": _CHECK_RESULT, "dns": _CHECK_RESULT, "signature": _CHECK_RESULT},
                             optional=("wellKnown", "dns", "signature"),
                         )
                     }
                 ),
             ]
         },
-        "Problem": answered(
+        "Problem": response_object(
             {
                 "type": URL,
                 "title": TEXT,
-                "status": WHOLE,
+                "status": INTEGER,
                 "detail": TEXT,
                 "instance": {"type": "string", "format": "uri-reference"},
                 "code": TEXT,
                 "requestId": TEXT,
                 "retryable": {
-                    **YES_NO,
+                    **BOOLEAN,
                     "description": "The very same request, sent again later, can succeed.",
                 },
                 "paymentState": {"enum": ["none", "charged", "released", "held"]},
-                "errors": listed(
-                    answered(
+                "errors": array_of(
+                    response_object(
                         {"pointer": TEXT, "parameter": TEXT, "code": TEXT, "detail": TEXT},
                         optional=("pointer", "parameter"),
                     )
                 ),
-                "retryAfterSeconds": WHOLE,
+                "retryAfterSeconds": INTEGER,
                 "callId": TEXT,
                 "reason": TEXT,
             },
             optional=("errors", "retryAfterSeconds", "callId", "reason"),
         ),
-        "ListingDraft": asked(_DRAFT, required=("name", "pricePerRequest", "currency", "endpoint")),
-        "PricedOperation": asked(_OPERATION, required=tuple(_OPERATION)),
-        "UpstreamSecret": asked(
+        "ListingDraft": request_object(_DRAFT, required=("name", "pricePerRequest", "currency", "endpoint")),
+        "PricedOperation": request_object(_OPERATION, required=tuple(_OPERATION)),
+        "UpstreamSecret": request_object(
             {"in": {"enum": ["header", "query"]}, "name": TEXT, "value": {**TEXT, "writeOnly": True}},
             required=("in", "name", "value"),
         ),
-        "RateLimit": asked(
+        "RateLimit": request_object(
             {
                 "calls": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
                 "perSeconds": {"type": "integer", "minimum": 1, "maximum": 86_400},
             },
             required=("calls", "perSeconds"),
         ),
-        "ListingItem": answered({**_SEVEN, "match": listed(TEXT)}, optional=("match",)),
-        "ListingPage": answered(
+        "ListingItem": response_object({**_SUMMARY, "match": array_of(TEXT)}, optional=("match",)),
+        "ListingPage": response_object(
             {
-                "apis": listed(ref("ListingItem")),
-                "total": WHOLE,
-                "page": WHOLE,
-                "limit": WHOLE,
-                "totalIsLowerBound": YES_NO,
+                "apis": array_of(schema_ref("ListingItem")),
+                "total": INTEGER,
+                "page": INTEGER,
+                "limit": INTEGER,
+                "totalIsLowerBound": BOOLEAN,
             },
             optional=("totalIsLowerBound",),
         ),
-        "Listing": answered(_DETAILS),
+        "Listing": response_object(_DETAILS),
         "WrittenListing": {
             "allOf": [
-                ref("Listing"),
-                answered(
+                schema_ref("Listing"),
+                response_object(
                     {
-                        "warnings": listed(answered({"code": TEXT, "detail": TEXT, "pointer": TEXT})),
-                        "dryRun": YES_NO,
+                        "warnings": array_of(
+                            response_object({"code": TEXT, "detail": TEXT, "pointer": TEXT})
+                        ),
+                        "dryRun": BOOLEAN,
                     },
                     optional=("dryRun",),
                 ),
             ]
         },
-        "Pricing": answered(
+        "Pricing": response_object(
             {
                 "mode": {"const": "fixed"},
-                "amount": ref("Amount"),
+                "amount": schema_ref("Amount"),
                 "currency": TEXT,
-                "options": listed(ref("PaymentOption")),
+                "options": array_of(schema_ref("PaymentOption")),
             }
         ),
         "PaymentOption": {
-            **answered(
+            **response_object(
                 _OPTION,
                 optional=(
                     "token",
@@ -315,7 +321,7 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType(
             "description": "One way to pay, the same in details, in a 402 and in agent documents.",
         },
         "Quality": {
-            **answered(
+            **response_object(
                 {
                     "calls30d": nullable("integer"),
                     "successRate30d": nullable("number"),
@@ -325,59 +331,61 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType(
             ),
             "description": "Measured from the paid calls of 30 days, self-paid ones left out; null until 20 calls.",
         },
-        "Terms": answered(
+        "Terms": response_object(
             {
-                "amount": ref("Amount"),
+                "amount": schema_ref("Amount"),
                 "currency": TEXT,
-                "expiresAt": ref("Time"),
-                "options": listed(ref("PaymentOption")),
+                "expiresAt": schema_ref("Time"),
+                "options": array_of(schema_ref("PaymentOption")),
             }
         ),
-        "Call": answered(_CALL),
-        "CallPage": answered(
+        "Call": response_object(_CALL),
+        "CallPage": response_object(
             {
-                "calls": listed(ref("Call")),
-                "total": WHOLE,
-                "limit": WHOLE,
-                "offset": WHOLE,
-                "asOf": ref("Time"),
-                "totalIsLowerBound": YES_NO,
+                "calls": array_of(schema_ref("Call")),
+                "total": INTEGER,
+                "limit": INTEGER,
+                "offset": INTEGER,
+                "asOf": schema_ref("Time"),
+                "totalIsLowerBound": BOOLEAN,
             },
             optional=("totalIsLowerBound",),
         ),
-        "Payment": answered({**_PAYMENT, "others": listed(ANY_OBJECT)}, optional=("others",)),
-        "PaymentPage": answered({"payments": listed(ref("Payment")), "limit": WHOLE, "offset": WHOLE}),
-        "Nonce": answered(
+        "Payment": response_object({**_PAYMENT, "others": array_of(ANY_OBJECT)}, optional=("others",)),
+        "PaymentPage": response_object(
+            {"payments": array_of(schema_ref("Payment")), "limit": INTEGER, "offset": INTEGER}
+        ),
+        "Nonce": response_object(
             {
                 "nonce": TEXT,
                 "domain": TEXT,
                 "uri": URL,
-                "issuedAt": ref("Time"),
-                "expirationTime": ref("Time"),
+                "issuedAt": schema_ref("Time"),
+                "expirationTime": schema_ref("Time"),
                 "message": nullable("string"),
             }
         ),
-        "Session": answered(
+        "Session": response_object(
             {
                 "accessToken": TEXT,
                 "tokenType": {"const": "Bearer"},
-                "expiresIn": WHOLE,
-                "address": ref("Address"),
+                "expiresIn": INTEGER,
+                "address": schema_ref("Address"),
             }
         ),
-        "Resources": answered(
-            {"x402Version": {"const": 2}, "items": listed(ANY_OBJECT), "pagination": ANY_OBJECT}
+        "Resources": response_object(
+            {"x402Version": {"const": 2}, "items": array_of(ANY_OBJECT), "pagination": ANY_OBJECT}
         ),
-        "ResourceSearch": answered(
+        "ResourceSearch": response_object(
             {
                 "x402Version": {"const": 2},
-                "resources": listed(ANY_OBJECT),
-                "partialResults": YES_NO,
+                "resources": array_of(ANY_OBJECT),
+                "partialResults": BOOLEAN,
                 "pagination": ANY_OBJECT,
             }
         ),
-        "Ready": answered(
-            {"status": {"const": "ok"}, "checks": {"type": "object", "additionalProperties": YES_NO}}
+        "Ready": response_object(
+            {"status": {"const": "ok"}, "checks": {"type": "object", "additionalProperties": BOOLEAN}}
         ),
     }
 )

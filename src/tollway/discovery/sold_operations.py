@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tollway.discovery.closed_schema import SchemaCloser
-from tollway.discovery.plain_schema import Copied, SchemaCopier
+from tollway.discovery.closed_schema import SchemaBundler
+from tollway.discovery.plain_schema import SchemaCopier, SchemaCopy
 from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation
-from tollway.registry.offered_operations import is_asked_for, takes_method
+from tollway.registry.offered_operations import accepts_method, is_sent_by_caller
 from tollway.registry.openapi_document import (
     DocumentOperation,
     DocumentParameter,
@@ -31,7 +31,7 @@ SUMMARY_MAX, DESCRIPTION_MAX = 160, 1_000
 SCHEMA_WEIGHT_MAX = 16_384
 """About the characters of one schema with its definitions. What does not fit accepts everything."""
 
-WHOLE = "call"
+WHOLE_LISTING_TOOL = "call"
 """The tool of a listing of which nothing is documented."""
 
 BODY_METHODS = ("POST", "PUT", "PATCH")
@@ -42,7 +42,7 @@ _ANY_QUERY = DocumentParameter(
     name="query", place="query", is_required=False, content={"style": "form", "explode": True}
 )
 _ANY_TEXT: Mapping[str, Any] = {"type": "string"}
-_UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
 
@@ -60,7 +60,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoldOperation:
+class ApiOperation:
     """`tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`.
     `path`: the template below the endpoint as in the provider's document, such as `/v1/cities/{city}`; empty for the
     endpoint itself. `summary`, `description`: the provider's words, cleaned; untrusted. `input_schema`: one closed object
@@ -86,74 +86,77 @@ class SoldOperation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class SourcedOperation:
     """One operation, and where the provider's document describes it; None where it does not."""
 
-    sold: SoldOperation
+    operation: ApiOperation
     source: DocumentOperation | None
 
 
-def list_sold_operations(listing: Listing) -> tuple[SoldOperation, ...]:
+def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
     """In the order of the document; then priced operations that it does not name, which take any query and any body in
     JSON; then, where nothing is documented, the listing as a whole. Never empty."""
-    return tuple(offer.sold for offer in list_offers(listing, ProviderDocument(listing.openapi or {})))
+    return tuple(
+        sourced.operation
+        for sourced in list_sourced_operations(listing, ProviderDocument(listing.openapi or {}))
+    )
 
 
-def list_offers(listing: Listing, document: ProviderDocument) -> tuple[Offer, ...]:
+def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tuple[SourcedOperation, ...]:
     """The same, with their sources. `document`: the listing's."""
-    reader = _Reader(listing, document)
+    reader = _OperationReader(listing, document)
     found = [*reader.documented(), *reader.priced()]
     if not found or (not document.operations and listing.other_paths == "serve"):
-        found.append(Offer(sold=_whole(listing), source=None))
+        found.append(SourcedOperation(operation=_whole_listing(listing), source=None))
     return tuple(found)
 
 
-class _Reader:
+class _OperationReader:
     def __init__(self, listing: Listing, document: ProviderDocument) -> None:
         self._listing = listing
         self._document = document
         self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
-        self._closer = SchemaCloser(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
-        self._prices = _plant_prices(listing)
+        self._bundler = SchemaBundler(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
+        self._prices = _make_price_trees(listing)
         self._tools: set[str] = set()
-        self._shapes: set[tuple[str, str]] = set()
+        self._path_keys: set[tuple[str, str]] = set()
 
-    def documented(self) -> Iterator[Offer]:
+    def documented(self) -> Iterator[SourcedOperation]:
         for operation in self._document.operations:
-            key = (priced_verb(operation.method), _shape(operation.path))
-            if key in self._shapes or not takes_method(self._listing.methods, operation.method):
+            key = (priced_verb(operation.method), _path_key(operation.path))
+            if key in self._path_keys or not accepts_method(self._listing.methods, operation.method):
                 continue
-            self._shapes.add(key)
-            yield Offer(sold=self._documented(operation), source=operation)
+            self._path_keys.add(key)
+            yield SourcedOperation(operation=self._documented(operation), source=operation)
 
-    def priced(self) -> Iterator[Offer]:
+    def priced(self) -> Iterator[SourcedOperation]:
         for operation in self._listing.operations:
-            if (priced_verb(operation.method), _shape(operation.path)) not in self._shapes:
-                yield Offer(sold=self._priced(operation), source=None)
+            if (priced_verb(operation.method), _path_key(operation.path)) not in self._path_keys:
+                yield SourcedOperation(operation=self._priced(operation), source=None)
 
-    def _documented(self, operation: DocumentOperation) -> SoldOperation:
+    def _documented(self, operation: DocumentOperation) -> ApiOperation:
         content = operation.content
         body = self._read_body(content)
-        inputs = _Inputs()
+        inputs = _InputSchema()
         for parameter in self._document.list_parameters(operation):
-            if is_asked_for(self._listing, parameter):
+            if is_sent_by_caller(self._listing, parameter):
                 schema = (
                     self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
                 )
-                copied = self._copier.copy(schema) if schema else Copied(schema=dict(_ANY_TEXT))
+                copied = self._copier.copy(schema) if schema else SchemaCopy(schema=dict(_ANY_TEXT))
                 inputs.add(parameter, copied)
         if body is not None:
             inputs.add_body(body.schema, is_required=body.is_required)
         output = self._read_output(content)
-        return SoldOperation(
+        return ApiOperation(
             tool=self._name_tool(operation.method, operation.path),
             method=operation.method,
             path=operation.path,
             summary=clean_line(content.get("summary"), SUMMARY_MAX),
             description=clean_prose(content.get("description"), DESCRIPTION_MAX),
             arguments=tuple(inputs.arguments),
-            input_schema=inputs.close(self._closer),
-            output_schema=None if output is None else self._closer.close(output),
+            input_schema=inputs.bundle(self._bundler),
+            output_schema=None if output is None else self._bundler.bundle(output),
             body_type=None if body is None else body.media_type,
             price=self._find_price(operation),
         )
@@ -163,25 +166,25 @@ class _Reader:
         found = None if tree is None else tree.find(normal_path(operation.path))
         return self._listing.price if found is None else found
 
-    def _priced(self, operation: Operation) -> SoldOperation:
-        inputs = _Inputs()
+    def _priced(self, operation: Operation) -> ApiOperation:
+        inputs = _InputSchema()
         for name in _VARIABLE.findall(operation.path):
             parameter = DocumentParameter(name=name, place="path", is_required=True, content={})
-            inputs.add(parameter, Copied(schema=dict(_ANY_TEXT)))
-        inputs.add(_ANY_QUERY, Copied(schema=dict(ANY_QUERY_SCHEMA), weight=64))
+            inputs.add(parameter, SchemaCopy(schema=dict(_ANY_TEXT)))
+        inputs.add(_ANY_QUERY, SchemaCopy(schema=dict(ANY_QUERY_SCHEMA), weight=64))
         has_body = priced_verb(operation.method) in BODY_METHODS
         if has_body:
             inputs.add_body(
-                Copied(schema={"description": "The body, as JSON."}, weight=40), is_required=False
+                SchemaCopy(schema={"description": "The body, as JSON."}, weight=40), is_required=False
             )
-        return SoldOperation(
+        return ApiOperation(
             tool=self._name_tool(operation.method, operation.path),
             method=operation.method,
             path="" if operation.path == "/" else operation.path,
             summary="",
             description="",
             arguments=tuple(inputs.arguments),
-            input_schema=inputs.close(self._closer),
+            input_schema=inputs.bundle(self._bundler),
             output_schema=None,
             body_type="application/json" if has_body else None,
             price=operation.price,
@@ -197,7 +200,7 @@ class _Reader:
         self._tools.add(tool)
         return tool
 
-    def _read_body(self, content: Mapping[str, Any]) -> "_Body | None":
+    def _read_body(self, content: Mapping[str, Any]) -> "_RequestBody | None":
         raw = self._document.resolve(content.get("requestBody"))
         types = raw.get("content") if raw is not None else None
         if raw is None or not isinstance(types, Mapping):
@@ -209,12 +212,12 @@ class _Reader:
             entry = self._document.resolve(types[media_type]) or {}
             schema = self._copier.copy(entry.get("schema"))
         else:
-            schema = Copied(
+            schema = SchemaCopy(
                 schema={**_ANY_TEXT, "description": f"The body as text, of type {media_type}."}, weight=80
             )
-        return _Body(media_type=media_type, schema=schema, is_required=raw.get("required") is True)
+        return _RequestBody(media_type=media_type, schema=schema, is_required=raw.get("required") is True)
 
-    def _read_output(self, content: Mapping[str, Any]) -> Copied | None:
+    def _read_output(self, content: Mapping[str, Any]) -> SchemaCopy | None:
         responses = content.get("responses")
         if not isinstance(responses, Mapping):
             return None
@@ -231,27 +234,27 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _RequestBody:
     media_type: str
-    schema: Copied
+    schema: SchemaCopy
     is_required: bool
 
 
-class _Inputs:
+class _InputSchema:
     """The arguments of one operation, and the object that holds them."""
 
     def __init__(self) -> None:
         self.arguments: list[Argument] = []
-        self._parts: dict[str, Copied] = {}
+        self._parts: dict[str, SchemaCopy] = {}
 
-    def add(self, parameter: DocumentParameter, copied: Copied) -> None:
+    def add(self, parameter: DocumentParameter, copied: SchemaCopy) -> None:
         content = parameter.content
         is_form = parameter.place == "query"
         style = content.get("style") if isinstance(content.get("style"), str) else None
         style = style or ("form" if is_form else "simple")
         exploded = content.get("explode")
         argument = Argument(
-            name=self._name(_UNPLAIN.sub("_", parameter.name)[:64] or "_", parameter.place),
+            name=self._name(_NOT_IN_NAMES.sub("_", parameter.name)[:64] or "_", parameter.place),
             place=parameter.place,
             parameter=parameter.name,
             is_required=parameter.is_required,
@@ -260,13 +263,15 @@ class _Inputs:
         )
         self._put(argument, _describe(copied, content.get("description")))
 
-    def add_body(self, copied: Copied, *, is_required: bool) -> None:
+    def add_body(self, copied: SchemaCopy, *, is_required: bool) -> None:
         name = self._name("body", "body")
         self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
 
-    def close(self, closer: SchemaCloser) -> dict[str, Any]:
+    def bundle(self, bundler: SchemaBundler) -> dict[str, Any]:
         """The schema of all arguments together."""
-        whole = Copied(schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64)
+        whole = SchemaCopy(
+            schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64
+        )
         whole.weight += sum(len(name) + 6 for name in self._parts)  # what finds no room is named all the same
         for name, part in self._parts.items():
             fits = whole.weight + part.weight <= SCHEMA_WEIGHT_MAX
@@ -276,7 +281,7 @@ class _Inputs:
         needed = [argument.name for argument in self.arguments if argument.is_required]
         if needed:
             whole.schema["required"] = needed
-        return closer.close(whole)
+        return bundler.bundle(whole)
 
     def _name(self, wanted: str, place: str) -> str:
         name, number = wanted, 1
@@ -287,24 +292,24 @@ class _Inputs:
             name = f"{wanted}_{number}"
         return name
 
-    def _put(self, argument: Argument, copied: Copied) -> None:
+    def _put(self, argument: Argument, copied: SchemaCopy) -> None:
         self.arguments.append(argument)
         self._parts[argument.name] = copied
 
 
-def _describe(copied: Copied, description: object) -> Copied:
+def _describe(copied: SchemaCopy, description: object) -> SchemaCopy:
     words = clean_prose(description, DESCRIPTION_MAX)
     if not words or "description" in copied.schema:
         return copied
     schema = {**copied.schema, "description": words}
-    return Copied(schema=schema, refs=copied.refs, weight=copied.weight + len(words) + 18)
+    return SchemaCopy(schema=schema, refs=copied.refs, weight=copied.weight + len(words) + 18)
 
 
-def _shape(path: str) -> str:
+def _path_key(path: str) -> str:
     return _VARIABLE.sub("{}", normal_path(path))
 
 
-def _plant_prices(listing: Listing) -> dict[str, PathTree[Price]]:
+def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
     """What a call of a template costs, by verb; where a part of its calls has a price of its own, that part is an operation
     too."""
     trees: dict[str, PathTree[Price]] = {}
@@ -330,7 +335,7 @@ def _choose_media_type(types: Mapping[str, Any]) -> str | None:
     return best or next(iter(plain), None)
 
 
-def _whole(listing: Listing) -> SoldOperation:
+def _whole_listing(listing: Listing) -> ApiOperation:
     methods = list(listing.methods) or ["GET", "POST", "PUT", "PATCH", "DELETE"]
     schema = {
         "type": "object",
@@ -346,8 +351,8 @@ def _whole(listing: Listing) -> SoldOperation:
         },
         "additionalProperties": False,
     }
-    return SoldOperation(
-        tool=WHOLE,
+    return ApiOperation(
+        tool=WHOLE_LISTING_TOOL,
         method=methods[0],
         path="",
         summary="",

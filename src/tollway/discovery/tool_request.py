@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tollway.discovery.sold_operations import Argument, SoldOperation, is_json
+from tollway.discovery.sold_operations import ApiOperation, Argument, is_json
 from tollway.errors import FieldError
 
 _JSON_TYPE = "application/json"
@@ -35,10 +35,14 @@ class ToolRequest:
         return f"{self.rest}?{self.query}" if self.query else self.rest
 
 
-def make_request(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest | FieldError:
+def make_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest | FieldError:
     """Arguments that are null are taken as absent, except a body."""
     try:
-        return _make_any(operation, arguments) if operation.is_any else _make(operation, arguments)
+        return (
+            _make_undocumented(operation, arguments)
+            if operation.is_any
+            else _make_documented(operation, arguments)
+        )
     except _Unwritable as exc:
         return FieldError(code="unwritable", detail=exc.detail, pointer="/" + exc.name)
 
@@ -50,7 +54,7 @@ class _Unwritable(Exception):
         super().__init__(detail)
 
 
-def _make(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest:
+def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
     given = [(one, arguments[one.name]) for one in operation.arguments if one.name in arguments]
     values = [(one, value) for one, value in given if value is not None]
     headers = [
@@ -72,7 +76,7 @@ def _make(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest
     )
 
 
-def _make_any(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest:
+def _make_undocumented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
     """Whatever the listing serves: the caller says method, path and the rest."""
     rest = arguments.get("path") or ""
     path, _, query = ("/" + rest if rest and not rest.startswith("/") else rest).partition("?")

@@ -44,7 +44,7 @@ _SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
+class HttpResponse:
     """The whole answer of a call. Header names in lower case. `is_whole` False: more came than is passed on, or it
     broke off."""
 
@@ -56,7 +56,7 @@ class HttpAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolAnswer:
+class ToolResult:
     """`content`: told twice, as structured content and as text."""
 
     content: Mapping[str, Any]
@@ -80,23 +80,23 @@ class ToolCall:
         return self.gateway_url + self.request.target
 
 
-def tell_answer(call: ToolCall, answer: HttpAnswer) -> ToolAnswer:
+def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
     """Terms, a problem of the gateway, or what the API answered."""
-    receipt = _decode(answer.headers.get("payment-response"))
+    receipt = _decode(response.headers.get("payment-response"))
     meta = {} if receipt is None else {PAYMENT_RESPONSE: receipt}
-    if _is_of_gateway(answer):
-        problem = _read_object(answer.body)
-        if answer.status == _UNPAID_STATUS:
-            return ToolAnswer(content=_terms(call, problem, answer), is_error=True, meta=meta)
-        return ToolAnswer(content=problem, is_error=True, meta=meta)
-    return ToolAnswer(
-        content=_envelope(call, answer),
-        is_error=answer.status >= _FAULT_STATUS_MIN or not answer.is_whole,
+    if _is_of_gateway(response):
+        problem = _read_object(response.body)
+        if response.status == _UNPAID_STATUS:
+            return ToolResult(content=_payment_required(call, problem, response), is_error=True, meta=meta)
+        return ToolResult(content=problem, is_error=True, meta=meta)
+    return ToolResult(
+        content=_envelope(call, response),
+        is_error=response.status >= _FAULT_STATUS_MIN or not response.is_whole,
         meta=meta,
     )
 
 
-def show_signing(call: ToolCall) -> dict[str, Any]:
+def describe_signing(call: ToolCall) -> dict[str, Any]:
     """What a client without x402 signs once its transaction has paid, as far as it is known before."""
     return {
         "steps": [
@@ -123,15 +123,15 @@ def show_signing(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _is_of_gateway(answer: HttpAnswer) -> bool:
+def _is_of_gateway(response: HttpResponse) -> bool:
     """`Proxy-Status` never comes from an upstream: it tells the gateway's own answers from those that it relays."""
-    is_refusal = "; error=" in answer.headers.get("proxy-status", "")
-    return is_refusal and answer.headers.get("content-type", "").startswith(_PROBLEM)
+    is_refusal = "; error=" in response.headers.get("proxy-status", "")
+    return is_refusal and response.headers.get("content-type", "").startswith(_PROBLEM)
 
 
-def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> dict[str, Any]:
+def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any]:
     """`PaymentRequired` of x402, and beside it what a client without x402 needs."""
-    required = _decode(answer.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
+    required = _decode(response.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
     resource = required.get("resource")
     described = dict(resource) if isinstance(resource, Mapping) else {}
     if "description" in described:
@@ -151,7 +151,7 @@ def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> di
         "detail": _explain(problem),
         "paymentState": problem.get("paymentState", "none"),
         "payment": problem.get("payment"),
-        "withoutX402": show_signing(call),
+        "withoutX402": describe_signing(call),
         "url": call.url,
         "notice": UNTRUSTED,
     }
@@ -168,13 +168,13 @@ def _explain(problem: Mapping[str, Any]) -> Any:
     )
 
 
-def _envelope(call: ToolCall, answer: HttpAnswer) -> dict[str, Any]:
-    headers = answer.headers
+def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
+    headers = response.headers
     shown = {name: headers[name][:_SHOWN_LENGTH_MAX] for name in _SHOWN_HEADERS if name in headers}
-    told: dict[str, Any] = {
-        "status": answer.status,
+    envelope: dict[str, Any] = {
+        "status": response.status,
         "contentType": headers.get("content-type"),
-        **_body(answer),
+        **_body(response),
         **({"headers": shown} if shown else {}),
         "call": {
             name: headers[header]
@@ -190,27 +190,27 @@ def _envelope(call: ToolCall, answer: HttpAnswer) -> dict[str, Any]:
         },
         "notice": UNTRUSTED,
     }
-    if answer.is_too_large:
-        told["detail"] = f"The answer is larger than a tool passes on. Call it over HTTP: {call.url}"
-    elif not answer.is_whole:
-        told["detail"] = "The answer broke off before its end."
-    return told
+    if response.is_too_large:
+        envelope["detail"] = f"The answer is larger than a tool passes on. Call it over HTTP: {call.url}"
+    elif not response.is_whole:
+        envelope["detail"] = "The answer broke off before its end."
+    return envelope
 
 
-def _body(answer: HttpAnswer) -> dict[str, Any]:
+def _body(response: HttpResponse) -> dict[str, Any]:
     """`bodyFormat` says what `body` is: the JSON value, text, or base64 of the bytes."""
-    if answer.is_too_large or not answer.body:
+    if response.is_too_large or not response.body:
         return {"bodyFormat": "none"}
-    if "content-encoding" not in answer.headers:
-        media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "content-encoding" not in response.headers:
+        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type == "application/json" or media_type.endswith("+json"):
-            is_json, parsed = _read_json(answer.body)
+            is_json, parsed = _read_json(response.body)
             if is_json:
                 return {"bodyFormat": "json", "body": parsed}
-        text = _read_text(answer.body)
+        text = _read_text(response.body)
         if text is not None:
             return {"bodyFormat": "text", "body": text}
-    return {"bodyFormat": "base64", "body": base64.b64encode(answer.body).decode()}
+    return {"bodyFormat": "base64", "body": base64.b64encode(response.body).decode()}
 
 
 def _read_json(raw: bytes) -> tuple[bool, Any]:
@@ -245,11 +245,11 @@ def _decode(value: str | None) -> dict[str, Any] | None:
         return None
 
 
-def tell_problem(rendered: bytes) -> ToolAnswer:
+def problem_result(rendered: bytes) -> ToolResult:
     """A problem as `render_problem` wrote it."""
-    return ToolAnswer(content=_read_object(rendered), is_error=True)
+    return ToolResult(content=_read_object(rendered), is_error=True)
 
 
-def page_of(items: Sequence[Mapping[str, Any]], name: str, **more: Any) -> ToolAnswer:
+def list_result(items: Sequence[Mapping[str, Any]], name: str, **more: Any) -> ToolResult:
     """A list of things that providers named."""
-    return ToolAnswer(content={name: list(items), **more, "notice": UNTRUSTED})
+    return ToolResult(content={name: list(items), **more, "notice": UNTRUSTED})

@@ -15,7 +15,7 @@ _UPSTREAM_FAULTS = frozenset(
 )
 
 
-def appraise(
+def classify(
     listing: Listing,
     payer: Address | None,
     *,

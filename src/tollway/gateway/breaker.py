@@ -12,68 +12,68 @@ from dataclasses import dataclass
 from tollway.limits import Limits
 
 ORIGINS_MAX = 10_000
-UNASKED_PAUSE_S_MAX = 900.0
+UNREQUESTED_PAUSE_S_MAX = 900.0
 """While nobody asks for an origin that is down, each probe waits twice as long as the one before, and so long at most."""
 IN_USE_S = 3600.0
 """So long after its last call an origin is dialled by itself, where the operator wants that."""
 
 
 @dataclass(slots=True)
-class _Failing:
-    """`failures`: in a row. `is_asked`: somebody wanted to call it since the last of them."""
+class _FailingOrigin:
+    """`failures`: in a row. `is_requested`: somebody wanted to call it since the last of them."""
 
     failures: int = 0
     failed_s: float = 0.0
-    is_asked: bool = False
+    is_requested: bool = False
 
 
 @dataclass(slots=True)
-class _Used:
+class _UsedOrigin:
     called_s: float
     seen_s: float
 
 
-class Breaker:
+class CircuitBreaker:
     """One for all origins. `clock`: monotonic seconds."""
 
     def __init__(self, *, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._failing: OrderedDict[str, _Failing] = OrderedDict()
-        self._used: OrderedDict[str, _Used] = OrderedDict()
+        self._failing: OrderedDict[str, _FailingOrigin] = OrderedDict()
+        self._used: OrderedDict[str, _UsedOrigin] = OrderedDict()
 
     def wait_s(self, origin: str) -> int | None:
         """Seconds until that origin is probed again; None when it may be dialled now."""
         known = self._failing.get(origin)
         if known is None or not self._is_down(known):
             return None
-        known.is_asked = True
+        known.is_requested = True
         return max(1, math.ceil(known.failed_s + self._limits.dial_pause_s - self._clock()))
 
-    def note_reached(self, origin: str) -> None:
+    def record_reached(self, origin: str) -> None:
         """A call reached it."""
         self._failing.pop(origin, None)
         if self._limits.probe_interval_s:
             now_s = self._clock()
-            self._used[origin] = _Used(now_s, now_s)
+            self._used[origin] = _UsedOrigin(now_s, now_s)
             self._used.move_to_end(origin)
             if len(self._used) > ORIGINS_MAX:
                 self._used.popitem(last=False)
 
-    def note_probed(self, origin: str) -> bool:
+    def record_probed(self, origin: str) -> bool:
         """A probe reached it. True when it was down until now."""
         known = self._failing.pop(origin, None)
         if (used := self._used.get(origin)) is not None:
             used.seen_s = self._clock()
         return known is not None and self._is_down(known)
 
-    def note_failed(self, origin: str) -> bool:
+    def record_failed(self, origin: str) -> bool:
         """A dial that failed, of a call or of a probe. True when it is down from now on."""
-        known = self._failing.setdefault(origin, _Failing())
+        known = self._failing.setdefault(origin, _FailingOrigin())
         was_down = self._is_down(known)
         known.failures += 1
         known.failed_s = self._clock()
-        known.is_asked = False
+        known.is_requested = False
         self._failing.move_to_end(origin)
         if len(self._failing) > ORIGINS_MAX:
             self._failing.popitem(last=False)
@@ -88,7 +88,7 @@ class Breaker:
         were not reached for a while. What somebody asked for comes first."""
         now_s = self._clock()
         due = [
-            (not known.is_asked, known.failed_s, origin)
+            (not known.is_requested, known.failed_s, origin)
             for origin, known in self._failing.items()
             if self._is_down(known) and now_s >= self._find_probe_s(known)
         ]
@@ -108,12 +108,12 @@ class Breaker:
                 unseen.append(origin)
         return unseen
 
-    def _is_down(self, known: _Failing) -> bool:
+    def _is_down(self, known: _FailingOrigin) -> bool:
         return known.failures >= self._limits.dial_failures_max
 
-    def _find_probe_s(self, known: _Failing) -> float:
-        if known.is_asked:
+    def _find_probe_s(self, known: _FailingOrigin) -> float:
+        if known.is_requested:
             return known.failed_s + self._limits.dial_pause_s
         doublings = min(known.failures - self._limits.dial_failures_max, 30)
         pause_s = self._limits.dial_pause_s * 2.0**doublings
-        return known.failed_s + min(pause_s, max(UNASKED_PAUSE_S_MAX, self._limits.dial_pause_s))
+        return known.failed_s + min(pause_s, max(UNREQUESTED_PAUSE_S_MAX, self._limits.dial_pause_s))

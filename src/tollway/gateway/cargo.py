@@ -26,22 +26,22 @@ class RunningHash:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cargo:
+class ForwardBody:
     """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end, and
-    then from `running` where somebody asked for it. `is_spent`: it was too long to be kept, and cannot be sent."""
+    then from `running` where somebody asked for it. `is_discarded`: it was too long to be kept, and cannot be sent."""
 
     content: bytes | AsyncIterator[bytes] | None
     length: int | None
     body_hash: bytes | None
     running: RunningHash = field(default_factory=RunningHash)
-    is_spent: bool = False
+    is_discarded: bool = False
 
     @property
     def final_hash(self) -> bytes | None:
         return self.body_hash or self.running.body_hash
 
 
-NO_CARGO = Cargo(content=None, length=0, body_hash=EMPTY_BODY_HASH)
+EMPTY_BODY = ForwardBody(content=None, length=0, body_hash=EMPTY_BODY_HASH)
 
 
 def check_size(body: RequestBody, limits: Limits) -> Problem | None:
@@ -51,16 +51,18 @@ def check_size(body: RequestBody, limits: Limits) -> Problem | None:
     return None
 
 
-async def load_promised(body: RequestBody, promised: bytes | None, *, limits: Limits) -> Cargo | Problem:
+async def load_declared(
+    body: RequestBody, declared_hash: bytes | None, *, limits: Limits
+) -> ForwardBody | Problem:
     """The body of a call whose signature covers it: streamed when it names the hash, else read first (at most 1 MiB).
 
-    Raises CallerGone and BodyRefused from the body itself.
+    Raises ClientGone and BodyRefused from the body itself.
     """
     if not body.is_present:
-        if promised not in (None, EMPTY_BODY_HASH):
+        if declared_hash not in (None, EMPTY_BODY_HASH):
             return _mismatch()
-        return NO_CARGO
-    if promised is None:
+        return EMPTY_BODY
+    if declared_hash is None:
         whole = await _read_whole(body, limits.bound_body_bytes_max)
         if whole is None:
             detail = f"must name bodyHash when the body is longer than {limits.bound_body_bytes_max} bytes"
@@ -72,49 +74,49 @@ async def load_promised(body: RequestBody, promised: bytes | None, *, limits: Li
                 ),
                 payment_state="none",
             )
-        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
     if body.length is not None and body.length <= limits.buffer_bytes:
         whole = await _read_whole(body, limits.buffer_bytes)
-        if whole is None or keccak256(whole) != promised:
+        if whole is None or keccak256(whole) != declared_hash:
             return _mismatch()
-        return Cargo(content=whole, length=len(whole), body_hash=promised)
-    return Cargo(
-        content=_stream_promised(body, promised, limits.upload_bytes_max),
+        return ForwardBody(content=whole, length=len(whole), body_hash=declared_hash)
+    return ForwardBody(
+        content=_stream_declared(body, declared_hash, limits.upload_bytes_max),
         length=body.length,
-        body_hash=promised,
+        body_hash=declared_hash,
     )
 
 
-async def load_plain(body: RequestBody, *, limits: Limits) -> Cargo:
+async def load_plain(body: RequestBody, *, limits: Limits) -> ForwardBody:
     """The body of a call whose signature does not cover it: read ahead when it is small, else streamed."""
     if not body.is_present:
-        return NO_CARGO
+        return EMPTY_BODY
     if body.length is not None and body.length <= limits.buffer_bytes:
         whole = await _read_whole(body, limits.buffer_bytes)
         assert whole is not None  # the server holds the caller to the length that it gave
-        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
-    return Cargo(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
+    return ForwardBody(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
 
 
 async def load_hashed(
     body: RequestBody, *, is_whole: bool, limits: Limits, is_late: Callable[[], bool] = lambda: False
-) -> Cargo | Problem:
+) -> ForwardBody | Problem:
     """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
 
     `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
     `is_late`: what it pays with may end before it can be settled. One that streams is never whole upstream then.
     """
     if not body.is_present:
-        return NO_CARGO
+        return EMPTY_BODY
     if is_whole:
         whole = await _read_whole(body, limits.bound_body_bytes_max)
         if whole is None:
             return too_large(limits.bound_body_bytes_max)
-        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
     if body.length is not None and body.length <= limits.buffer_bytes:
         return await load_plain(body, limits=limits)
     running = RunningHash()
-    return Cargo(
+    return ForwardBody(
         content=_stream_hashed(body, running, limits.upload_bytes_max, is_late),
         length=body.length,
         body_hash=None,
@@ -122,11 +124,11 @@ async def load_hashed(
     )
 
 
-async def load_compared(body: RequestBody, *, limits: Limits) -> Cargo:
+async def load_compared(body: RequestBody, *, limits: Limits) -> ForwardBody:
     """The body of a call that is known already: hashed to its end, so that a repeat of any length is recognised. Only a
     small one (at most 1 MiB) is still there afterwards. Raises BodyRefused for one that no call can have."""
     if not body.is_present:
-        return NO_CARGO
+        return EMPTY_BODY
     digest = keccak.new(digest_bits=256)
     kept: bytearray | None = bytearray()
     size = 0
@@ -136,10 +138,10 @@ async def load_compared(body: RequestBody, *, limits: Limits) -> Cargo:
         if size > limits.bound_body_bytes_max:
             kept = None
         elif kept is not None:
-            body.hold(len(chunk))
+            body.reserve(len(chunk))
             kept += chunk
     content = None if kept is None else bytes(kept)
-    return Cargo(content=content, length=size, body_hash=digest.digest(), is_spent=kept is None)
+    return ForwardBody(content=content, length=size, body_hash=digest.digest(), is_discarded=kept is None)
 
 
 async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
@@ -149,7 +151,7 @@ async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
         size += len(chunk)
         if size > bytes_max:
             return None
-        body.hold(len(chunk))
+        body.reserve(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -183,7 +185,7 @@ async def _stream_hashed(
         yield withheld
 
 
-async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -> AsyncIterator[bytes]:
+async def _stream_declared(body: RequestBody, declared_hash: bytes, bytes_max: int) -> AsyncIterator[bytes]:
     digest = keccak.new(digest_bits=256)
     withheld = b""
     async for chunk in _stream(body, bytes_max):
@@ -191,7 +193,7 @@ async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -
         if withheld:
             yield withheld
         withheld = chunk
-    if digest.digest() != promised:
+    if digest.digest() != declared_hash:
         raise BodyRefused(_mismatch())
     if withheld:
         yield withheld

@@ -1,4 +1,4 @@
-"""The counter: prices a call with the payments that were shown, and claims it in the books once a connection is held.
+"""The counter: prices a call with the payments that were shown, and claims it in the ledger once a connection is held.
 
 It takes a price or says why not. It sends nothing, and asks no chain.
 """
@@ -9,35 +9,35 @@ from functools import partial
 from typing import assert_never
 
 from tollway.errors import Code, Problem
-from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import Declined, IncomingCall, Offer
+from tollway.gateway.cargo import ForwardBody
+from tollway.gateway.exchange import IncomingCall, ProblemResponse, Quote
 from tollway.gateway.receipt_writer import write_plain_receipt
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
-    GONE,
     HELD,
     OTHER_CURRENCY,
+    REORGED,
     UNFINAL_LIMIT,
     already_used,
     check_held_price_max,
     check_price_max,
-    decline,
     find_idempotency_key,
     in_debt_to,
     insufficient,
     nonce_used,
+    refuse_call,
 )
-from tollway.gateway.replays import Replays, say_key_used
-from tollway.gateway.trip import ClaimRefused, Ticket
+from tollway.gateway.replays import Idempotency, explain_key_used
+from tollway.gateway.trip import ClaimedCall, ClaimRefused
 from tollway.identifiers import Address, CallId, format_id
 from tollway.ledger.book import (
     AuthorizationTaken,
-    Book,
     Claim,
     Claimed,
     ClaimOutcome,
     Exhausted,
     InDebt,
+    Ledger,
     NonceUsed,
     NotCovered,
     NotFirst,
@@ -47,265 +47,304 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
-from tollway.ledger.open_calls import CallOpen, OpenCall
+from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall
 from tollway.ledger.settled import SAFE_METHODS
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.proof import Proof
-from tollway.payments.terms import Due, Tariff, find_due
-from tollway.payments.till import Tender, Till
+from tollway.payments.terms import AmountDue, OperationPrice, find_amount_due
+from tollway.payments.till import SpendablePayment, TransactionVerifier
 from tollway.registry.listing import Listing
 
 PATH_LENGTH_MAX = 2_048
-CALL_IDS_SHOWN = 10
+CALL_IDS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaidRequest:
+class TransactionRequest:
     """One call that shows a transaction. Its body is not read."""
 
     call: IncomingCall
     listing: Listing
     proof: Proof
-    offer: Offer
+    quote: Quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order(PaidRequest):
+class LoadedTransactionRequest(TransactionRequest):
     """The same with its body, ready to be claimed."""
 
-    cargo: Cargo
+    body: ForwardBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purchase:
+class PaymentCandidate:
     """A call priced with one of the payments that were shown. `is_first_price`: only while it has bought nothing."""
 
-    tender: Tender
-    due: Due
+    spendable: SpendablePayment
+    due: AmountDue
     is_first_price: bool = False
 
 
-class Counter:
+class TransactionClaims:
     """One per process; safe to use from many tasks at once."""
 
     def __init__(
         self,
         *,
-        book: Book,
-        till: Till,
-        replays: Replays,
+        ledger: Ledger,
+        transaction_verifier: TransactionVerifier,
+        idempotency: Idempotency,
         limits: Limits,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._book = book
-        self._till = till
-        self._replays = replays
+        self._ledger = ledger
+        self._transaction_verifier = transaction_verifier
+        self._idempotency = idempotency
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
 
-    def price(self, tenders: Sequence[Tender], tariffs: Sequence[Tariff]) -> list[Purchase]:
+    def price(
+        self, spendables: Sequence[SpendablePayment], operation_prices: Sequence[OperationPrice]
+    ) -> list[PaymentCandidate]:
         """What the call costs with each payment, by the terms rule; those that can give it first.
 
         A payment that has bought nothing yet may have a lower price for its first call. Many callers may show it at
-        once, so the books grant that price to one of them, and the price of now stands behind it for the others.
+        once, so the ledger grants that price to one of them, and the price of now stands behind it for the others.
         """
-        purchases: list[Purchase] = []
-        for tender in tenders:
-            now = self._find_due(tariffs, tender, first_block_s=None)
-            if tender.is_first:
-                first = self._find_due(tariffs, tender, first_block_s=tender.payment.block_time)
+        candidates: list[PaymentCandidate] = []
+        for spendable in spendables:
+            now = self._find_due(operation_prices, spendable, first_block_s=None)
+            if spendable.is_first:
+                first = self._find_due(
+                    operation_prices, spendable, first_block_s=spendable.payment.block_time
+                )
                 if first is not None and first != now:
-                    purchases.append(Purchase(tender=tender, due=first, is_first_price=True))
+                    candidates.append(PaymentCandidate(spendable=spendable, due=first, is_first_price=True))
             if now is not None:
-                purchases.append(Purchase(tender=tender, due=now))
-        return sorted(purchases, key=lambda one: one.tender.payment.rest_units < one.due.units)
+                candidates.append(PaymentCandidate(spendable=spendable, due=now))
+        return sorted(candidates, key=lambda one: one.spendable.payment.remaining_units < one.due.units)
 
     def _find_due(
-        self, tariffs: Sequence[Tariff], tender: Tender, *, first_block_s: int | None
-    ) -> Due | None:
-        return find_due(
-            tariffs,
-            tender.asset,
+        self,
+        operation_prices: Sequence[OperationPrice],
+        spendable: SpendablePayment,
+        *,
+        first_block_s: int | None,
+    ) -> AmountDue | None:
+        return find_amount_due(
+            operation_prices,
+            spendable.asset,
             now_ms=self._now_ms(),
             limits=self._limits,
             first_block_s=first_block_s,
         )
 
-    def price_again(self, earlier: KeyedCall, tender: Tender, tariffs: Sequence[Tariff]) -> Purchase:
+    def price_repeat(
+        self, earlier: KeyedCall, spendable: SpendablePayment, operation_prices: Sequence[OperationPrice]
+    ) -> PaymentCandidate:
         """A call that runs again costs what it did, whatever is asked by now."""
-        due = Due(
-            asset=tender.asset,
+        due = AmountDue(
+            asset=spendable.asset,
             price=Price.parse(earlier.price),
             units=earlier.price_units,
-            charge_on=tariffs[0].terms.charge_on,
+            charge_on=operation_prices[0].terms.charge_on,
         )
-        return Purchase(tender=tender, due=due)
+        return PaymentCandidate(spendable=spendable, due=due)
 
-    async def check_spent(self, order: Order, purchases: Sequence[Purchase]) -> Declined | None:
+    async def check_exhausted(
+        self, request: LoadedTransactionRequest, candidates: Sequence[PaymentCandidate]
+    ) -> ProblemResponse | None:
         """Refuses what payments without any rest surely cannot buy, before their upstream is dialled for nothing."""
-        if any(purchase.tender.payment.rest_units > 0 for purchase in purchases):
+        if any(candidate.spendable.payment.remaining_units > 0 for candidate in candidates):
             return None
-        refused: list[tuple[Purchase, ClaimOutcome]] = []
-        for purchase in purchases:
-            claim = self._claim_of(order, purchase)
-            outcome = await self._book.find_spent(claim)
+        refused: list[tuple[PaymentCandidate, ClaimOutcome]] = []
+        for candidate in candidates:
+            claim = self._build_claim(request, candidate)
+            outcome = await self._ledger.find_exhausted(claim)
             if outcome is None:
                 return None
-            refused.append((purchase, outcome))
-        return await self._explain(order, *max(refused, key=_weigh))
+            refused.append((candidate, outcome))
+        return await self._explain(request, *max(refused, key=_rank_refusal))
 
-    async def find_held(self, order: Order, purchases: Sequence[Purchase]) -> OpenCall | Declined | None:
+    async def find_held(
+        self, request: LoadedTransactionRequest, candidates: Sequence[PaymentCandidate]
+    ) -> OpenCall | ProblemResponse | None:
         """The call that this request without a key runs again, where its price decides whether `Tollway-Max-Price` allows
-        the request: it costs what it did. Reads the books only for a request whose current price is above that maximum."""
-        if find_idempotency_key(order.call) is not None:
+        the request: it costs what it did. Reads the ledger only for a request whose current price is above that maximum."""
+        if find_idempotency_key(request.call) is not None:
             return None
-        for purchase in purchases:
-            due = purchase.due
-            too_dear = check_price_max(order.call, due.price, due.asset)
-            if too_dear is None or too_dear.code is not Code.PRICE_ABOVE_MAX:
+        for candidate in candidates:
+            due = candidate.due
+            price_problem = check_price_max(request.call, due.price, due.asset)
+            if price_problem is None or price_problem.code is not Code.PRICE_ABOVE_MAX:
                 return None
-            held = await self._find_open(self._claim_of(order, purchase))
+            held = await self._find_open(self._build_claim(request, candidate))
             if held is not None:
-                return self._check_held(order, purchase, held) or held
+                return self._check_held(request, candidate, held) or held
         return None
 
-    def _check_held(self, order: Order, purchase: Purchase, held: OpenCall | KeyedCall) -> Declined | None:
+    def _check_held(
+        self, request: LoadedTransactionRequest, candidate: PaymentCandidate, held: OpenCall | KeyedCall
+    ) -> ProblemResponse | None:
         problem = check_held_price_max(
-            order.call, purchase.due.asset, call_id=held.call_id, price=held.price, state=held.state
+            request.call, candidate.due.asset, call_id=held.call_id, price=held.price, state=held.state
         )
-        return None if problem is None else Declined(problem=problem)
+        return None if problem is None else ProblemResponse(problem=problem)
 
-    async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
+    async def claim(
+        self, request: LoadedTransactionRequest, candidates: Sequence[PaymentCandidate]
+    ) -> ClaimedCall:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
-        refused: list[tuple[Purchase, ClaimOutcome]] = []
-        dear: Problem | None = None
-        for purchase in purchases:
-            claim = self._claim_of(order, purchase)
-            too_dear = check_price_max(order.call, purchase.due.price, purchase.due.asset)
-            if too_dear is not None:  # a held call may cost less; or a first price was not to be had any more
-                ticket = None
+        refused: list[tuple[PaymentCandidate, ClaimOutcome]] = []
+        last_price_problem: Problem | None = None
+        for candidate in candidates:
+            claim = self._build_claim(request, candidate)
+            price_problem = check_price_max(request.call, candidate.due.price, candidate.due.asset)
+            if (
+                price_problem is not None
+            ):  # a held call may cost less; or a first price was not to be had any more
+                claimed_call = None
                 if claim.idempotency_key is None:
-                    ticket = await self._run_again(order, claim, purchase)
-                if ticket is not None:
-                    return ticket
-                dear = too_dear
+                    claimed_call = await self._run_again(request, claim, candidate)
+                if claimed_call is not None:
+                    return claimed_call
+                last_price_problem = price_problem
                 continue
-            payment = purchase.tender.payment
-            outcome = await self._book.claim(claim)
-            if isinstance(outcome, CallOpen):
-                ticket = await self._run_open(order, outcome.call, purchase, is_plain=claim.is_plain)
-                if ticket is not None:
-                    return ticket
+            payment = candidate.spendable.payment
+            outcome = await self._ledger.claim(claim)
+            if isinstance(outcome, RepeatsOpenCall):
+                claimed_call = await self._run_open(request, outcome.call, candidate, is_plain=claim.is_plain)
+                if claimed_call is not None:
+                    return claimed_call
                 # Somebody runs it already, or it will not run any more: this is another call.
-                outcome = await self._book.claim(replace(claim, is_anew=True))
+                outcome = await self._ledger.claim(replace(claim, is_separate_call=True))
             if isinstance(outcome, Claimed):
-                self._till.note_spent(payment)
+                self._transaction_verifier.mark_spent(payment)
                 is_keyed = claim.idempotency_key is not None
-                return self._ticket(claim.call_id, outcome, purchase, is_keyed=is_keyed)
-            self._till.forget(order.proof.tx_hash)
+                return self._build_claimed_call(claim.call_id, outcome, candidate, is_keyed=is_keyed)
+            self._transaction_verifier.forget(request.proof.tx_hash)
             if isinstance(outcome, KeyTaken):
-                return await self._run_keyed(order, purchases, outcome.call)
+                return await self._run_keyed(request, candidates, outcome.call)
             if isinstance(outcome, Exhausted | NonceUsed):
-                ticket = await self._run_again(order, claim, purchase)
-                if ticket is not None:
-                    return ticket
-            refused.append((purchase, outcome))
+                claimed_call = await self._run_again(request, claim, candidate)
+                if claimed_call is not None:
+                    return claimed_call
+            refused.append((candidate, outcome))
             if not isinstance(outcome, Exhausted | NotFirst | InDebt):
                 break
-        if dear is not None and all(isinstance(outcome, NotFirst) for _, outcome in refused):
-            raise ClaimRefused(Declined(problem=dear))
-        raise ClaimRefused(await self._explain(order, *max(refused, key=_weigh)))
+        if last_price_problem is not None and all(isinstance(outcome, NotFirst) for _, outcome in refused):
+            raise ClaimRefused(ProblemResponse(problem=last_price_problem))
+        raise ClaimRefused(await self._explain(request, *max(refused, key=_rank_refusal)))
 
-    async def _run_again(self, order: Order, claim: Claim, purchase: Purchase) -> Ticket | None:
+    async def _run_again(
+        self, request: LoadedTransactionRequest, claim: Claim, candidate: PaymentCandidate
+    ) -> ClaimedCall | None:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
         open_call = await self._find_open(claim)
         if open_call is None:
             return None
-        return await self._run_open(order, open_call, purchase, is_plain=claim.is_plain)
+        return await self._run_open(request, open_call, candidate, is_plain=claim.is_plain)
 
     async def _find_open(self, claim: Claim) -> OpenCall | None:
         if claim.method not in SAFE_METHODS or claim.payment_id is None:
             return None
-        open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
+        open_call = await self._ledger.find_open_call(claim.payment_id, claim.digest)
         return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
 
     async def _run_open(
-        self, order: Order, open_call: OpenCall, purchase: Purchase, *, is_plain: bool
-    ) -> Ticket | None:
+        self,
+        request: LoadedTransactionRequest,
+        open_call: OpenCall,
+        candidate: PaymentCandidate,
+        *,
+        is_plain: bool,
+    ) -> ClaimedCall | None:
         """Raises ClaimRefused where the call holds a price above the request's maximum."""
-        too_dear = self._check_held(order, purchase, open_call)
-        if too_dear is not None:
-            raise ClaimRefused(too_dear)
-        return await self._reopen(open_call, purchase, is_plain=is_plain, is_keyed=False)
+        price_problem = self._check_held(request, candidate, open_call)
+        if price_problem is not None:
+            raise ClaimRefused(price_problem)
+        return await self._reopen(open_call, candidate, is_plain=is_plain, is_keyed=False)
 
-    async def _run_keyed(self, order: Order, purchases: Sequence[Purchase], earlier: KeyedCall) -> Ticket:
+    async def _run_keyed(
+        self, request: LoadedTransactionRequest, candidates: Sequence[PaymentCandidate], earlier: KeyedCall
+    ) -> ClaimedCall:
         """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises
         ClaimRefused."""
-        payer = purchases[0].tender.payment.payer
-        if not await self._till.find_openers(order.proof, order.offer.shelf, (payer,)):
-            raise ClaimRefused(Declined(problem=BOUND_REQUIRED))
-        told = await self._replays.answer_keyed(order.call, order.cargo, payer, earlier)
-        if not isinstance(told, KeyedCall):
-            raise ClaimRefused(told)
-        shown = next((one for one in purchases if one.tender.payment.id == told.payment_id), None)
-        if shown is None:  # another payment of that wallet is for another call
-            raise ClaimRefused(say_key_used(told))
-        return await self.take_again(order, shown, told)
+        payer = candidates[0].spendable.payment.payer
+        if not await self._transaction_verifier.find_key_wallets(
+            request.proof, request.quote.entry, (payer,)
+        ):
+            raise ClaimRefused(ProblemResponse(problem=BOUND_REQUIRED))
+        recorded = await self._idempotency.find_keyed_response(request.call, request.body, payer, earlier)
+        if not isinstance(recorded, KeyedCall):
+            raise ClaimRefused(recorded)
+        matching = next((one for one in candidates if one.spendable.payment.id == recorded.payment_id), None)
+        if matching is None:  # another payment of that wallet is for another call
+            raise ClaimRefused(explain_key_used(recorded))
+        return await self.reopen_keyed(request, matching, recorded)
 
-    async def take_again(self, order: Order, purchase: Purchase, earlier: KeyedCall) -> Ticket:
+    async def reopen_keyed(
+        self, request: LoadedTransactionRequest, candidate: PaymentCandidate, earlier: KeyedCall
+    ) -> ClaimedCall:
         """Runs the call that a key has named under the claim that it has. Raises ClaimRefused."""
-        is_plain = order.proof.binding is None
-        ticket = await self._reopen(earlier, purchase, is_plain=is_plain, is_keyed=True)
-        if ticket is None:
-            payer, key = purchase.tender.payment.payer, find_idempotency_key(order.call)
+        is_plain = request.proof.binding is None
+        claimed_call = await self._reopen(earlier, candidate, is_plain=is_plain, is_keyed=True)
+        if claimed_call is None:
+            payer, key = candidate.spendable.payment.payer, find_idempotency_key(request.call)
             raise ClaimRefused(
-                await self._replays.answer_overtaken(order.call, order.cargo, payer, key, earlier)
+                await self._idempotency.find_overtaken_response(
+                    request.call, request.body, payer, key, earlier
+                )
             )
-        return ticket
+        return claimed_call
 
     async def _reopen(
-        self, open_call: OpenCall | KeyedCall, purchase: Purchase, *, is_plain: bool, is_keyed: bool
-    ) -> Ticket | None:
+        self, open_call: OpenCall | KeyedCall, candidate: PaymentCandidate, *, is_plain: bool, is_keyed: bool
+    ) -> ClaimedCall | None:
         """At the price that it had."""
-        outcome = await self._book.reopen(
+        outcome = await self._ledger.reopen(
             open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms(), is_plain=is_plain
         )
         if not isinstance(outcome, Claimed):
             return None
-        ticket = self._ticket(open_call.call_id, outcome, purchase, is_keyed=is_keyed)
+        claimed_call = self._build_claimed_call(open_call.call_id, outcome, candidate, is_keyed=is_keyed)
         units = open_call.price_units
         receipt = partial(
-            write_plain_receipt, payer=purchase.tender.payment.payer, asset=purchase.tender.asset
+            write_plain_receipt, payer=candidate.spendable.payment.payer, asset=candidate.spendable.asset
         )
         return replace(
-            ticket,
+            claimed_call,
             price=Price.parse(open_call.price),
             units=units,
             write_receipt=partial(receipt, units=units),
         )
 
-    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase, *, is_keyed: bool) -> Ticket:
-        payment, asset, units = purchase.tender.payment, purchase.tender.asset, purchase.due.units
-        return Ticket(
+    def _build_claimed_call(
+        self, call_id: CallId, claimed: Claimed, candidate: PaymentCandidate, *, is_keyed: bool
+    ) -> ClaimedCall:
+        payment, asset, units = candidate.spendable.payment, candidate.spendable.asset, candidate.due.units
+        return ClaimedCall(
             call_id=call_id,
             claimed=claimed,
-            price=purchase.due.price,
-            currency=purchase.tender.asset.symbol,
-            charge_on=purchase.due.charge_on,
-            asset=purchase.tender.asset,
-            units=purchase.due.units,
+            price=candidate.due.price,
+            currency=candidate.spendable.asset.symbol,
+            charge_on=candidate.due.charge_on,
+            asset=candidate.spendable.asset,
+            units=candidate.due.units,
             payer=payment.payer,
             transaction=payment.tx_hash,
             write_receipt=partial(write_plain_receipt, payer=payment.payer, asset=asset, units=units),
-            keep=partial(self._replays.keep, call_id, payment.payer) if is_keyed else None,
+            store_response=partial(self._idempotency.store_response, call_id, payment.payer)
+            if is_keyed
+            else None,
         )
 
-    def _claim_of(self, order: Order, purchase: Purchase) -> Claim:
-        call, listing, payment = order.call, order.listing, purchase.tender.payment
-        binding = order.proof.binding
+    def _build_claim(self, request: LoadedTransactionRequest, candidate: PaymentCandidate) -> Claim:
+        call, listing, payment = request.call, request.listing, candidate.spendable.payment
+        binding = request.proof.binding
         return Claim(
             call_id=self._new_call_id(),
             listing_id=listing.id,
@@ -314,43 +353,47 @@ class Counter:
             payer=payment.payer,
             method=call.method,
             path=call.target.rest[:PATH_LENGTH_MAX],
-            digest=self._digest_of(order, payment.payer),
-            price=purchase.due.price.text,
-            price_units=purchase.due.units,
-            currency=purchase.tender.asset.symbol,
+            digest=self._build_digest(request, payment.payer),
+            price=candidate.due.price.text,
+            price_units=candidate.due.units,
+            currency=candidate.spendable.asset.symbol,
             payment_id=payment.id,
             chain_id=payment.chain_id,
             asset=payment.asset,
-            decimals=purchase.tender.asset.decimals,
+            decimals=candidate.spendable.asset.decimals,
             tx_hash=payment.tx_hash,
             pay_to=payment.payee,
             nonce=None if binding is None else binding.nonce,
             ends_plain=binding is not None,
             is_plain=binding is None,
-            is_first_price=purchase.is_first_price,
+            is_first_price=candidate.is_first_price,
             idempotency_key=find_idempotency_key(call),
             request_id=call.request_id,
             created_ms=call.received_ms,
         )
 
-    async def take_free(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Ticket:
+    async def claim_free(
+        self, call: IncomingCall, listing: Listing, operation_price: OperationPrice
+    ) -> ClaimedCall:
         """A call that takes nothing is recorded all the same."""
-        claim = self._free_claim(call, listing, tariff)
-        outcome = await self._book.claim(claim)
+        claim = self._build_free_claim(call, listing, operation_price)
+        outcome = await self._ledger.claim(claim)
         assert isinstance(outcome, Claimed)  # it takes nothing that could run out
-        return Ticket(
+        return ClaimedCall(
             call_id=claim.call_id,
             claimed=outcome,
-            price=tariff.price,
-            currency=tariff.terms.currency,
-            charge_on=tariff.terms.charge_on,
+            price=operation_price.price,
+            currency=operation_price.terms.currency,
+            charge_on=operation_price.terms.charge_on,
             asset=None,
             units=0,
             payer=None,
             transaction=None,
         )
 
-    def _free_claim(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Claim:
+    def _build_free_claim(
+        self, call: IncomingCall, listing: Listing, operation_price: OperationPrice
+    ) -> Claim:
         return Claim(
             call_id=self._new_call_id(),
             listing_id=listing.id,
@@ -360,9 +403,9 @@ class Counter:
             method=call.method,
             path=call.target.rest[:PATH_LENGTH_MAX],
             digest=self._entropy(32),
-            price=tariff.price.text,
+            price=operation_price.price.text,
             price_units=0,
-            currency=tariff.terms.currency,
+            currency=operation_price.terms.currency,
             payment_id=None,
             chain_id=None,
             asset=None,
@@ -377,47 +420,51 @@ class Counter:
             created_ms=call.received_ms,
         )
 
-    def _digest_of(self, order: Order, payer: Address) -> bytes:
+    def _build_digest(self, request: LoadedTransactionRequest, payer: Address) -> bytes:
         """A streamed body that nobody promised is never the same as another."""
-        return order.call.digest_for(payer, order.cargo.body_hash or self._entropy(32))
+        return request.call.digest_for(payer, request.body.body_hash or self._entropy(32))
 
     def _new_call_id(self) -> CallId:
         return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))
 
-    async def _explain(self, order: Order, purchase: Purchase, outcome: ClaimOutcome) -> Declined:
-        """Why the books did not grant a claim."""
-        payment, asset, due = purchase.tender.payment, purchase.tender.asset, purchase.due
+    async def _explain(
+        self, request: LoadedTransactionRequest, candidate: PaymentCandidate, outcome: ClaimOutcome
+    ) -> ProblemResponse:
+        """Why the ledger did not grant a claim."""
+        payment, asset, due = candidate.spendable.payment, candidate.spendable.asset, candidate.due
         match outcome:
-            case Exhausted(rest_units=rest, held_units=0) if rest > 0:
-                return Declined(problem=insufficient(payment, asset, due, rest_units=rest), offer=order.offer)
+            case Exhausted(remaining_units=rest, held_units=0) if rest > 0:
+                return ProblemResponse(
+                    problem=insufficient(payment, asset, due, remaining_units=rest), quote=request.quote
+                )
             case Exhausted(held_units=held):
-                calls = await self._book.spending_calls(payment.id, limit=CALL_IDS_SHOWN)
-                return Declined(problem=already_used(calls, is_unsettled=held > 0))
+                calls = await self._ledger.spending_calls(payment.id, limit=CALL_IDS_MAX)
+                return ProblemResponse(problem=already_used(calls, is_unsettled=held > 0))
             case NonceUsed(call_id=call_id, state=state):
-                return Declined(problem=nonce_used(call_id, state))
+                return ProblemResponse(problem=nonce_used(call_id, state))
             case PlainEnded():
-                return Declined(problem=BOUND_REQUIRED)
+                return ProblemResponse(problem=BOUND_REQUIRED)
             case Unspendable(is_held=is_held):
-                return Declined(problem=HELD if is_held else GONE)
+                return ProblemResponse(problem=HELD if is_held else REORGED)
             case InDebt(units=units):
-                return Declined(problem=in_debt_to(payment.payee, asset, units))
+                return ProblemResponse(problem=in_debt_to(payment.payee, asset, units))
             case UnfinalLimit():
-                return Declined(problem=UNFINAL_LIMIT)
+                return ProblemResponse(problem=UNFINAL_LIMIT)
             case NotFirst():
-                return decline(OTHER_CURRENCY, order.offer, order.call)
-            case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken() | CallOpen():
+                return refuse_call(OTHER_CURRENCY, request.quote, request.call)
+            case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken() | RepeatsOpenCall():
                 raise AssertionError("no refusal of a claim on a payment")
             case _:
                 assert_never(outcome)
 
 
-def _weigh(refused: tuple[Purchase, ClaimOutcome]) -> tuple[int, bool, int]:
+def _rank_refusal(refused: tuple[PaymentCandidate, ClaimOutcome]) -> tuple[int, bool, int]:
     """Which of several refusals is told: what only the payer can mend, then the payment that comes nearest. One that
     is held goes before one that is short, because only the latter may ask for money."""
     match refused[1]:
         case NotFirst():
             return (0, False, 0)
-        case Exhausted(rest_units=rest, held_units=held):
+        case Exhausted(remaining_units=rest, held_units=held):
             return (1, held > 0, rest)
         case _:
             return (2, False, 0)

@@ -10,13 +10,13 @@ from tollway.gateway.target import Target
 from tollway.identifiers import Address, ListingId
 from tollway.ledger.call import Delivery
 from tollway.money import Price
-from tollway.payments.requirement import Requirement
-from tollway.registry.listing import Shelf
+from tollway.payments.requirement import PaymentRequirement
+from tollway.registry.listing import CatalogEntry
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class CallerGone(Exception):
+class ClientGone(Exception):
     """The caller closed the connection before the whole request was here."""
 
 
@@ -40,21 +40,21 @@ class RequestBody(Protocol):
     is_broken: bool
 
     async def read_chunk(self) -> bytes:
-        """The next bytes; b"" once, at the end. Raises CallerGone, and BodyRefused when it comes too slowly."""
+        """The next bytes; b"" once, at the end. Raises ClientGone, and BodyRefused when it comes too slowly."""
         ...
 
-    def hold(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """So many bytes of it are kept until the call is over. Raises BodyRefused where too much is held already."""
         ...
 
-    async def has_left(self) -> bool:
+    async def has_disconnected(self) -> bool:
         """Whether the caller is known to be gone; False while the body is not wholly here, which tells by itself."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingCall:
-    """What the door has parsed and nothing has judged yet. Header names in lower case."""
+    """A request as it was parsed; nothing of it is checked yet. Header names in lower case."""
 
     method: str
     listing_id: ListingId
@@ -83,7 +83,7 @@ class IncomingCall:
         return sha256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts)).digest()
 
 
-class AnswerBody(Protocol):
+class ResponseBody(Protocol):
     """The rest of an upstream's answer, on its way."""
 
     async def read_chunk(self) -> bytes:
@@ -91,62 +91,62 @@ class AnswerBody(Protocol):
         ...
 
     @property
-    def is_kept(self) -> bool:
+    def is_recorded(self) -> bool:
         """It is being stored for a repeat: read on although its caller is gone, within limits."""
         ...
 
     def end(self, delivery: Delivery, response_bytes: int) -> None:
-        """Called once, however it ends: frees the connection and notes in the books what reached the caller."""
+        """Called once, however it ends: frees the connection and notes in the ledger what reached the caller."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class ProxyResponse:
     """The upstream's answer. `first`: the part of the body that came with the head; `rest` None when that is all."""
 
     status: int
     headers: Headers
     first: bytes = b""
-    rest: AnswerBody | None = None
+    rest: ResponseBody | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Quote:
     """The terms that an unpaid call is answered with. `requirements`: what an authorisation (x402, MPP) would have to
     say, in the listing's order of preference; empty where none can be settled now."""
 
-    shelf: Shelf
+    entry: CatalogEntry
     price: Price
     expires_ms: int
-    quote: Callable[[], tuple[Requirement, ...]] = tuple
-    _quoted: list[tuple[Requirement, ...]] = field(
+    find_requirements: Callable[[], tuple[PaymentRequirement, ...]] = tuple
+    _requirements: list[tuple[PaymentRequirement, ...]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
     @property
-    def requirements(self) -> tuple[Requirement, ...]:
+    def requirements(self) -> tuple[PaymentRequirement, ...]:
         """Worked out only where somebody is asked to pay: most calls are not. Once, so that all of an answer says the
         same."""
-        if not self._quoted:
-            self._quoted.append(self.quote())
-        return self._quoted[0]
+        if not self._requirements:
+            self._requirements.append(self.find_requirements())
+        return self._requirements[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declined:
-    """The gateway itself answers. `offer` only with codes that may ask for money (the law about 402)."""
+class ProblemResponse:
+    """The gateway itself answers. `quote` only with codes that may ask for money (the law about 402)."""
 
     problem: Problem
-    offer: Offer | None = None
+    quote: Quote | None = None
     headers: Headers = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned:
+class Disconnected:
     """The request ended before its end, and with it the call. Mostly the caller is gone; what is left of a connection
     with broken framing is told so."""
 
     payment_state: str = "none"
 
 
-Outcome = Answer | Declined | Abandoned
+Outcome = ProxyResponse | ProblemResponse | Disconnected

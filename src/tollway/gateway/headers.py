@@ -62,11 +62,11 @@ _HOP_BY_HOP = frozenset(
 
 
 def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | None:
-    """Refuses (`invalid_request`) what must not pass the door; None when all is well.
+    """Refuses (`invalid_request`) headers that break a rule; None when all is well.
 
     Duplicated control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a
     `Connection` that nominates a control header, a body that is coded in any other way than in chunks, values that are not UTF-8, and everything over the limits. What pays by
-    authorisation may be any bytes: the till reads it, says what is wrong and what is to be paid, and it goes no further.
+    authorisation may be any bytes: the payment check reads it and says what is wrong, and it is not forwarded.
     """
     if len(headers) > limits.headers_max:
         return _refused("headers", f"A request has at most {limits.headers_max} headers.")
@@ -79,21 +79,21 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
         if size > limits.header_bytes_max:
             most = limits.payment_header_bytes_max if name in _PAYMENT else limits.header_bytes_max
             if size > most:
-                return _refused(_show(name), f"This header is larger than {most} bytes.")
+                return _refused(_format_name(name), f"This header is larger than {most} bytes.")
         if b"_" in name:
-            return _refused(_show(name), "Header names hold no underscore.")
+            return _refused(_format_name(name), "Header names hold no underscore.")
         if not value.isascii() and not _is_utf8(value) and not _is_authorization_to_pay(name, value):
-            return _refused(_show(name), "Header values are UTF-8.")
+            return _refused(_format_name(name), "Header values are UTF-8.")
         if name == b"transfer-encoding" and not is_chunked_alone(value):
             return _refused(
                 "transfer-encoding", "A body comes with a length or in chunks, and not otherwise coded."
             )
         if name in _CONTROL:
             if name in seen:
-                return _refused(_show(name), "This header is given more than once.")
+                return _refused(_format_name(name), "This header is given more than once.")
             seen.add(name)
         elif name == b"connection" and (nominated := _tokens(value) & _CONTROL):
-            return _refused("connection", f"Connection must not name {_show(min(nominated))}.")
+            return _refused("connection", f"Connection must not name {_format_name(min(nominated))}.")
     if bytes_total > limits.headers_bytes_max:
         return _refused("headers", f"The headers are larger than {limits.headers_bytes_max} bytes.")
     return None
@@ -120,7 +120,7 @@ def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token.strip().lower() for token in value.split(b","))
 
 
-def _show(name: bytes) -> str:
+def _format_name(name: bytes) -> str:
     return name[:64].decode("ascii", "replace")
 
 
@@ -173,10 +173,10 @@ def upstream_headers(
     nominated: frozenset[bytes] = frozenset()
     for raw_name, value in headers:
         name = raw_name.lower()
-        shown = table.get(name)
-        if shown is not None:
+        forwarded_name = table.get(name)
+        if forwarded_name is not None:
             if name != secret_name and not (name == b"authorization" and _PAYS.match(value)):
-                forwarded.append((shown, value.decode()))
+                forwarded.append((forwarded_name, value.decode()))
         elif name == b"connection":
             nominated |= _tokens(value)
         elif name == b"cdn-loop":
@@ -219,7 +219,7 @@ EXPOSED_HEADERS = (
     "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id, Idempotency-Replayed, Proxy-Status, "
     "Tollway-Call-Id, Tollway-Payment-State, Tollway-Price, Tollway-Credit-Remaining"
 )
-_GUARDS = (
+_SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     # Provider content is shown under the gateway's origin: it gets no scripts, no storage, no frames of ours.
     (b"content-security-policy", b"sandbox; default-src 'none'"),
@@ -321,11 +321,11 @@ def caller_headers(
             value = location
         elif parameter and name in _URI_HEADERS:
             value = _QUERY.sub(
-                lambda found: _without(found[0].decode("latin-1"), parameter).encode("latin-1"), value
+                lambda found: _drop_parameter(found[0].decode("latin-1"), parameter).encode("latin-1"), value
             )
         elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):
             continue  # a client that pays by itself would pay whoever this names
-        if secret_value and _holds(value, secret_value):
+        if secret_value and _contains_secret(value, secret_value):
             continue
         has_cache_rule = has_cache_rule or name == b"cache-control"
         returned.append((name, value))
@@ -333,7 +333,7 @@ def caller_headers(
         returned = [header for header in returned if header[0] not in nominated]
     if not has_cache_rule:
         returned.append((b"cache-control", b"private, no-store"))  # a paid answer is nobody else's by default
-    returned.extend(_GUARDS)
+    returned.extend(_SECURITY_HEADERS)
     return returned
 
 
@@ -348,7 +348,7 @@ def rewrite_location(
         url = ada_url.URL(value.decode(), base=endpoint.origin + target)
     except (UnicodeDecodeError, ValueError):
         return None
-    search = _without(url.search, secret) if secret else url.search
+    search = _drop_parameter(url.search, secret) if secret else url.search
     if url.protocol not in ("http:", "https:"):
         return None
     under = url.pathname == endpoint.base_path or url.pathname.startswith(endpoint.base_path + "/")
@@ -357,7 +357,7 @@ def rewrite_location(
     return f"{gateway_path}{url.pathname[len(endpoint.base_path) :]}{search}{url.hash}".encode()
 
 
-def _holds(value: bytes, secret: bytes) -> bool:
+def _contains_secret(value: bytes, secret: bytes) -> bool:
     """Whether the value holds the secret, as it stands or percent-encoded, up to three times. A secret of a few bytes
     is a part of ordinary values, and keeps nothing secret."""
     if len(secret) < SECRET_BYTES_MIN:
@@ -372,7 +372,7 @@ def _holds(value: bytes, secret: bytes) -> bool:
     return secret in value
 
 
-def _without(search: str, name: str) -> str:
+def _drop_parameter(search: str, name: str) -> str:
     kept = [
         part for part in search[1:].split("&") if part and ada_url.parse_search_params(part).get(name) is None
     ]

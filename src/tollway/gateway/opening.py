@@ -9,114 +9,112 @@ from typing import Any
 
 from tollway.errors import Problem
 from tollway.gateway.exchange import IncomingCall
-from tollway.gateway.parameters import DescribedOperations, Manuals
-from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, check_method, find_closed
+from tollway.gateway.parameters import DescribedOperations, RequestSchemas
+from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, check_listing, check_method
 from tollway.gateway.target import (
-    READ_TWICE,
+    AMBIGUOUS_PATH,
     add_query_secret,
     build_upstream_target,
     match_operation,
     other_readings,
 )
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.payments.terms import Tariff
-from tollway.registry.listing import Listing, Operation, Shelf, Terms
-from tollway.registry.offered_operations import takes_method
-from tollway.registry.path_reading import normal_path, only_of_method, pick
-from tollway.registry.revision_memory import RevisionMemory
+from tollway.payments.terms import OperationPrice
+from tollway.registry.listing import CatalogEntry, Listing, Operation, Terms
+from tollway.registry.offered_operations import accepts_method
+from tollway.registry.path_reading import filter_by_method, find_most_specific, normal_path
+from tollway.registry.revision_memory import RevisionCache
 
-ENDPOINTS_KEPT = 10_000
-OLD_DESCRIPTIONS_KEPT = 256
+ENDPOINTS_MAX = 10_000
+OLD_DESCRIPTIONS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """A call that its listing takes. `target`: path and query at `endpoint`. `tariffs`: of each version of the terms that
+class Route:
+    """A call that its listing takes. `target`: path and query at `endpoint`. `operation_prices`: of each version of the terms that
     sells this call, the current one first."""
 
-    shelf: Shelf
+    entry: CatalogEntry
     endpoint: Endpoint
     target: str
-    tariffs: tuple[Tariff, ...]
+    operation_prices: tuple[OperationPrice, ...]
 
     @property
     def listing(self) -> Listing:
-        return self.shelf.listing
+        return self.entry.listing
 
     @property
     def is_free(self) -> bool:
-        return self.tariffs[0].price.is_free
+        return self.operation_prices[0].price.is_free
 
 
-class Openings:
+class Router:
     """One per process; safe to use from many tasks at once."""
 
     def __init__(
-        self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, manuals: Manuals
+        self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, schemas: RequestSchemas
     ) -> None:
         """`wait_s`: seconds until an upstream that is known to be down is tried again."""
-        self._manuals = manuals
+        self._schemas = schemas
         self._wait_s = wait_s
         self._allow_private = allow_private
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
-        self._old_descriptions: RevisionMemory[DescribedOperations[bool]] = RevisionMemory(
-            OLD_DESCRIPTIONS_KEPT
-        )
+        self._old_descriptions: RevisionCache[DescribedOperations[bool]] = RevisionCache(OLD_DESCRIPTIONS_MAX)
 
-    def find(self, shelf: Shelf, call: IncomingCall) -> Opening | Problem:
-        problem = find_closed(shelf, call, find_wait_s=self._find_wait_s)
+    def find(self, entry: CatalogEntry, call: IncomingCall) -> Route | Problem:
+        problem = check_listing(entry, call, find_wait_s=self._find_origin_wait_s)
         if problem is not None:
             return problem
-        current = _find_tariff(shelf.versions[0], call)
+        current = _find_operation_price(entry.versions[0], call)
         if isinstance(current, Problem):
             return current
-        if shelf.listing.other_paths == "refuse":
-            manual = self._manuals.find(shelf.listing)
-            described = None if manual is None else manual.operations
-            problem = _find_unsold(shelf.listing.operations, described, call)
+        if entry.listing.other_paths == "refuse":
+            schema = self._schemas.find(entry.listing)
+            described = None if schema is None else schema.operations
+            problem = _check_is_served(entry.listing.operations, described, call)
             if problem is not None:
                 return problem
-        endpoint = self._find_endpoint(shelf.listing)
+        endpoint = self._find_endpoint(entry.listing)
         if isinstance(endpoint, EndpointRefused):
             return UNREACHABLE
-        target = _build_target(call, shelf.listing, endpoint)
+        target = _build_target(call, entry.listing, endpoint)
         if isinstance(target, Problem):
             return target
-        tariffs = (current, *self._list_older_tariffs(shelf, call))
-        return Opening(shelf=shelf, endpoint=endpoint, target=target, tariffs=tariffs)
+        operation_prices = (current, *self._list_older_prices(entry, call))
+        return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
 
-    def _list_older_tariffs(self, shelf: Shelf, call: IncomingCall) -> list[Tariff]:
+    def _list_older_prices(self, entry: CatalogEntry, call: IncomingCall) -> list[OperationPrice]:
         """Of the versions that would have served this call. One that would have refused it has never sold it: its price
         is of other calls."""
-        tariffs: list[Tariff] = []
-        for place, version in enumerate(shelf.versions[1:]):
-            if not version.is_for_sale or check_method(version.methods, call.method) is not None:
+        operation_prices: list[OperationPrice] = []
+        for index, version in enumerate(entry.versions[1:]):
+            if not version.is_active or check_method(version.methods, call.method) is not None:
                 continue
-            tariff = _find_tariff(version, call)
-            if isinstance(tariff, Problem):
+            operation_price = _find_operation_price(version, call)
+            if isinstance(operation_price, Problem):
                 continue
             if version.other_paths == "refuse":
-                described = self._find_old_description(shelf.listing, place, version)
-                if _find_unsold(version.operations, described, call) is not None:
+                described = self._find_old_description(entry.listing, index, version)
+                if _check_is_served(version.operations, described, call) is not None:
                     continue
-            tariffs.append(tariff)
-        return tariffs
+            operation_prices.append(operation_price)
+        return operation_prices
 
     def _find_old_description(
-        self, listing: Listing, place: int, version: Terms
+        self, listing: Listing, index: int, version: Terms
     ) -> DescribedOperations[bool] | None:
-        """`place` of that version among those of this state of the listing."""
+        """`index` of that version among those of this state of the listing."""
         if not version.described:
             return None
-        found = self._old_descriptions.find(listing, place)
+        found = self._old_descriptions.find(listing, index)
         if found is None:
-            found = self._old_descriptions.keep(listing, place, DescribedOperations())
+            found = self._old_descriptions.put(listing, index, DescribedOperations())
             for method, path in version.described:
-                if takes_method(version.methods, method):  # as the document of the current version is read
+                if accepts_method(version.methods, method):  # as the document of the current version is read
                     found.add(method=method, path=path, value=True)
         return found
 
-    def _find_wait_s(self, listing: Listing) -> int | None:
+    def _find_origin_wait_s(self, listing: Listing) -> int | None:
         endpoint = self._find_endpoint(listing)
         return None if isinstance(endpoint, EndpointRefused) else self._wait_s(endpoint)
 
@@ -124,7 +122,7 @@ class Openings:
         """Parsed once per URL; policy was checked when it was listed, and is again at every socket."""
         endpoint = self._endpoints.get(listing.endpoint)
         if endpoint is None:
-            if len(self._endpoints) >= ENDPOINTS_KEPT:
+            if len(self._endpoints) >= ENDPOINTS_MAX:
                 self._endpoints.clear()
             endpoint = parse_endpoint(listing.endpoint, allow_private=self._allow_private)
             self._endpoints[listing.endpoint] = endpoint
@@ -139,26 +137,26 @@ def _build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> s
     return build_upstream_target(endpoint, call.target.rest, query)
 
 
-def _find_unsold(
+def _check_is_served(
     operations: Sequence[Operation], described: DescribedOperations[Any] | None, call: IncomingCall
 ) -> Problem | None:
     """Only operations with a price, and those of the document, are served: as the path is written, and under every
     other reading that a server could give it."""
     method, rest = call.method, call.target.rest
-    priced = only_of_method(operations, method)
+    priced = filter_by_method(operations, method)
     is_described = described is not None and described.describes(method=method, rest=rest)
-    if not is_described and pick(priced, normal_path(rest)) is None:
+    if not is_described and find_most_specific(priced, normal_path(rest)) is None:
         return NO_OPERATION
     for reading in map(normal_path, other_readings(rest)):
-        is_described = described is not None and described.can_be(method=method, reading=reading)
-        if not is_described and pick(priced, reading, is_loose=True) is None:
-            return READ_TWICE
+        is_described = described is not None and described.may_match(method=method, reading=reading)
+        if not is_described and find_most_specific(priced, reading, is_loose=True) is None:
+            return AMBIGUOUS_PATH
     return None
 
 
-def _find_tariff(version: Terms, call: IncomingCall) -> Tariff | Problem:
+def _find_operation_price(version: Terms, call: IncomingCall) -> OperationPrice | Problem:
     """What a version of the terms asks for this very operation, if it sells it."""
     operation = match_operation(version.operations, call.method, call.target.rest)
     if isinstance(operation, Problem):
         return operation
-    return Tariff(terms=version, price=version.price if operation is None else operation.price)
+    return OperationPrice(terms=version, price=version.price if operation is None else operation.price)

@@ -12,19 +12,19 @@ from urllib.parse import unquote_plus
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.registry.listing import Listing
-from tollway.registry.offered_operations import is_asked_for, takes_method
+from tollway.registry.offered_operations import accepts_method, is_sent_by_caller
 from tollway.registry.openapi_document import DocumentOperation, DocumentParameter, ProviderDocument
 from tollway.registry.path_reading import loose_path, normal_path
 from tollway.registry.path_tree import PathTree
 
-MANUALS_KEPT = 1_000
+REQUEST_SCHEMAS_MAX = 1_000
 
 _PLAIN_TYPES = ("string", "number", "integer", "boolean", "array")
 _PLAIN_STYLES = (None, "form", "spaceDelimited", "pipeDelimited")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Required:
+class RequiredParts:
     """What one operation cannot do without."""
 
     query: tuple[str, ...]
@@ -59,23 +59,23 @@ class DescribedOperations(Generic[T]):
     def describes(self, *, method: str, rest: str) -> bool:
         return self.find(method=method, path=normal_path(rest)) is not None
 
-    def can_be(self, *, method: str, reading: str) -> bool:
+    def may_match(self, *, method: str, reading: str) -> bool:
         """Whether a server that ignores case and decodes could take that reading of a path for one of the operations."""
         verbs = ("HEAD", "GET") if method == "HEAD" else (method,)
         trees = (self._loose.get(verb) for verb in verbs)
         return any(tree is not None and tree.find(reading.casefold()) is not None for tree in trees)
 
 
-class Manual:
+class RequestSchema:
     """One listing's document."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
         self._document = ProviderDocument(listing.openapi or {})
-        self._required: dict[tuple[str, str], Required] = {}
+        self._required: dict[tuple[str, str], RequiredParts] = {}
         self.operations: DescribedOperations[DocumentOperation] = DescribedOperations()
         for operation in self._document.operations:
-            if takes_method(listing.methods, operation.method):
+            if accepts_method(listing.methods, operation.method):
                 self.operations.add(method=operation.method, path=operation.path, value=operation)
 
     def check(
@@ -113,14 +113,14 @@ class Manual:
 
     # ---- Reading the document.
 
-    def _read(self, operation: DocumentOperation) -> Required:
+    def _read(self, operation: DocumentOperation) -> RequiredParts:
         """When it is first called: a document has many operations, and most are not."""
         key = (operation.method, operation.path)
         required = self._required.get(key)
         if required is None:
             needed = [one for one in self._document.list_parameters(operation) if self._is_needed(one)]
             body = self._document.resolve(operation.content.get("requestBody"))
-            required = self._required[key] = Required(
+            required = self._required[key] = RequiredParts(
                 query=tuple(one.name for one in needed if one.place == "query"),
                 headers=tuple(one.name for one in needed if one.place == "header"),
                 has_body=body is not None and body.get("required") is True,
@@ -128,7 +128,7 @@ class Manual:
         return required
 
     def _is_needed(self, parameter: DocumentParameter) -> bool:
-        if not parameter.is_required or not is_asked_for(self._listing, parameter):
+        if not parameter.is_required or not is_sent_by_caller(self._listing, parameter):
             return False
         if parameter.place != "query":
             return parameter.place == "header"
@@ -138,20 +138,20 @@ class Manual:
         return kind in _PLAIN_TYPES and parameter.content.get("style") in _PLAIN_STYLES
 
 
-class Manuals:
+class RequestSchemas:
     """Each document read once per revision of its listing. One per process; safe to use from many tasks at once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], Manual] = {}
+        self._known: dict[tuple[str, int], RequestSchema] = {}
 
-    def find(self, listing: Listing) -> Manual | None:
+    def find(self, listing: Listing) -> RequestSchema | None:
         """None for a listing without a document."""
         if listing.openapi is None:
             return None
         key = (listing.id, listing.revision)
-        manual = self._known.get(key)
-        if manual is None:
-            if len(self._known) >= MANUALS_KEPT:
+        schema = self._known.get(key)
+        if schema is None:
+            if len(self._known) >= REQUEST_SCHEMAS_MAX:
                 self._known.clear()
-            manual = self._known[key] = Manual(listing)
-        return manual
+            schema = self._known[key] = RequestSchema(listing)
+        return schema

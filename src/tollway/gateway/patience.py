@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from limits import RateLimitItem, RateLimitItemPerSecond
 
 from tollway.limits import Limits
-from tollway.rates import Rates, Room
+from tollway.rates import RateAllowance, RateLimiter
 
 KEYS_MAX = 100_000
 RETRY_S = 1  # after waiting in vain for a call to end
@@ -31,7 +31,7 @@ def over_all_listings(caller: str) -> str:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _CallerState:
     """What is known of one caller. `paid` counts in windows of fixed beginning, so it is remembered for one to two."""
 
     running: int = 0
@@ -40,19 +40,19 @@ class _Standing:
     paid_before: int = 0
     ended: asyncio.Event | None = None
 
-    def turn_to(self, window: int) -> None:
+    def move_to_window(self, window: int) -> None:
         if window != self.window:
             self.paid_before = self.paid if window == self.window + 1 else 0
             self.window, self.paid = window, 0
 
 
-class Patience:
+class FailureBudget:
     """Counts callers by whatever keys they are known by. Safe to use from many tasks at once."""
 
-    def __init__(self, *, limits: Limits, rates: Rates, now_ms: Callable[[], int]) -> None:
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter, now_ms: Callable[[], int]) -> None:
         self._limits = limits
         self._now_ms = now_ms
-        self._rates = rates
+        self._rate_limiter = rate_limiter
         self._failed = RateLimitItemPerSecond(
             limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
         )
@@ -64,7 +64,7 @@ class Patience:
         # Only a key that failed here lately is worth asking the limiter about: most never have, and a call that is
         # paid asks no server. Whoever failed elsewhere is known for it after the first failure here.
         self._failing: OrderedDict[str, int] = OrderedDict()  # its last failure, in ms
-        self._standings: OrderedDict[str, _Standing] = OrderedDict()
+        self._states: OrderedDict[str, _CallerState] = OrderedDict()
 
     async def enter(self, keys: Sequence[str]) -> int | None:
         """One more call of the caller with all these keys. None: it is in flight until `leave`; else the seconds to wait,
@@ -72,37 +72,37 @@ class Patience:
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
             failing = [key for key in keys if self._is_failing(key)]
-            rooms = {key: await self._rates.look(self._item_of(key), key) for key in failing}
-            waits = [room.wait_s for room in rooms.values() if room.wait_s is not None]
+            rooms = {key: await self._rate_limiter.peek(self._item_of(key), key) for key in failing}
+            waits = [allowance.wait_s for allowance in rooms.values() if allowance.wait_s is not None]
             if waits:
                 return max(waits)  # until calls are accepted again
-            full = next((key for key, room in rooms.items() if self._is_full(key, room)), None)
+            full = next((key for key, allowance in rooms.items() if self._is_full(key, allowance)), None)
             if full is None:
                 break
             if not await self._wait_ended(full, until):
                 return RETRY_S
         for key in keys:
-            self._stand(key).running += 1
+            self._find_state(key).running += 1
         return None
 
     def leave(self, keys: Sequence[str]) -> None:
         """It has ended, and how has been noted."""
         for key in keys:
-            standing = self._standings[key]  # one that runs is never forgotten
-            standing.running -= 1
-            if standing.ended is not None:
-                standing.ended.set()
-                standing.ended = None
+            state = self._states[key]  # one that runs is never forgotten
+            state.running -= 1
+            if state.ended is not None:
+                state.ended.set()
+                state.ended = None
 
-    def note_paid(self, keys: Sequence[str]) -> None:
+    def record_paid(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._stand(key).paid += 1
+            self._find_state(key).paid += 1
 
-    def note_failed(self, keys: Sequence[str]) -> None:
+    def record_failed(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._failing[key] = self._now_ms()
             self._failing.move_to_end(key)
-            self._rates.note(self._item_of(key), key)
+            self._rate_limiter.count_hit(self._item_of(key), key)
         while len(self._failing) > KEYS_MAX:
             self._failing.popitem(last=False)
 
@@ -118,39 +118,39 @@ class Patience:
             return False
         return True
 
-    def _is_full(self, key: str, room: Room) -> bool:
+    def _is_full(self, key: str, allowance: RateAllowance) -> bool:
         """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
         less one for each that was paid lately."""
-        standing = self._stand(key)
+        state = self._find_state(key)
         budget = self._item_of(key).amount
-        failed = budget - room.left
-        counted = max(standing.running - standing.paid - standing.paid_before, 0)
+        failed = budget - allowance.left
+        counted = max(state.running - state.paid - state.paid_before, 0)
         return failed * (budget + counted) >= budget * budget
 
     async def _wait_ended(self, key: str, until: float) -> bool:
-        standing = self._stand(key)
-        if standing.ended is None:
-            standing.ended = asyncio.Event()
+        state = self._find_state(key)
+        if state.ended is None:
+            state.ended = asyncio.Event()
         try:
             async with asyncio.timeout_at(until):
-                await standing.ended.wait()
+                await state.ended.wait()
         except TimeoutError:
             return False
         return True
 
-    def _stand(self, key: str) -> _Standing:
+    def _find_state(self, key: str) -> _CallerState:
         window = self._now_ms() // (self._limits.failed_calls_window_s * 1000)
-        standing = self._standings.get(key)
-        if standing is None:
-            standing = self._standings[key] = _Standing(window=window)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _CallerState(window=window)
             self._forget_idle()
-        standing.turn_to(window)
-        return standing
+        state.move_to_window(window)
+        return state
 
     def _forget_idle(self) -> None:
         """The oldest key goes; one that has calls running, or waiting, moves to the end instead."""
-        while len(self._standings) > KEYS_MAX:
-            key, standing = self._standings.popitem(last=False)
-            if standing.running:
-                self._standings[key] = standing
+        while len(self._states) > KEYS_MAX:
+            key, state = self._states.popitem(last=False)
+            if state.running:
+                self._states[key] = state
                 return

@@ -1,7 +1,7 @@
 """Receipts: what a paid answer says about its payment, in the dialect that paid.
 
 A receipt of x402 v2 for a signed payment also carries the notary's word for it (extension `offer-receipt`). It says what the
-books say, and is written after they do.
+ledger says, and is written after it does.
 """
 
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from functools import lru_cache
 
 from tollway.gateway.exchange import IncomingCall
 from tollway.identifiers import Address, TxHash
-from tollway.identity.notary import Notary
+from tollway.identity.notary import ReceiptSigner
 from tollway.ledger.authorization import Authorization, Dialect
 from tollway.money import Asset
 from tollway.payments.challenge import Header, encode_receipt
 from tollway.payments.offer_receipt import OFFER_RECEIPT, sign_receipt
 
-RECEIPTS_KEPT = 8_192
+RECEIPTS_MAX = 8_192
 """Every call on one payment, at one price, has the same."""
 
 
-@lru_cache(maxsize=RECEIPTS_KEPT)
+@lru_cache(maxsize=RECEIPTS_MAX)
 def write_plain_receipt(transaction: TxHash, *, payer: Address, asset: Asset, units: int) -> Header:
     """Of a transaction of the caller's own: it has the shape of x402's too."""
     return encode_receipt(
@@ -32,25 +32,29 @@ def write_plain_receipt(transaction: TxHash, *, payer: Address, asset: Asset, un
     )
 
 
-class Receipts:
-    """Of signed payments. One per process; safe to use from many tasks at once. `notary` None: nothing is signed."""
+class ReceiptWriter:
+    """Of signed payments. One per process; safe to use from many tasks at once. `receipt_signer` None: nothing is signed."""
 
-    def __init__(self, *, public_url: str, notary: Notary | None, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, *, public_url: str, receipt_signer: ReceiptSigner | None, now_ms: Callable[[], int]
+    ) -> None:
         self._public_url = public_url
-        self._notary = notary
+        self._receipt_signer = receipt_signer
         self._now_ms = now_ms
 
-    def write(self, transaction: TxHash, *, call: IncomingCall, authorization: Authorization) -> Header:
+    def write_receipt(
+        self, transaction: TxHash, *, call: IncomingCall, authorization: Authorization
+    ) -> Header:
         now_s = self._now_ms() / 1000
         extensions = None
-        if self._notary is not None and authorization.dialect is Dialect.X402_V2:
+        if self._receipt_signer is not None and authorization.dialect is Dialect.X402_V2:
             signed = sign_receipt(
                 resource_url=call.public_url(self._public_url),
                 network_chain_id=authorization.chain_id,
                 payer=authorization.payer,
                 transaction=transaction,
                 now_s=now_s,
-                sign=self._notary.sign,
+                sign=self._receipt_signer.sign,
             )
             extensions = {OFFER_RECEIPT: signed}
         return encode_receipt(

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
-from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
+from tollway.gateway.exchange import BodyRefused, ClientGone, IncomingCall, ProblemResponse, Quote
 from tollway.identifiers import IDEMPOTENCY_KEY_MAX, Address, CallId, is_idempotency_key, read_idempotency_key
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
-from tollway.payments.terms import Due
-from tollway.registry.listing import Listing, Shelf
+from tollway.payments.terms import AmountDue
+from tollway.registry.listing import CatalogEntry, Listing
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -22,14 +22,17 @@ _PAYS = re.compile(rb"payment(?:\s|$)", re.I)
 _NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 
-def find_closed(
-    shelf: Shelf | None, call: IncomingCall, *, find_wait_s: Callable[[Listing], int | None] = lambda _: None
+def check_listing(
+    entry: CatalogEntry | None,
+    call: IncomingCall,
+    *,
+    find_wait_s: Callable[[Listing], int | None] = lambda _: None,
 ) -> Problem | None:
     """In the order of the contract: 404, 410, 503, 405; before any question of money. `find_wait_s`: until an upstream
     that is known to be down is tried again."""
-    if shelf is None:
+    if entry is None:
         return NOT_FOUND
-    listing = shelf.listing
+    listing = entry.listing
     if listing.retired_ms is not None:
         return Problem(
             code=Code.API_RETIRED, detail="The provider has retired this API.", payment_state="none"
@@ -152,37 +155,39 @@ def check_held_price_max(
     return replace(problem, call_id=call_id, payment_state=payment_state)
 
 
-def ask_payment(offer: Offer) -> Problem:
-    listing = offer.shelf.listing
-    other = " Or let a client of x402 or MPP sign for it: the headers say how." if offer.requirements else ""
+def payment_required(quote: Quote) -> Problem:
+    listing = quote.entry.listing
+    other = " Or let a client of x402 or MPP sign for it: the headers say how." if quote.requirements else ""
     return Problem(
         code=Code.PAYMENT_REQUIRED,
-        detail=f"This call costs {offer.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
+        detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
         f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
         payment_state="none",
     )
 
 
-def decline(problem: Problem, offer: Offer, call: IncomingCall) -> Declined:
+def refuse_call(problem: Problem, quote: Quote, call: IncomingCall) -> ProblemResponse:
     """A refusal, with terms where its code may ask for money.
 
     An x402 payment that cannot be read gets no terms: the HTTP transport of x402 answers it with 400, and its clients
     sign a new payment for each 402. A credential of MPP gets them (Payment HTTP authentication scheme: 402)."""
     is_unreadable_x402 = problem.code is Code.PAYMENT_MALFORMED and not _has_credential(call)
-    return Declined(problem=problem, offer=offer if may_ask(problem) and not is_unreadable_x402 else None)
+    return ProblemResponse(
+        problem=problem, quote=quote if may_quote(problem) and not is_unreadable_x402 else None
+    )
 
 
 def _has_credential(call: IncomingCall) -> bool:
     return any(name == b"authorization" and _PAYS.match(value) is not None for name, value in call.headers)
 
 
-def may_ask(problem: Problem) -> bool:
-    return problem.code in _ASKING
+def may_quote(problem: Problem) -> bool:
+    return problem.code in _QUOTED_CODES
 
 
-def insufficient(payment: Payment, asset: Asset, due: Due, *, rest_units: int) -> Problem:
+def insufficient(payment: Payment, asset: Asset, due: AmountDue, *, remaining_units: int) -> Problem:
     """Some value, less than the price; sending the difference is enough."""
-    there, missing = asset.format_units(rest_units), asset.format_units(due.units - rest_units)
+    there, missing = asset.format_units(remaining_units), asset.format_units(due.units - remaining_units)
     return Problem(
         code=Code.PAYMENT_INSUFFICIENT,
         detail=f"{there} {asset.symbol} is left and the call costs {due.price.text}; send the missing {missing} "
@@ -242,7 +247,7 @@ def nonce_used(call_id: CallId, state: CallState) -> Problem:
     )
 
 
-_ASKING = frozenset(
+_QUOTED_CODES = frozenset(
     {
         Code.PAYMENT_REQUIRED,
         Code.PAYMENT_MALFORMED,
@@ -278,7 +283,7 @@ HELD = Problem(
     " books were restored, and it is free when the operator releases it.",
     payment_state="held",
 )
-GONE = Problem(
+REORGED = Problem(
     code=Code.PAYMENT_PENDING,
     detail="The transaction has left the chain; it counts again once it is mined again.",
     reason="reorged",
@@ -298,7 +303,7 @@ OUTCOME_UNKNOWN = Problem(
     "record; do not pay again.",
     retry_after_s=5,
 )
-UPSTREAM_ASKS_PAYMENT = Problem(
+UPSTREAM_PAYMENT_REQUIRED = Problem(
     code=Code.UPSTREAM_PAYMENT_REQUIRED,
     detail="The provider's API asked for a payment of its own; nothing was charged.",
 )
@@ -319,11 +324,11 @@ BLOCKED = Problem(
 )
 
 
-def explain_failure(exc: TollwayError | CallerGone | BodyRefused) -> Problem:
+def explain_failure(exc: TollwayError | ClientGone | BodyRefused) -> Problem:
     """What the asker may read about a call without an answer. All dial failures look alike."""
     if isinstance(exc, BodyRefused):
         return exc.problem
-    if isinstance(exc, CallerGone):
+    if isinstance(exc, ClientGone):
         return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
     if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, OSError):
         return Problem(

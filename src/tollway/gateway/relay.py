@@ -8,70 +8,77 @@ import asyncio
 from collections.abc import Callable
 
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
-from tollway.gateway.exchange import Answer, Headers
+from tollway.gateway.exchange import Headers, ProxyResponse
 from tollway.gateway.headers import caller_headers
-from tollway.gateway.trip import LASTING, Keeper, Shipment, Ticket, UpstreamBody, call_headers
-from tollway.ledger.book import Book
+from tollway.gateway.trip import (
+    STORED_HEADERS,
+    ClaimedCall,
+    ResponseRecorder,
+    UpstreamCall,
+    UpstreamResponseBody,
+    call_headers,
+)
+from tollway.ledger.book import Ledger
 from tollway.ledger.call import Delivery
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.limits import Limits
 from tollway.outbound.upstream import UpstreamResponse
 
 _BODILESS = frozenset({204, 304})
 
 
-class Relay:
+class ResponseRelay:
     """One per process; safe to use from many tasks at once."""
 
-    def __init__(self, *, book: Book, limits: Limits, now_ms: Callable[[], int]) -> None:
-        self._book = book
+    def __init__(self, *, ledger: Ledger, limits: Limits, now_ms: Callable[[], int]) -> None:
+        self._ledger = ledger
         self._limits = limits
         self._now_ms = now_ms
 
-    async def begin(
-        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse, own: Headers
-    ) -> Answer:
+    async def start_response(
+        self, upstream_call: UpstreamCall, claimed_call: ClaimedCall, response: UpstreamResponse, own: Headers
+    ) -> ProxyResponse:
         """The head, with the body's first piece where it is short and whole already."""
-        headers = self._caller_headers(shipment, response)
-        keeper = None
-        if ticket.keep is not None:
-            keeper = Keeper(
-                ticket.keep,
+        headers = self._caller_headers(upstream_call, response)
+        recorder = None
+        if claimed_call.store_response is not None:
+            recorder = ResponseRecorder(
+                claimed_call.store_response,
                 status=response.status,
-                headers=_without_length(headers) + _lasting(own),
+                headers=_without_length(headers) + _select_stored_headers(own),
                 bytes_max=self._limits.answer_bytes_max,
             )
         headers += own
-        body = UpstreamBody(
+        body = UpstreamResponseBody(
             response,
-            book=self._book,
-            call=shipment.call,
-            ticket=ticket,
+            ledger=self._ledger,
+            call=upstream_call.call,
+            claimed_call=claimed_call,
             now_ms=self._now_ms,
-            keeper=keeper,
+            recorder=recorder,
         )
-        if shipment.call.method == "HEAD" or response.status in _BODILESS:
-            if keeper is not None:
-                await keeper.take(b"")
+        if upstream_call.call.method == "HEAD" or response.status in _BODILESS:
+            if recorder is not None:
+                await recorder.add_chunk(b"")
             body.end(Delivery.COMPLETE, 0)
-            return Answer(status=response.status, headers=headers)
+            return ProxyResponse(status=response.status, headers=headers)
         length = _find_length(headers)
         if length is None or length > self._limits.buffer_bytes:
-            return Answer(status=response.status, headers=headers, rest=body)
+            return ProxyResponse(status=response.status, headers=headers, rest=body)
         try:
             first = await body.read_chunk() if length else b""
             if len(first) == length:
-                if keeper is not None or not response.is_read:
+                if recorder is not None or not response.is_read:
                     await body.read_chunk()  # the end, which frees the connection for the next call
                 body.end(Delivery.COMPLETE, length)
-                return Answer(status=response.status, headers=_without_length(headers), first=first)
+                return ProxyResponse(status=response.status, headers=_without_length(headers), first=first)
         except (UpstreamBadResponse, UpstreamTimeout):
             first = b""  # the stream below meets the same failure and cuts the answer visibly
-        return Answer(status=response.status, headers=headers, first=first, rest=body)
+        return ProxyResponse(status=response.status, headers=headers, first=first, rest=body)
 
     async def collect(
-        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse
-    ) -> StoredAnswer | None:
+        self, upstream_call: UpstreamCall, claimed_call: ClaimedCall, response: UpstreamResponse
+    ) -> StoredResponse | None:
         """The whole answer, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
         body = bytearray()
         try:
@@ -82,21 +89,23 @@ class Relay:
                         return None
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
-        headers = _without_length(self._caller_headers(shipment, response))
-        headers += _lasting(call_headers(ticket, "charged", rest_units=None))  # given out once it is
-        return StoredAnswer(status=response.status, headers=tuple(headers), body=bytes(body))
+        headers = _without_length(self._caller_headers(upstream_call, response))
+        headers += _select_stored_headers(
+            call_headers(claimed_call, "charged", remaining_units=None)
+        )  # given out once it is
+        return StoredResponse(status=response.status, headers=tuple(headers), body=bytes(body))
 
-    def _caller_headers(self, shipment: Shipment, response: UpstreamResponse) -> Headers:
-        listing = shipment.listing
+    def _caller_headers(self, upstream_call: UpstreamCall, response: UpstreamResponse) -> Headers:
+        listing = upstream_call.listing
         headers = caller_headers(
             response.headers,
             keep_length=True,  # taken off again where the body fits one message
-            endpoint=shipment.endpoint,
-            target=shipment.target,
+            endpoint=upstream_call.endpoint,
+            target=upstream_call.target,
             gateway_path=f"/api/v2/gateway/{listing.id}",
             secret=listing.upstream_auth,
         )
-        return _keep_private(headers) if shipment.is_paid else headers
+        return _keep_private(headers) if upstream_call.is_paid else headers
 
 
 def _keep_private(headers: Headers) -> Headers:
@@ -115,8 +124,8 @@ def _private(value: bytes) -> bytes:
     return b", ".join([b"private", *kept])
 
 
-def _lasting(own: Headers) -> Headers:
-    return [header for header in own if header[0] in LASTING]
+def _select_stored_headers(own: Headers) -> Headers:
+    return [header for header in own if header[0] in STORED_HEADERS]
 
 
 def _find_length(headers: Headers) -> int | None:

@@ -1,7 +1,7 @@
 """Answers from the record: the same authorisation shown again, or anything under an idempotency key that named a call.
 
-An authorisation that the books know is never answered with terms, because its money may have moved. An answer that is
-stored costs nothing. Which call a key has named is decided in the books; here nothing is claimed, reopened or settled.
+An authorisation that the ledger knows is never answered with terms, because its money may have moved. An answer that is
+stored costs nothing. Which call a key has named is decided in the ledger; here nothing is claimed, reopened or settled.
 How old a call or its answer is, is told by the clock that all gateways share; by this one's own, whether a proof counts.
 """
 
@@ -14,9 +14,9 @@ import structlog
 
 from tollway.chain.rules import ChainRules
 from tollway.errors import Code, Refusal, StorageUnavailable
-from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
-from tollway.gateway.receipt_writer import Receipts
+from tollway.gateway.cargo import ForwardBody
+from tollway.gateway.exchange import Headers, IncomingCall, ProblemResponse, ProxyResponse
+from tollway.gateway.receipt_writer import ReceiptWriter
 from tollway.gateway.refusals import OUTCOME_UNKNOWN
 from tollway.gateway.signed_refusals import (
     KEY_REUSED,
@@ -30,16 +30,16 @@ from tollway.gateway.target import GATEWAY_PREFIX
 from tollway.identifiers import Address, CallId, ChainId
 from tollway.identity.http_signature import SignedRequest
 from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall, Dialect
-from tollway.ledger.book import Book
+from tollway.ledger.book import Ledger
 from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse, StoredResponses
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.settled import SAFE_METHODS
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.presented import Presented, authorize
-from tollway.rates import name_crowd
+from tollway.payments.presented import PresentedAuthorization, to_authorization
+from tollway.rates import client_bucket
 
 _log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ClaimedAuthorization:
     """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
     was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
 
@@ -57,26 +57,26 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class AuthorizedRequest:
     """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
     `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
 
     call: IncomingCall
-    presented: Presented
-    cargo: Cargo
+    presented: PresentedAuthorization
+    body: ForwardBody
     key: str | None
-    known: Known | None
+    known: ClaimedAuthorization | None
     is_entitled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
-    """One call that shows an authorisation of the books without its proof, or without more than what is public. `told`: its
+class UnreadAuthorizedRequest:
+    """One call that shows an authorisation of the ledger without its proof, or without more than what is public. `recorded`: its
     answer, for which the body is not read."""
 
-    presented: Presented
-    known: Known
-    told: Declined
+    presented: PresentedAuthorization
+    known: ClaimedAuthorization
+    recorded: ProblemResponse
 
 
 class ClientNetworks:
@@ -108,28 +108,28 @@ class ClientNetworks:
         )
 
     def _hash(self, key: bytes, nonce: bytes, client_address: str) -> bytes:
-        network = name_crowd(client_address).encode()
+        network = client_bucket(client_address).encode()
         return hmac.digest(key, len(nonce).to_bytes(4, "big") + nonce + network, "sha256")[: self._BYTES]
 
 
-class Replays:
+class Idempotency:
     """One per process; safe to use from many tasks at once. Raises `StorageUnavailable`."""
 
     def __init__(
         self,
         *,
-        book: Book,
-        answers: Answers,
+        ledger: Ledger,
+        stored_responses: StoredResponses,
         rules: Mapping[ChainId, ChainRules],
         limits: Limits,
-        receipts: Receipts,
+        receipts: ReceiptWriter,
         public_url: str,
         now_ms: Callable[[], int],
         networks: ClientNetworks,
         prove_wallet: ProveWallet,
     ) -> None:
-        self._book = book
-        self._answers = answers
+        self._ledger = ledger
+        self._stored_responses = stored_responses
         self._rules = rules
         self._limits = limits
         self._receipts = receipts
@@ -140,26 +140,26 @@ class Replays:
 
     # ---- The same proof.
 
-    async def find_known(self, presented: Presented) -> Known | None:
+    async def find_known(self, presented: PresentedAuthorization) -> ClaimedAuthorization | None:
         """What this authorisation pays or has paid; None when it may still pay for anything.
 
         Contract wallets may sign the same anew each time, and a nonce may be seen on the chain: so to be known it is
         enough to be shown, and to be told about it takes a proof."""
         for token in self._tokens_of(presented):
             key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
-            call = await self._book.find_authorized(key)
+            call = await self._ledger.find_authorized_call(key)
             if call is None or (call.state is CallState.RELEASED and call.transfer is None):
                 continue
-            is_proven = _is_signature_of(presented, call) or self._is_by_owner(presented, call)
-            return Known(call=call, is_proven=is_proven)
+            is_proven = _is_signature_of(presented, call) or self._is_signed_anew_by_payer(presented, call)
+            return ClaimedAuthorization(call=call, is_proven=is_proven)
         return None
 
-    def is_by_payer(self, presented: Presented) -> bool:
+    def is_signed_by_payer(self, presented: PresentedAuthorization) -> bool:
         """Signed by the payer's own key, and within its time: one that was settled long ago is for anybody to read."""
         if not presented.valid_after <= self._now_ms() / 1000 < presented.valid_before:
             return False
-        shown = (authorize(presented, token) for token in self._tokens_of(presented))
-        return any(self._signer_of(one) == presented.payer for one in shown)
+        authorized = (to_authorization(presented, token) for token in self._tokens_of(presented))
+        return any(self._signer_of(one) == presented.payer for one in authorized)
 
     def _signer_of(self, authorization: Authorization) -> Address | None:
         asset = find_token_asset(self._rules, authorization)
@@ -167,9 +167,9 @@ class Replays:
             return None
         return recover_signer(authorization, asset.domain)
 
-    def _is_by_owner(self, presented: Presented, known: AuthorizedCall) -> bool:
+    def _is_signed_anew_by_payer(self, presented: PresentedAuthorization, known: AuthorizedCall) -> bool:
         """Signed anew by the payer's key: wallets do that where the protocol gives the nonce (MPP)."""
-        shown = replace(
+        authorized = replace(
             known.authorization,
             payee=presented.payee,
             base_units=presented.base_units,
@@ -177,79 +177,86 @@ class Replays:
             valid_before=presented.valid_before,
             signature=presented.signature,
         )
-        return self._signer_of(shown) == presented.payer
+        return self._signer_of(authorized) == presented.payer
 
-    async def answer(self, shown: Shown) -> Answer | Declined | None:
+    async def find_response(self, authorized: AuthorizedRequest) -> ProxyResponse | ProblemResponse | None:
         """What a repeat gets from the record, whatever its listing is by now. None: it is no repeat, or may run again
         under the claim that it has."""
-        if shown.known is None:
+        if authorized.known is None:
             return None
-        told = self.answer_unread(shown.call, shown.presented, shown.known, key=shown.key)
-        if told is not None:
-            return told
-        known = shown.known.call
-        if known.is_public and not shown.is_entitled:
-            return Declined(problem=authorization_public(known.call_id, known.state))
-        call, payer, body_hash = shown.call, known.authorization.payer, shown.cargo.body_hash
+        recorded = self.find_unread_response(
+            authorized.call, authorized.presented, authorized.known, key=authorized.key
+        )
+        if recorded is not None:
+            return recorded
+        known = authorized.known.call
+        if known.is_public and not authorized.is_entitled:
+            return ProblemResponse(problem=authorization_public(known.call_id, known.state))
+        call, payer, body_hash = authorized.call, known.authorization.payer, authorized.body.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
-            return self._say_used(known)
+            return self._explain_used(known)
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
-            return self.say_running(known)
-        if known.state is CallState.CONSUMED and known.has_answer:
-            stored = await self._answers.find(known.call_id, now_ms=self._book.shared_ms())
+            return self.explain_running(known)
+        if known.state is CallState.CONSUMED and known.has_stored_response:
+            stored = await self._stored_responses.find(known.call_id, now_ms=self._ledger.shared_ms())
             if stored is not None:
-                return _replay(call, stored, known.call_id, self._receipt(call, known))
+                return _build_replay(call, stored, known.call_id, self._write_receipt(call, known))
         if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
-            keyed = await self.find_response_by_key(call, shown.cargo, (payer,), known.idempotency_key)
+            keyed = await self.find_response_by_key(call, authorized.body, (payer,), known.idempotency_key)
             if keyed is not None:
                 return None if isinstance(keyed, KeyedCall) else keyed
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and known.method in SAFE_METHODS:
             return None
-        return self._say_used(known)
+        return self._explain_used(known)
 
-    def answer_unread(
-        self, call: IncomingCall, presented: Presented, known: Known, *, key: str | None
-    ) -> Declined | None:
-        """What an authorisation of the books gets without its proof, with another challenge or key than it was claimed with,
+    def find_unread_response(
+        self,
+        call: IncomingCall,
+        presented: PresentedAuthorization,
+        known: ClaimedAuthorization,
+        *,
+        key: str | None,
+    ) -> ProblemResponse | None:
+        """What an authorisation of the ledger gets without its proof, with another challenge or key than it was claimed with,
         or, once it is public, with nothing beside it: the same whatever the body is. None: the body decides."""
         if not known.is_proven:
-            return self.say_known(known)
+            return self.explain_known(known)
         if not _is_same_proof(presented, known.call, key=key):
-            return self._say_used(known.call)
+            return self._explain_used(known.call)
         if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):
-            return Declined(problem=authorization_public(known.call.call_id, known.call.state))
+            return ProblemResponse(problem=authorization_public(known.call.call_id, known.call.state))
         return None
 
-    async def is_entitled(self, shown: Shown) -> bool:
+    async def is_entitled(self, authorized: AuthorizedRequest) -> bool:
         """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
         was claimed with, the client network of the claim, or a fresh proof of the paying wallet. Spends the nonce of such
         a proof, so it is asked once a call. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
-        if shown.known is None or not shown.known.is_proven:
+        if authorized.known is None or not authorized.known.is_proven:
             return False
-        known = shown.known.call
-        if self._shows_more(shown.call, shown.presented, known, shown.key):
+        known = authorized.known.call
+        if self._has_second_proof(authorized.call, authorized.presented, known, authorized.key):
             return True
-        return await self._is_proved_by(known.authorization.payer, shown)
+        return await self._is_proved_by(known.authorization.payer, authorized)
 
     def _may_be_entitled(
-        self, call: IncomingCall, presented: Presented, known: AuthorizedCall, key: str | None
+        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
         """False where no body makes `is_entitled` true: there is no wallet proof, or the body is too long for one."""
         is_short = (call.body.length or 0) <= self._limits.bound_body_bytes_max
-        return self._shows_more(call, presented, known, key) or (is_short and _has_wallet_proof(call))
+        return self._has_second_proof(call, presented, known, key) or (is_short and _has_wallet_proof(call))
 
-    def _shows_more(
-        self, call: IncomingCall, presented: Presented, known: AuthorizedCall, key: str | None
+    def _has_second_proof(
+        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
         """The challenge or the idempotency key of the claim, or its client network."""
-        return _shows_secret(presented, known, key) or self._networks.is_same(
+        return _has_claim_secret(presented, known, key) or self._networks.is_same(
             known.client_network, known.authorization.nonce, call.client_address
         )
 
-    async def _is_proved_by(self, payer: Address, shown: Shown) -> bool:
+    async def _is_proved_by(self, payer: Address, authorized: AuthorizedRequest) -> bool:
         """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
-        request = _read_signed(shown.call, shown.cargo)
+        request = _build_signed_request(authorized.call, authorized.body)
         if request is None:
             return False
         try:
@@ -259,108 +266,108 @@ class Replays:
                 raise
             return False
 
-    def say_known(self, shown: Known) -> Declined:
+    def explain_known(self, authorized: ClaimedAuthorization) -> ProblemResponse:
         """To whoever was overtaken by the same authorisation. Never with terms: it may have paid."""
-        if not shown.is_proven:
-            return Declined(problem=authorization_used(None, shown.call.state))
-        return self.say_running(shown.call)
+        if not authorized.is_proven:
+            return ProblemResponse(problem=authorization_used(None, authorized.call.state))
+        return self.explain_running(authorized.call)
 
-    def _say_used(self, known: AuthorizedCall) -> Declined:
+    def _explain_used(self, known: AuthorizedCall) -> ProblemResponse:
         if known.state is CallState.RELEASED and known.transfer is not None:
-            return Declined(problem=authorization_became_credit(known.call_id, known.transfer))
-        return Declined(problem=authorization_used(known.call_id, known.state))
+            return ProblemResponse(problem=authorization_became_credit(known.call_id, known.transfer))
+        return ProblemResponse(problem=authorization_used(known.call_id, known.state))
 
-    def say_running(self, known: AuthorizedCall) -> Declined:
+    def explain_running(self, known: AuthorizedCall) -> ProblemResponse:
         """To whoever was overtaken by the same authorisation: asking again gets what the record says then."""
         if known.state is not CallState.SETTLING:
-            return Declined(problem=in_progress(known.call_id))
-        return self._say_undecided(known.call_id)
+            return ProblemResponse(problem=in_progress(known.call_id))
+        return self._explain_undecided(known.call_id)
 
-    def _say_undecided(self, call_id: CallId) -> Declined:
+    def _explain_undecided(self, call_id: CallId) -> ProblemResponse:
         members = {"call": f"{self._public_url}/api/v2/history/{call_id}"}
         problem = replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
-        return Declined(problem=problem)
+        return ProblemResponse(problem=problem)
 
-    def _tokens_of(self, presented: Presented) -> tuple[Address, ...]:
+    def _tokens_of(self, presented: PresentedAuthorization) -> tuple[Address, ...]:
         if presented.token is not None:
             return (presented.token,)
         rules = self._rules.get(presented.chain_id)
         assets = () if rules is None else rules.assets
         return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
 
-    def _receipt(self, call: IncomingCall, known: AuthorizedCall) -> Headers:
+    def _write_receipt(self, call: IncomingCall, known: AuthorizedCall) -> Headers:
         if known.transfer is None:
             return []
-        return [self._receipts.write(known.transfer, call=call, authorization=known.authorization)]
+        return [self._receipts.write_receipt(known.transfer, call=call, authorization=known.authorization)]
 
     # ---- The same idempotency key.
 
     async def find_response_by_key(
-        self, call: IncomingCall, cargo: Cargo, wallets: Iterable[Address], key: str
-    ) -> Answer | Declined | KeyedCall | None:
+        self, call: IncomingCall, body: ForwardBody, wallets: Iterable[Address], key: str
+    ) -> ProxyResponse | ProblemResponse | KeyedCall | None:
         """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
         A `KeyedCall` may run again under the claim that it has. None: the key has named none yet."""
-        since_ms = self._book.shared_ms() - self._limits.answer_ttl_s * 1000
+        since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
         for payer in wallets:
-            earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
+            earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
             if earlier is not None:
-                return await self.answer_keyed(call, cargo, payer, earlier)
+                return await self.find_keyed_response(call, body, payer, earlier)
         return None
 
-    async def answer_keyed(
-        self, call: IncomingCall, cargo: Cargo, payer: Address, earlier: KeyedCall
-    ) -> Answer | Declined | KeyedCall:
+    async def find_keyed_response(
+        self, call: IncomingCall, body: ForwardBody, payer: Address, earlier: KeyedCall
+    ) -> ProxyResponse | ProblemResponse | KeyedCall:
         """The same, once it is known which call the key has named."""
-        body_hash = cargo.body_hash
+        body_hash = body.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
-            return Declined(problem=replace(KEY_REUSED, call_id=earlier.call_id))
+            return ProblemResponse(problem=replace(KEY_REUSED, call_id=earlier.call_id))
         if earlier.state is CallState.FORWARDING:
-            return Declined(problem=in_progress(earlier.call_id))
+            return ProblemResponse(problem=in_progress(earlier.call_id))
         if earlier.state is CallState.SETTLING:
-            return self._say_undecided(earlier.call_id)
+            return self._explain_undecided(earlier.call_id)
         if earlier.state is CallState.CONSUMED:
-            stored = await self._answers.find(earlier.call_id, now_ms=self._book.shared_ms())
+            stored = await self._stored_responses.find(earlier.call_id, now_ms=self._ledger.shared_ms())
             if stored is not None:
-                return _replay(call, stored, earlier.call_id, [])
-            if self._is_being_read(earlier):
-                return Declined(problem=in_progress(earlier.call_id, payment_state="charged"))
-        return earlier if _may_run_again(earlier, call.method) else say_key_used(earlier)
+                return _build_replay(call, stored, earlier.call_id, [])
+            if self._is_response_being_read(earlier):
+                return ProblemResponse(problem=in_progress(earlier.call_id, payment_state="charged"))
+        return earlier if _may_run_again(earlier, call.method) else explain_key_used(earlier)
 
-    async def answer_overtaken(
-        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str | None, earlier: KeyedCall
-    ) -> Answer | Declined:
+    async def find_overtaken_response(
+        self, call: IncomingCall, body: ForwardBody, payer: Address, key: str | None, earlier: KeyedCall
+    ) -> ProxyResponse | ProblemResponse:
         """To whoever was about to run a call again when somebody else did: mostly that it is running."""
-        told = None if key is None else await self.find_response_by_key(call, cargo, (payer,), key)
-        return say_key_used(earlier) if told is None or isinstance(told, KeyedCall) else told
+        recorded = None if key is None else await self.find_response_by_key(call, body, (payer,), key)
+        return explain_key_used(earlier) if recorded is None or isinstance(recorded, KeyedCall) else recorded
 
-    def _is_being_read(self, earlier: KeyedCall) -> bool:
+    def _is_response_being_read(self, earlier: KeyedCall) -> bool:
         """Its answer is stored when it has been read to its end. Not one that is known to be lost; and not for ever: its
         gateway may have died over it."""
         if earlier.is_lost:
             return False
-        age_ms = abs(self._book.shared_ms() - earlier.moved_ms)
+        age_ms = abs(self._ledger.shared_ms() - earlier.moved_ms)
         return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
 
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+    async def store_response(self, call_id: CallId, payer: Address, find_response: StoredResponse) -> None:
         """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
         try:
-            await self._answers.keep(call_id, payer, answer, now_ms=self._book.shared_ms())
+            await self._stored_responses.keep(call_id, payer, find_response, now_ms=self._ledger.shared_ms())
         except StorageUnavailable:
             _log.warning("answer_not_kept", call_id=call_id)
 
 
 # The answer that was paid for is not there yet: asking again brings it.
-_COMING = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
+_RUNNING_CODES = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
 
 
-def is_coming(told: Answer | Declined) -> bool:
+def is_deliverable(recorded: ProxyResponse | ProblemResponse) -> bool:
     """The answer that was paid for, or that it is on its way: given out whatever the listing has become."""
-    return isinstance(told, Answer) or told.problem.code in _COMING
+    return isinstance(recorded, ProxyResponse) or recorded.problem.code in _RUNNING_CODES
 
 
-def say_key_used(earlier: KeyedCall) -> Declined:
+def explain_key_used(earlier: KeyedCall) -> ProblemResponse:
     """There is no answer to give out, and what is shown now cannot run the call again."""
-    return Declined(problem=key_used(earlier.call_id, earlier.state))
+    return ProblemResponse(problem=key_used(earlier.call_id, earlier.state))
 
 
 def _may_run_again(earlier: KeyedCall, method: str) -> bool:
@@ -371,11 +378,11 @@ def _may_run_again(earlier: KeyedCall, method: str) -> bool:
     return earlier.is_lost and method in SAFE_METHODS
 
 
-def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
+def _is_signature_of(presented: PresentedAuthorization, known: AuthorizedCall) -> bool:
     return presented.signature == known.authorization.signature
 
 
-def _is_same_proof(presented: Presented, known: AuthorizedCall, *, key: str | None) -> bool:
+def _is_same_proof(presented: PresentedAuthorization, known: AuthorizedCall, *, key: str | None) -> bool:
     """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
     idempotency key are not there: what came with one is given out with the same one only."""
     claimed = known.authorization
@@ -386,7 +393,7 @@ def _is_same_proof(presented: Presented, known: AuthorizedCall, *, key: str | No
     )
 
 
-def _shows_secret(presented: Presented, known: AuthorizedCall, key: str | None) -> bool:
+def _has_claim_secret(presented: PresentedAuthorization, known: AuthorizedCall, key: str | None) -> bool:
     claimed = known.authorization
     if claimed.dialect is Dialect.MPP and presented.challenge_id == claimed.challenge_id:
         return True
@@ -397,17 +404,17 @@ def _has_wallet_proof(call: IncomingCall) -> bool:
     return any(call.find_header(name) is not None for name in _WALLET_PROOFS)
 
 
-def _read_signed(call: IncomingCall, cargo: Cargo) -> SignedRequest | None:
+def _build_signed_request(call: IncomingCall, body: ForwardBody) -> SignedRequest | None:
     """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
     then its digest cannot be compared."""
-    if not _has_wallet_proof(call) or not isinstance(cargo.content, bytes | None) or cargo.is_spent:
+    if not _has_wallet_proof(call) or not isinstance(body.content, bytes | None) or body.is_discarded:
         return None
     return SignedRequest(
         method=call.method,
         raw_path=f"{GATEWAY_PREFIX}{call.listing_id}{call.target.rest}".encode(),
         query=call.target.query.encode(),
         headers=call.headers,
-        body=cargo.content or b"",
+        body=body.content or b"",
         client_address=call.client_address,
     )
 
@@ -415,17 +422,19 @@ def _read_signed(call: IncomingCall, cargo: Cargo) -> SignedRequest | None:
 _WALLET_PROOFS = (b"signature-input", b"sign-in-with-x")
 
 
-def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:
+def _build_replay(
+    call: IncomingCall, stored: StoredResponse, call_id: CallId, receipt: Headers
+) -> ProxyResponse:
     """`receipt`: of a payment that was not decided when the answer was stored; else it is stored with it."""
-    told = {name for name, _ in stored.headers}
+    stored_names = {name for name, _ in stored.headers}
     own: Headers = [
         (b"idempotency-replayed", b"true"),
         (b"tollway-call-id", call_id.encode()),
         (b"tollway-payment-state", b"charged"),
-        *(header for header in receipt if header[0] not in told),
+        *(header for header in receipt if header[0] not in stored_names),
     ]
     body = b"" if call.method == "HEAD" else stored.body
-    return Answer(status=stored.status, headers=[*stored.headers, *own], first=body)
+    return ProxyResponse(status=stored.status, headers=[*stored.headers, *own], first=body)
 
 
 def find_token_asset(rules: Mapping[ChainId, ChainRules], authorization: Authorization) -> Asset | None:

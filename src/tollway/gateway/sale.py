@@ -6,89 +6,91 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tollway.errors import Code, Problem
-from tollway.gateway.exchange import Declined, Offer
-from tollway.gateway.replays import Shown
+from tollway.gateway.exchange import ProblemResponse, Quote
+from tollway.gateway.replays import AuthorizedRequest
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Authorization
-from tollway.ledger.book import Book, Close
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.book import Close, Ledger
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.payments.challenge import encode_failure
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
 from tollway.registry.listing import Listing
 
-Keep = Callable[[CallId, Address, StoredAnswer], Awaitable[None]]
+StoreResponse = Callable[[CallId, Address, StoredResponse], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sale(Shown):
+class QuotedAuthorizedRequest(AuthorizedRequest):
     """The same, and what it is sold for."""
 
     listing: Listing
-    offer: Offer
+    quote: Quote
 
 
 @dataclass(slots=True, kw_only=True)
-class Purchase:
-    """`is_recognisable`: the books know the digest of its body. One that streams may not have ended at the head."""
+class VerifiedAuthorization:
+    """`is_recognisable`: the ledger knows the digest of its body. One that streams may not have ended at the head."""
 
-    sale: Sale
-    requirement: Requirement
+    request: QuotedAuthorizedRequest
+    requirement: PaymentRequirement
     authorization: Authorization
     is_recognisable: bool = False
 
 
-class Settler:
+class AuthorizationSettler:
     """One per process; safe to use from many tasks at once."""
 
-    def __init__(self, *, book: Book, keep: Keep, settlement: Settlement) -> None:
-        self._book = book
-        self._keep = keep
+    def __init__(self, *, ledger: Ledger, store_response: StoreResponse, settlement: Settlement) -> None:
+        self._ledger = ledger
+        self._store_response = store_response
         self._settlement = settlement
 
-    async def settle(self, purchase: Purchase, close: Close) -> SettlementOutcome:
-        sale, authorization = purchase.sale, purchase.authorization
-        body_hash = sale.cargo.final_hash
-        digest = None if body_hash is None else sale.call.digest_for(authorization.payer, body_hash)
-        purchase.is_recognisable = digest is not None
+    async def settle(self, verified: VerifiedAuthorization, close: Close) -> SettlementOutcome:
+        request, authorization = verified.request, verified.authorization
+        body_hash = request.body.final_hash
+        digest = None if body_hash is None else request.call.digest_for(authorization.payer, body_hash)
+        verified.is_recognisable = digest is not None
         order = SettlementOrder(
             authorization=authorization,
-            asset=purchase.requirement.asset,
+            asset=verified.requirement.asset,
             close=close,
-            listing_id=sale.listing.id,
+            listing_id=request.listing.id,
             digest=digest,
         )
         return await self._settlement.settle(order)
 
-    async def leave(
-        self, purchase: Purchase, call_id: CallId, epoch: int, answer: StoredAnswer | None
+    async def leave_orphaned(
+        self, verified: VerifiedAuthorization, call_id: CallId, epoch: int, answer: StoredResponse | None
     ) -> None:
-        """An answer is kept for whoever shows the same again; where the books do not know what the same would be, it
+        """An answer is kept for whoever shows the same again; where the ledger does not know what the same would be, it
         would be kept for nobody, and the money is better the payer's credit."""
-        if answer is not None and purchase.is_recognisable:
-            await self._keep(call_id, purchase.authorization.payer, answer)
-        await self._book.set_adrift(call_id, epoch=epoch)
+        if answer is not None and verified.is_recognisable:
+            await self._store_response(call_id, verified.authorization.payer, answer)
+        await self._ledger.mark_orphaned(call_id, epoch=epoch)
 
 
-class PendingSettlement:
+class AuthorizationCapture:
     """See `Settling`."""
 
-    __slots__ = ("_call_id", "_epoch", "_purchase", "_settler")
+    __slots__ = ("_call_id", "_epoch", "_settler", "_verified")
 
-    def __init__(self, settler: Settler, purchase: Purchase, call_id: CallId, epoch: int) -> None:
+    def __init__(
+        self, settler: AuthorizationSettler, verified: VerifiedAuthorization, call_id: CallId, epoch: int
+    ) -> None:
         self._settler = settler
-        self._purchase = purchase
+        self._verified = verified
         self._call_id = call_id
         self._epoch = epoch
 
     async def settle(self, close: Close) -> SettlementOutcome:
-        return await self._settler.settle(self._purchase, close)
+        return await self._settler.settle(self._verified, close)
 
-    async def leave(self, answer: StoredAnswer | None) -> None:
-        await self._settler.leave(self._purchase, self._call_id, self._epoch, answer)
+    async def leave_orphaned(self, answer: StoredResponse | None) -> None:
+        await self._settler.leave_orphaned(self._verified, self._call_id, self._epoch, answer)
 
-    def refuse(self, reason: str) -> Declined:
-        authorization = self._purchase.authorization
+    def refuse(self, reason: str) -> ProblemResponse:
+        authorization = self._verified.authorization
         problem = Problem(
             code=Code.PAYMENT_SETTLEMENT_FAILED,
             detail="The payment surely did not move any money, so the answer was dropped.",
@@ -102,4 +104,4 @@ class PendingSettlement:
             reason=reason,
         )
         headers = [] if failure is None else [failure]
-        return Declined(problem=problem, offer=self._purchase.sale.offer, headers=headers)
+        return ProblemResponse(problem=problem, quote=self._verified.request.quote, headers=headers)

@@ -14,52 +14,57 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tollway.errors import Code, Problem
-from tollway.gateway.cargo import Cargo, check_size, load_compared, load_hashed, load_plain, too_large
-from tollway.gateway.cashier import Admission, Cashier
-from tollway.gateway.counter import Counter, Order, PaidRequest
-from tollway.gateway.customers import Customers, Visit
+from tollway.gateway.cargo import ForwardBody, check_size, load_compared, load_hashed, load_plain, too_large
+from tollway.gateway.cashier import AuthorizationPayment, PendingClaim
+from tollway.gateway.counter import LoadedTransactionRequest, TransactionClaims, TransactionRequest
+from tollway.gateway.customers import AccessControl, ActiveCall
 from tollway.gateway.exchange import (
-    Abandoned,
-    Answer,
     BodyRefused,
-    CallerGone,
-    Declined,
+    ClientGone,
+    Disconnected,
     IncomingCall,
-    Offer,
     Outcome,
+    ProblemResponse,
+    ProxyResponse,
+    Quote,
 )
-from tollway.gateway.forward import Passage
+from tollway.gateway.forward import Proxy
 from tollway.gateway.headers import check_control_headers, is_loop
-from tollway.gateway.meters import Meters
-from tollway.gateway.opening import Opening, Openings
-from tollway.gateway.parameters import Manuals
+from tollway.gateway.meters import CallRateLimits
+from tollway.gateway.opening import Route, Router
+from tollway.gateway.parameters import RequestSchemas
 from tollway.gateway.refusals import (
     LOOP,
     NOT_FOUND,
-    ask_payment,
     check_idempotency_key,
-    decline,
-    find_closed,
+    check_listing,
     find_idempotency_key,
+    payment_required,
+    refuse_call,
 )
-from tollway.gateway.replays import Known, Shown, Unread, is_coming
-from tollway.gateway.sale import Sale
-from tollway.gateway.teller import Teller
-from tollway.gateway.trip import Shipment
+from tollway.gateway.replays import (
+    AuthorizedRequest,
+    ClaimedAuthorization,
+    UnreadAuthorizedRequest,
+    is_deliverable,
+)
+from tollway.gateway.sale import QuotedAuthorizedRequest
+from tollway.gateway.teller import TransactionPayment
+from tollway.gateway.trip import UpstreamCall
 from tollway.identifiers import Address, ListingId
-from tollway.ledger.book import Book
+from tollway.ledger.book import Ledger
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
 from tollway.payments.junk_meter import AuthorizationLookup
-from tollway.payments.presented import Presented
+from tollway.payments.presented import PresentedAuthorization
 from tollway.payments.proof import TX_HEADER
-from tollway.payments.till import Till
+from tollway.payments.till import TransactionVerifier
 from tollway.registry.catalog import Catalog
-from tollway.registry.listing import Listing, Shelf
+from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.ownership import UNVERIFIED
 
-_Seen = Shown | Presented | Problem | None
-"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
+_AuthorizationProof = AuthorizedRequest | PresentedAuthorization | Problem | None
+"""What a call shows on the rails of authorisations. `AuthorizedRequest`: the ledger knows it, and its body is read to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,7 @@ class GatewayName:
     is_bound_required: bool
 
 
-class Gateway:
+class CallPipeline:
     """Serves calls. One per process; safe to use from many tasks at once."""
 
     def __init__(
@@ -80,11 +85,11 @@ class Gateway:
         *,
         name: GatewayName,
         catalog: Catalog,
-        book: Book,
-        till: Till,
-        cashier: Cashier,
-        passage: Passage,
-        meters: Meters,
+        ledger: Ledger,
+        transaction_verifier: TransactionVerifier,
+        authorizations: AuthorizationPayment,
+        proxy: Proxy,
+        call_limits: CallRateLimits,
         limits: Limits,
         is_blocked: Callable[[Address], bool],
         now_ms: Callable[[], int],
@@ -95,193 +100,209 @@ class Gateway:
         self._name = name
         self._is_verified = is_verified
         self._catalog = catalog
-        self._cashier = cashier
-        self._passage = passage
+        self._authorizations = authorizations
+        self._proxy = proxy
         self._limits = limits
-        self._manuals = Manuals()
-        self._openings = Openings(
-            wait_s=passage.wait_s, allow_private=name.allow_private, manuals=self._manuals
-        )
-        self._customers = Customers(meters, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
+        self._schemas = RequestSchemas()
+        self._router = Router(wait_s=proxy.wait_s, allow_private=name.allow_private, schemas=self._schemas)
+        self._access = AccessControl(call_limits, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
         self._now_ms = now_ms
-        self._counter = Counter(
-            book=book,
-            till=till,
-            replays=cashier.replays,
+        self._claims = TransactionClaims(
+            ledger=ledger,
+            transaction_verifier=transaction_verifier,
+            idempotency=authorizations.idempotency,
             limits=limits,
             now_ms=now_ms,
             entropy=entropy,
         )
-        self._teller = Teller(
-            till=till,
-            counter=self._counter,
-            replays=cashier.replays,
+        self._transactions = TransactionPayment(
+            transaction_verifier=transaction_verifier,
+            claims=self._claims,
+            idempotency=authorizations.idempotency,
             limits=limits,
             origin=name.origin,
             is_bound_required=name.is_bound_required,
             now_ms=now_ms,
         )
 
-    async def serve(self, call: IncomingCall) -> Outcome:
+    async def handle(self, call: IncomingCall) -> Outcome:
         """One call, from its headers to its outcome. Raises StorageUnavailable and ChainUnavailable: nothing taken."""
         problem = check_control_headers(call.headers, limits=self._limits)
         if problem is not None:
-            return Declined(problem=problem)
+            return ProblemResponse(problem=problem)
         if is_loop(call.headers, self._name.host):
-            return Declined(problem=LOOP)
-        shelf = await self._catalog.find(call.listing_id)
-        if shelf is None or shelf.listing.suspended_ms is not None:
-            return Declined(problem=find_closed(shelf, call) or NOT_FOUND)
+            return ProblemResponse(problem=LOOP)
+        entry = await self._catalog.find(call.listing_id)
+        if entry is None or entry.listing.suspended_ms is not None:
+            return ProblemResponse(problem=check_listing(entry, call) or NOT_FOUND)
         try:
-            return await self._serve_from(shelf, call)
-        except CallerGone:
-            return Abandoned()
+            return await self._handle_listed(entry, call)
+        except ClientGone:
+            return Disconnected()
         except BodyRefused as refused:
-            return Declined(problem=refused.problem)
+            return ProblemResponse(problem=refused.problem)
 
-    async def _serve_from(self, shelf: Shelf, call: IncomingCall) -> Outcome:
+    async def _handle_listed(self, entry: CatalogEntry, call: IncomingCall) -> Outcome:
         """What was paid for and is stored is given out whatever its listing has become; everything else is for an open
         one."""
-        shown = await self._look_up(call)
-        told = await self._cashier.replays.answer(shown) if isinstance(shown, Shown) else None
-        if told is not None and is_coming(told):
-            return told
-        opening = self._openings.find(shelf, call)
-        if self._is_verified is not None and isinstance(opening, Opening):
-            opening = opening if await self._is_verified(opening.listing.id) else UNVERIFIED
-        if isinstance(opening, Problem):
-            return await self._teller.recall(call, shelf) or Declined(problem=opening)
-        if isinstance(shown, Unread):
+        authorized = await self._find_authorization(call)
+        recorded = (
+            await self._authorizations.idempotency.find_response(authorized)
+            if isinstance(authorized, AuthorizedRequest)
+            else None
+        )
+        if recorded is not None and is_deliverable(recorded):
+            return recorded
+        route = self._router.find(entry, call)
+        if self._is_verified is not None and isinstance(route, Route):
+            route = route if await self._is_verified(route.listing.id) else UNVERIFIED
+        if isinstance(route, Problem):
+            return await self._transactions.find_paid_response(call, entry) or ProblemResponse(problem=route)
+        if isinstance(authorized, UnreadAuthorizedRequest):
             # A free call is served all the same, unless its key names the paid call that it shows.
-            key = _find_key(call, shown.presented)
-            if not opening.is_free or (key is not None and key == shown.known.call.idempotency_key):
-                return shown.told
-            shown = shown.presented
-        if opening.is_free:
-            return await self._serve_free(call, opening, shown)
-        return told or await self._serve_paid(call, opening, shown)
+            key = _find_key(call, authorized.presented)
+            if not route.is_free or (key is not None and key == authorized.known.call.idempotency_key):
+                return authorized.recorded
+            authorized = authorized.presented
+        if route.is_free:
+            return await self._handle_free(call, route, authorized)
+        return recorded or await self._handle_transaction(call, route, authorized)
 
-    async def _look_up(self, call: IncomingCall) -> _Seen | Unread:
+    async def _find_authorization(self, call: IncomingCall) -> _AuthorizationProof | UnreadAuthorizedRequest:
         if call.find_header(TX_HEADER) is not None:
             return None  # on another rail; or on two, which is told in its turn
-        presented = self._cashier.read(call)
-        if not isinstance(presented, Presented):
+        presented = self._authorizations.read(call)
+        if not isinstance(presented, PresentedAuthorization):
             return presented
-        known = await self._cashier.find_known(presented)
+        known = await self._authorizations.find_known(presented)
         if known is None or check_size(call.body, self._limits) is not None:
             return presented
-        told = self._cashier.replays.answer_unread(call, presented, known, key=_find_key(call, presented))
-        if told is not None:
-            return Unread(presented=presented, known=known, told=told)
-        cargo = await load_compared(call.body, limits=self._limits)
-        shown = _show(call, presented, cargo, known)
-        return replace(shown, is_entitled=await self._cashier.replays.is_entitled(shown))
+        recorded = self._authorizations.idempotency.find_unread_response(
+            call, presented, known, key=_find_key(call, presented)
+        )
+        if recorded is not None:
+            return UnreadAuthorizedRequest(presented=presented, known=known, recorded=recorded)
+        body = await load_compared(call.body, limits=self._limits)
+        authorized = _build_authorized_request(call, presented, body, known)
+        return replace(authorized, is_entitled=await self._authorizations.idempotency.is_entitled(authorized))
 
     # ---- Paid.
 
-    async def _serve_paid(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
-        proof = self._teller.read(call)
+    async def _handle_transaction(
+        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
+    ) -> Outcome:
+        proof = self._transactions.read(call)
         if isinstance(proof, Problem):
-            return Declined(problem=proof)
+            return ProblemResponse(problem=proof)
         if proof is None:
-            return await self._serve_authorized(call, opening, shown)
-        problem = self._check_request(call, opening.listing)
+            return await self._handle_authorization(call, route, authorized)
+        problem = self._check_request(call, route.listing)
         if problem is not None:
-            return await self._teller.recall(call, opening.shelf) or Declined(problem=problem)
-        problem = self._teller.check_form(proof, opening.listing)
+            return await self._transactions.find_paid_response(call, route.entry) or ProblemResponse(
+                problem=problem
+            )
+        problem = self._transactions.check_form(proof, route.listing)
         if problem is not None:
-            return Declined(problem=problem)
-        listing, offer = opening.listing, self._offer(call, opening)
-        proved = await self._teller.prove(PaidRequest(call=call, listing=listing, proof=proof, offer=offer))
-        if isinstance(proved, Declined):
-            return proved
-        cargo = await self._teller.load(call, proof)
-        if isinstance(cargo, Problem):
-            return Declined(problem=cargo)
-        order = Order(call=call, listing=listing, proof=proof, offer=offer, cargo=cargo)
-        with self._customers.receive(call, listing) as visit:
-            admitted = await self._teller.admit(order, proved, opening.tariffs, visit.check)
-            return await self._carry(call, opening, cargo, admitted, visit)
+            return ProblemResponse(problem=problem)
+        listing, quote = route.listing, self._quote(call, route)
+        checked = await self._transactions.check_proof(
+            TransactionRequest(call=call, listing=listing, proof=proof, quote=quote)
+        )
+        if isinstance(checked, ProblemResponse):
+            return checked
+        body = await self._transactions.load_body(call, proof)
+        if isinstance(body, Problem):
+            return ProblemResponse(problem=body)
+        request = LoadedTransactionRequest(call=call, listing=listing, proof=proof, quote=quote, body=body)
+        with self._access.enter(call, listing) as active:
+            verified = await self._transactions.verify(request, checked, route.operation_prices, active.check)
+            return await self._forward(call, route, body, verified, active)
 
-    def _offer(self, call: IncomingCall, opening: Opening) -> Offer:
-        tariff = opening.tariffs[0]
-        return Offer(
-            shelf=opening.shelf,
-            price=tariff.price,
+    def _quote(self, call: IncomingCall, route: Route) -> Quote:
+        operation_price = route.operation_prices[0]
+        return Quote(
+            entry=route.entry,
+            price=operation_price.price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
-            quote=partial(self._cashier.quote, tariff, opening.listing),
+            find_requirements=partial(self._authorizations.find_requirements, operation_price, route.listing),
         )
 
-    async def _carry(
+    async def _forward(
         self,
         call: IncomingCall,
-        opening: Opening,
-        cargo: Cargo,
-        admitted: Answer | Declined | Admission,
-        visit: Visit,
+        route: Route,
+        body: ForwardBody,
+        verified: ProxyResponse | ProblemResponse | PendingClaim,
+        active: ActiveCall,
     ) -> Outcome:
-        if not isinstance(admitted, Admission):
-            return admitted
-        if cargo.is_spent:  # a repeat that would have to run again
-            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
-        shipment = _ship(call, opening, cargo, is_paid=True)
-        outcome = await self._passage.carry(shipment, admitted.take)
-        visit.note(admitted.payer, outcome)
+        if not isinstance(verified, PendingClaim):
+            return verified
+        if body.is_discarded:  # a repeat that would have to run again
+            return ProblemResponse(problem=too_large(self._limits.bound_body_bytes_max))
+        upstream_call = _build_upstream_call(call, route, body, is_paid=True)
+        outcome = await self._proxy.forward(upstream_call, verified.claim)
+        active.record_outcome(verified.payer, outcome)
         return outcome
 
     # ---- Paid by an authorisation.
 
-    async def _serve_authorized(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
-        offer = self._offer(call, opening)
-        if shown is None:
-            return Declined(problem=ask_payment(offer), offer=offer)
-        if isinstance(shown, Problem):
-            return decline(shown, offer, call)
-        problem = self._check_request(call, opening.listing)
+    async def _handle_authorization(
+        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
+    ) -> Outcome:
+        quote = self._quote(call, route)
+        if authorized is None:
+            return ProblemResponse(problem=payment_required(quote), quote=quote)
+        if isinstance(authorized, Problem):
+            return refuse_call(authorized, quote, call)
+        problem = self._check_request(call, route.listing)
         if problem is not None:
-            return Declined(problem=problem)
-        if isinstance(shown, Presented) and call.body.is_present:
-            key = _find_key(call, shown)
-            declined = self._cashier.check_unread(call, shown, offer, opening.tariffs, key=key)
-            if declined is not None:
-                return declined
-        sale = await self._read_sale(call, opening, shown)
-        if isinstance(sale, Problem):
-            return Declined(problem=sale)
+            return ProblemResponse(problem=problem)
+        if isinstance(authorized, PresentedAuthorization) and call.body.is_present:
+            key = _find_key(call, authorized)
+            refusal = self._authorizations.check_unread(
+                call, authorized, quote, route.operation_prices, key=key
+            )
+            if refusal is not None:
+                return refusal
+        request = await self._load_authorized_request(call, route, authorized)
+        if isinstance(request, Problem):
+            return ProblemResponse(problem=request)
         with (
-            self._customers.receive(call, opening.listing, is_settled_here=True) as visit,
-            self._cashier.open_lookup(call) as lookup,
+            self._access.enter(call, route.listing, is_settled_here=True) as active,
+            self._authorizations.open_lookup(call) as lookup,
         ):
-            admitted = await self._cashier.admit(sale, opening.tariffs, visit.check, lookup)
-            outcome = await self._carry(call, opening, sale.cargo, admitted, visit)
+            verified = await self._authorizations.verify(
+                request, route.operation_prices, active.check, lookup
+            )
+            outcome = await self._forward(call, route, request.body, verified, active)
             _end_lookup(lookup, outcome)
             return outcome
 
-    async def _read_sale(
-        self, call: IncomingCall, opening: Opening, shown: Shown | Presented
-    ) -> Sale | Problem:
-        if isinstance(shown, Presented):
-            cargo = await load_hashed(
+    async def _load_authorized_request(
+        self, call: IncomingCall, route: Route, authorized: AuthorizedRequest | PresentedAuthorization
+    ) -> QuotedAuthorizedRequest | Problem:
+        if isinstance(authorized, PresentedAuthorization):
+            body = await load_hashed(
                 call.body,
-                is_whole=_find_key(call, shown) is not None,
+                is_whole=_find_key(call, authorized) is not None,
                 limits=self._limits,
-                is_late=partial(self._is_late, shown, opening.listing),
+                is_late=partial(self._is_late, authorized, route.listing),
             )
-            if isinstance(cargo, Problem):
-                return cargo
-            shown = _show(call, shown, cargo, None)
-        return Sale(
+            if isinstance(body, Problem):
+                return body
+            authorized = _build_authorized_request(call, authorized, body, None)
+        return QuotedAuthorizedRequest(
             call=call,
-            presented=shown.presented,
-            cargo=shown.cargo,
-            key=shown.key,
-            known=shown.known,
-            is_entitled=shown.is_entitled,
-            listing=opening.listing,
-            offer=self._offer(call, opening),
+            presented=authorized.presented,
+            body=authorized.body,
+            key=authorized.key,
+            known=authorized.known,
+            is_entitled=authorized.is_entitled,
+            listing=route.listing,
+            quote=self._quote(call, route),
         )
 
-    def _is_late(self, presented: Presented, listing: Listing) -> bool:
+    def _is_late(self, presented: PresentedAuthorization, listing: Listing) -> bool:
         now_s = self._now_ms() / 1000
         return is_late(presented.valid_before, now_s=now_s, timeout_s=listing.timeout_s)
 
@@ -295,10 +316,10 @@ class Gateway:
         )
 
     def _check_parameters(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        manual = self._manuals.find(listing)
-        if manual is None:
+        schema = self._schemas.find(listing)
+        if schema is None:
             return None
-        return manual.check(
+        return schema.check(
             method=call.method,
             rest=call.target.rest,
             query=call.target.query,
@@ -308,92 +329,113 @@ class Gateway:
 
     # ---- Free.
 
-    async def _serve_free(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
-        deal = await self._read_repeat(call, opening, shown)
-        if isinstance(deal, Problem):
-            return Declined(problem=deal)
-        told = None if deal is None else await self._serve_repeat(deal, opening)
-        if told is not None:
-            return told
-        listing = opening.listing
-        problem = await self._customers.check_free(call, listing)
+    async def _handle_free(
+        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
+    ) -> Outcome:
+        request = await self._read_repeat(call, route, authorized)
+        if isinstance(request, Problem):
+            return ProblemResponse(problem=request)
+        recorded = None if request is None else await self._handle_repeat(request, route)
+        if recorded is not None:
+            return recorded
+        listing = route.listing
+        problem = await self._access.check_free(call, listing)
         if problem is not None:
-            return Declined(problem=problem)
+            return ProblemResponse(problem=problem)
         problem = check_size(call.body, self._limits) or check_idempotency_key(call)
         if problem is not None:
-            return Declined(problem=problem)
-        loaded = deal or (shown if isinstance(shown, Shown) else None)
-        cargo = await load_plain(call.body, limits=self._limits) if loaded is None else loaded.cargo
-        if cargo.is_spent:
-            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
-        shipment = _ship(call, opening, cargo, is_paid=False)
-        take = partial(self._counter.take_free, call, listing, opening.tariffs[0])
-        return await self._passage.carry(shipment, take)
+            return ProblemResponse(problem=problem)
+        loaded = request or (authorized if isinstance(authorized, AuthorizedRequest) else None)
+        body = await load_plain(call.body, limits=self._limits) if loaded is None else loaded.body
+        if body.is_discarded:
+            return ProblemResponse(problem=too_large(self._limits.bound_body_bytes_max))
+        upstream_call = _build_upstream_call(call, route, body, is_paid=False)
+        claim = partial(self._claims.claim_free, call, listing, route.operation_prices[0])
+        return await self._proxy.forward(upstream_call, claim)
 
     async def _read_repeat(
-        self, call: IncomingCall, opening: Opening, shown: _Seen
-    ) -> Order | Sale | Problem | None:
+        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
+    ) -> LoadedTransactionRequest | QuotedAuthorizedRequest | Problem | None:
         """A free call that may repeat a paid one, from before: its key says so, and a payment says whose key it is."""
-        if not isinstance(shown, Shown | Presented):
-            return await self._teller.read_repeat(call, opening.shelf)
-        presented = shown.presented if isinstance(shown, Shown) else shown
+        if not isinstance(authorized, AuthorizedRequest | PresentedAuthorization):
+            return await self._transactions.read_repeat(call, route.entry)
+        presented = authorized.presented if isinstance(authorized, AuthorizedRequest) else authorized
         length = call.body.length or 0
         if _find_key(call, presented) is None or check_idempotency_key(call) is not None:
             return None
-        if isinstance(shown, Presented) and length > self._limits.bound_body_bytes_max:
+        if isinstance(authorized, PresentedAuthorization) and length > self._limits.bound_body_bytes_max:
             return None  # no such call was ever granted under a key
-        sale = await self._read_sale(call, opening, shown)
-        if isinstance(sale, Sale) and sale.known is not None and sale.known.call.idempotency_key != sale.key:
-            return replace(sale, known=None)  # of another call; the key may be of this one
-        return sale
-
-    async def _serve_repeat(self, deal: Order | Sale, opening: Opening) -> Outcome | None:
-        is_settled_here = isinstance(deal, Sale)
-        with (
-            self._customers.receive(deal.call, opening.listing, is_settled_here=is_settled_here) as visit,
-            self._cashier.open_lookup(deal.call) as lookup,
+        request = await self._load_authorized_request(call, route, authorized)
+        if (
+            isinstance(request, QuotedAuthorizedRequest)
+            and request.known is not None
+            and request.known.call.idempotency_key != request.key
         ):
-            if isinstance(deal, Sale):
-                told = await self._cashier.find_repeat_outcome(deal, opening.tariffs, lookup)
+            return replace(request, known=None)  # of another call; the key may be of this one
+        return request
+
+    async def _handle_repeat(
+        self, request: LoadedTransactionRequest | QuotedAuthorizedRequest, route: Route
+    ) -> Outcome | None:
+        is_settled_here = isinstance(request, QuotedAuthorizedRequest)
+        with (
+            self._access.enter(request.call, route.listing, is_settled_here=is_settled_here) as active,
+            self._authorizations.open_lookup(request.call) as lookup,
+        ):
+            if isinstance(request, QuotedAuthorizedRequest):
+                recorded = await self._authorizations.find_repeat_outcome(
+                    request, route.operation_prices, lookup
+                )
             else:
-                told = await self._teller.find_repeat_outcome(deal, opening.tariffs, visit.check)
-            if told is None:
+                recorded = await self._transactions.find_repeat_outcome(
+                    request, route.operation_prices, active.check
+                )
+            if recorded is None:
                 return None
-            outcome = await self._carry(deal.call, opening, deal.cargo, told, visit)
+            outcome = await self._forward(request.call, route, request.body, recorded, active)
             _end_lookup(lookup, outcome)
             return outcome
 
 
-def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) -> Shipment:
-    return Shipment(
+def _build_upstream_call(
+    call: IncomingCall, route: Route, body: ForwardBody, *, is_paid: bool
+) -> UpstreamCall:
+    return UpstreamCall(
         call=call,
-        listing=opening.listing,
-        endpoint=opening.endpoint,
-        target=opening.target,
-        cargo=cargo,
+        listing=route.listing,
+        endpoint=route.endpoint,
+        target=route.target,
+        body=body,
         is_paid=is_paid,
     )
 
 
 def _end_lookup(lookup: AuthorizationLookup, outcome: Outcome) -> None:
     """A look-up counts, unless its call was charged now: a stored answer was charged before."""
-    if isinstance(outcome, Declined) and outcome.problem.code in _UNRESOLVED:
+    if isinstance(outcome, ProblemResponse) and outcome.problem.code in _UNRESOLVED:
         lookup.leave_unresolved()
-    elif isinstance(outcome, Abandoned):
+    elif isinstance(outcome, Disconnected):
         if outcome.payment_state == "charged":
             lookup.give_back()
     else:
-        told = dict(outcome.headers)
-        if told.get(b"tollway-payment-state") == b"charged" and b"idempotency-replayed" not in told:
+        headers = dict(outcome.headers)
+        if headers.get(b"tollway-payment-state") == b"charged" and b"idempotency-replayed" not in headers:
             lookup.give_back()
 
 
 _UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 
 
-def _find_key(call: IncomingCall, presented: Presented) -> str | None:
+def _find_key(call: IncomingCall, presented: PresentedAuthorization) -> str | None:
     return find_idempotency_key(call) or presented.identifier
 
 
-def _show(call: IncomingCall, presented: Presented, cargo: Cargo, known: Known | None) -> Shown:
-    return Shown(call=call, presented=presented, cargo=cargo, key=_find_key(call, presented), known=known)
+def _build_authorized_request(
+    call: IncomingCall,
+    presented: PresentedAuthorization,
+    body: ForwardBody,
+    known: ClaimedAuthorization | None,
+) -> AuthorizedRequest:
+    return AuthorizedRequest(
+        call=call, presented=presented, body=body, key=_find_key(call, presented), known=known
+    )

@@ -11,7 +11,13 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.outbound.policy import Endpoint
-from tollway.registry.path_reading import Op, normal_path, only_of_method, pick, tidy_path
+from tollway.registry.path_reading import (
+    PricedOperationT,
+    filter_by_method,
+    find_most_specific,
+    normal_path,
+    tidy_path,
+)
 
 GATEWAY_PREFIX = "/api/v2/gateway/"
 _PREFIX = GATEWAY_PREFIX.encode()
@@ -117,7 +123,9 @@ def add_query_secret(query: str, *, name: str, value: str) -> str:
     return "&".join([*kept, pair])
 
 
-def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Problem | None:
+def match_operation(
+    operations: Sequence[PricedOperationT], method: str, rest: str
+) -> PricedOperationT | Problem | None:
     """The operation that this call buys; None when none is named and the listing's own price holds.
 
     The most specific template wins. HEAD costs what GET costs; a method is compared in upper case, as it is sent.
@@ -126,12 +134,12 @@ def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Pr
     """
     if not operations:
         return None
-    candidates = only_of_method(operations, method)
-    chosen = pick(candidates, normal_path(rest))
+    candidates = filter_by_method(operations, method)
+    chosen = find_most_specific(candidates, normal_path(rest))
     for reading in other_readings(rest):
-        other = pick(candidates, reading, is_loose=True)
+        other = find_most_specific(candidates, reading, is_loose=True)
         if other is not None and (chosen is None or other.price != chosen.price):
-            return READ_TWICE
+            return AMBIGUOUS_PATH
     return chosen
 
 
@@ -163,4 +171,6 @@ def _refused(detail: str) -> Problem:
     )
 
 
-READ_TWICE = _refused("The path can be read as more than one operation; write it as the API's documents do.")
+AMBIGUOUS_PATH = _refused(
+    "The path can be read as more than one operation; write it as the API's documents do."
+)

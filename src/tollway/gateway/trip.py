@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
-from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import Answer, AnswerBody, Declined, Headers, IncomingCall
+from tollway.gateway.cargo import ForwardBody
+from tollway.gateway.exchange import Headers, IncomingCall, ProblemResponse, ProxyResponse, ResponseBody
 from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Book, Claimed, Close, Finish
+from tollway.ledger.book import Claimed, Close, Finish, Ledger
 from tollway.ledger.call import Delivery
-from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.kept_answers import StoredResponse
 from tollway.money import Asset, Price
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import Progress, UpstreamResponse
@@ -21,38 +21,38 @@ from tollway.registry.listing import ChargeOn, Listing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class UpstreamCall:
     """A call that nothing speaks against. `target`: path and query for the upstream, the listing's secret included."""
 
     call: IncomingCall
     listing: Listing
     endpoint: Endpoint
     target: str
-    cargo: Cargo
+    body: ForwardBody
     is_paid: bool
 
 
-class Settling(Protocol):
+class PaymentCapture(Protocol):
     """The payment of a call whose money moves only when its upstream has answered."""
 
     async def settle(self, close: Close) -> SettlementOutcome:
-        """Lets the money move. `close`: what the upstream's head said, on its way into `settling`."""
+        """Lets the money move. `close`: what the upstream's head said, on its way into `capture`."""
         ...
 
-    async def leave(self, answer: StoredAnswer | None) -> None:
+    async def leave_orphaned(self, answer: StoredResponse | None) -> None:
         """Nobody can wait any longer for the settlement: keeps the answer for whoever shows the same proof again."""
         ...
 
-    def refuse(self, reason: str) -> Declined:
+    def refuse(self, reason: str) -> ProblemResponse:
         """The money surely did not move."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class ClaimedCall:
     """A granted claim: which call this is, and what it may say about its payment. `asset` None: a free call.
 
-    `settling`: the price is paid by an authorisation that still has to be settled. `keep` stores the whole answer under
+    `capture`: the price is paid by an authorisation that still has to be settled. `store_response` stores the whole answer under
     the caller's idempotency key.
     """
 
@@ -66,49 +66,60 @@ class Ticket:
     payer: Address | None
     transaction: TxHash | None
     write_receipt: Callable[[TxHash], tuple[bytes, bytes]] | None = None
-    settling: Settling | None = None
-    keep: Callable[[StoredAnswer], Awaitable[None]] | None = None
+    capture: PaymentCapture | None = None
+    store_response: Callable[[StoredResponse], Awaitable[None]] | None = None
 
 
 class ClaimRefused(Exception):
-    """The books did not grant the claim; nothing was sent. `outcome`: what the caller gets instead."""
+    """The ledger did not grant the claim; nothing was sent. `outcome`: what the caller gets instead."""
 
-    def __init__(self, outcome: Answer | Declined) -> None:
+    def __init__(self, outcome: ProxyResponse | ProblemResponse) -> None:
         self.outcome = outcome
-        super().__init__(outcome.problem.detail if isinstance(outcome, Declined) else "answered already")
+        super().__init__(
+            outcome.problem.detail if isinstance(outcome, ProblemResponse) else "answered already"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
-class Trip:
-    """How far one shipment came. `ticket` is there once the claim was granted, `sent_ms` when bytes began to leave."""
+class UpstreamAttempt:
+    """How far one upstream call came. `claimed_call` is there once the claim was granted, `sent_ms` when bytes began to leave."""
 
-    shipment: Shipment
+    upstream_call: UpstreamCall
     progress: Progress = field(default_factory=Progress)
-    ticket: Ticket | None = None
+    claimed_call: ClaimedCall | None = None
     sent_ms: int | None = None
 
 
-class UpstreamBody:
-    """The rest of an answer. See `AnswerBody`. `keeper` gets the whole body before its end is told."""
+class UpstreamResponseBody:
+    """The rest of an answer. See `ResponseBody`. `recorder` gets the whole body before its end is told."""
 
-    __slots__ = ("_book", "_call", "_is_cut", "_is_ended", "_keeper", "_now_ms", "_response", "_ticket")
+    __slots__ = (
+        "_call",
+        "_claimed_call",
+        "_is_cut",
+        "_is_ended",
+        "_ledger",
+        "_now_ms",
+        "_recorder",
+        "_response",
+    )
 
     def __init__(
         self,
         response: UpstreamResponse,
         *,
-        book: Book,
+        ledger: Ledger,
         call: IncomingCall,
-        ticket: Ticket,
+        claimed_call: ClaimedCall,
         now_ms: Callable[[], int],
-        keeper: "Keeper | None" = None,
+        recorder: "ResponseRecorder | None" = None,
     ) -> None:
         self._response = response
-        self._book = book
+        self._ledger = ledger
         self._call = call
-        self._ticket = ticket
+        self._claimed_call = claimed_call
         self._now_ms = now_ms
-        self._keeper = keeper
+        self._recorder = recorder
         self._is_cut = False
         self._is_ended = False
 
@@ -119,23 +130,23 @@ class UpstreamBody:
             # A caller that breaks its own upload off breaks the connection too; that earns no repeat.
             self._is_cut = not self._call.body.is_broken
             raise
-        if self._keeper is not None:
-            await self._keeper.take(chunk)
+        if self._recorder is not None:
+            await self._recorder.add_chunk(chunk)
         return chunk
 
     @property
-    def is_kept(self) -> bool:
-        return self._keeper is not None and self._keeper.is_open
+    def is_recorded(self) -> bool:
+        return self._recorder is not None and self._recorder.is_open
 
     def end(self, delivery: Delivery, response_bytes: int) -> None:
         if self._is_ended:
             return
         self._is_ended = True
         self._response.close()
-        self._book.finish(
+        self._ledger.finish(
             Finish(
-                call_id=self._ticket.call_id,
-                epoch=self._ticket.claimed.epoch,
+                call_id=self._claimed_call.call_id,
+                epoch=self._claimed_call.claimed.epoch,
                 delivery=delivery,
                 is_cut=self._is_cut,
                 request_bytes=self._call.body.bytes_read,
@@ -145,20 +156,20 @@ class UpstreamBody:
         )
 
 
-class Keeper:
+class ResponseRecorder:
     """Collects an answer while it streams, and keeps it when it is whole and not too large."""
 
-    __slots__ = ("_body", "_bytes_max", "_headers", "_keep", "_status")
+    __slots__ = ("_body", "_bytes_max", "_headers", "_status", "_store_response")
 
     def __init__(
         self,
-        keep: Callable[[StoredAnswer], Awaitable[None]],
+        store_response: Callable[[StoredResponse], Awaitable[None]],
         *,
         status: int,
         headers: Headers,
         bytes_max: int,
     ) -> None:
-        self._keep = keep
+        self._store_response = store_response
         self._status = status
         self._headers = tuple(headers)
         self._bytes_max = bytes_max
@@ -169,7 +180,7 @@ class Keeper:
         """More is wanted, or the whole is being stored."""
         return self._body is not None
 
-    async def take(self, chunk: bytes) -> None:
+    async def add_chunk(self, chunk: bytes) -> None:
         """The next bytes; b"" at the true end, once."""
         if self._body is None:
             return
@@ -179,30 +190,32 @@ class Keeper:
                 self._body = None
             return
         try:
-            await self._keep(StoredAnswer(status=self._status, headers=self._headers, body=bytes(self._body)))
+            await self._store_response(
+                StoredResponse(status=self._status, headers=self._headers, body=bytes(self._body))
+            )
         finally:
             self._body = None
 
 
-_: type[AnswerBody] = UpstreamBody
+_: type[ResponseBody] = UpstreamResponseBody
 
 
-def call_headers(ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
+def call_headers(claimed_call: ClaimedCall, state: str, *, remaining_units: int | None) -> Headers:
     """What every answer to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
-        (b"tollway-call-id", ticket.call_id.encode()),
+        (b"tollway-call-id", claimed_call.call_id.encode()),
         (b"tollway-payment-state", state.encode()),
-        (b"tollway-price", f"{ticket.price.text} {ticket.currency}".encode()),
+        (b"tollway-price", f"{claimed_call.price.text} {claimed_call.currency}".encode()),
     ]
-    if ticket.asset is None:
+    if claimed_call.asset is None:
         return headers
-    if rest_units is not None:
-        rest = ticket.asset.format_units(rest_units)
-        headers.append((b"tollway-credit-remaining", f"{rest} {ticket.currency}".encode()))
-    if state == "charged" and ticket.transaction is not None and ticket.write_receipt is not None:
-        headers.append(ticket.write_receipt(ticket.transaction))
+    if remaining_units is not None:
+        rest = claimed_call.asset.format_units(remaining_units)
+        headers.append((b"tollway-credit-remaining", f"{rest} {claimed_call.currency}".encode()))
+    if state == "charged" and claimed_call.transaction is not None and claimed_call.write_receipt is not None:
+        headers.append(claimed_call.write_receipt(claimed_call.transaction))
     return headers
 
 
-LASTING = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
+STORED_HEADERS = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
 """What a stored answer says of its call for ever."""

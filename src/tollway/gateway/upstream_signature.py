@@ -38,33 +38,33 @@ DIRECTORY_VALID_S = 600
 
 NONCE_BYTES = 16
 _PURPOSE = b"tollway upstream signature"
-_GIVEN_LENGTH_MAX = 512
+_DECLARED_LENGTH_MAX = 512
 _DIGEST = r"(?:sha-256=:[A-Za-z0-9+/]{43}=:|sha-512=:[A-Za-z0-9+/]{86}==:)"
-_GIVEN = re.compile(rf"{_DIGEST}(?:[ \t]*,[ \t]*{_DIGEST})?")
+_DECLARED_DIGEST = re.compile(rf"{_DIGEST}(?:[ \t]*,[ \t]*{_DIGEST})?")
 
-RequestBody = bytes | AsyncIterator[bytes] | None
+SignedBody = bytes | AsyncIterator[bytes] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cover:
+class BodyCoverage:
     """What a signature says of the body: its digest, or else its length, or neither."""
 
     digest: str | None = None
     length: int | None = None
 
 
-NO_COVER = Cover()
+NO_COVERAGE = BodyCoverage()
 
 
-def cover_body(body: RequestBody, *, length: int | None, given: bytes | None) -> Cover:
-    """The digest of a body that is here; of one that streams what the caller says of it (`given`, a `Content-Digest` that
+def cover_body(body: SignedBody, *, length: int | None, declared: bytes | None) -> BodyCoverage:
+    """The digest of a body that is here; of one that streams what the caller says of it (`declared`, a `Content-Digest` that
     can be read), or else its length where it is known. Of no body there is nothing to say."""
     if not body:
-        return NO_COVER
+        return NO_COVERAGE
     if isinstance(body, bytes):
-        return Cover(digest=format_digest(body))
-    digest = _read_given(given)
-    return Cover(digest=digest) if digest is not None else Cover(length=length)
+        return BodyCoverage(digest=format_digest(body))
+    digest = _read_declared_digest(declared)
+    return BodyCoverage(digest=digest) if digest is not None else BodyCoverage(length=length)
 
 
 def format_digest(body: bytes) -> str:
@@ -72,12 +72,12 @@ def format_digest(body: bytes) -> str:
     return f"sha-256=:{_base64(hashlib.sha256(body).digest())}:"
 
 
-def _read_given(given: bytes | None) -> str | None:
+def _read_declared_digest(declared: bytes | None) -> str | None:
     """As it was given, where it is one that somebody can check; anything else counts as none (RFC 9530 §2)."""
-    if given is None or len(given) > _GIVEN_LENGTH_MAX:
+    if declared is None or len(declared) > _DECLARED_LENGTH_MAX:
         return None
-    text = given.decode("latin-1").strip(" \t")
-    return text if _GIVEN.fullmatch(text) else None
+    text = declared.decode("latin-1").strip(" \t")
+    return text if _DECLARED_DIGEST.fullmatch(text) else None
 
 
 class SigningKey:
@@ -137,7 +137,7 @@ class UpstreamSigner:
         api_id: str,
         call_id: str,
         payer: Address | None,
-        body: Cover,
+        body: BodyCoverage,
         created_s: int,
         nonce: str,
     ) -> list[tuple[str, str]]:
@@ -165,9 +165,9 @@ class UpstreamSigner:
         elif body.length is not None:
             names += ' "content-length"'
             lines += f'"content-length": {body.length}\n'
-        told = f'{names});created={created_s};expires={created_s + VALID_S};nonce="{nonce}{self._tail}'
-        base = f'{lines}"@signature-params": {told}'.encode()
-        headers.append(("Signature-Input", f"{LABEL}={told}"))
+        params = f'{names});created={created_s};expires={created_s + VALID_S};nonce="{nonce}{self._tail}'
+        base = f'{lines}"@signature-params": {params}'.encode()
+        headers.append(("Signature-Input", f"{LABEL}={params}"))
         headers.append(("Signature", f"{LABEL}={self.keys[0].sign(base)}"))
         return headers
 
@@ -180,12 +180,12 @@ class UpstreamSigner:
         that nobody can pass it off as his own (draft-meunier-webbotauth-httpsig-directory)."""
         inputs, signatures = [], []
         for number, key in enumerate(self.keys, 1):
-            told = (
+            params = (
                 f'("@authority";req);created={created_s};expires={created_s + DIRECTORY_VALID_S};nonce="{nonce}";'
                 f'keyid="{key.keyid}";alg="{ALGORITHM}";tag="{DIRECTORY_TAG}"'
             )
-            base = f'"@authority";req: {authority}\n"@signature-params": {told}'
-            inputs.append(f"sig{number}={told}")
+            base = f'"@authority";req: {authority}\n"@signature-params": {params}'
+            inputs.append(f"sig{number}={params}")
             signatures.append(f"sig{number}={key.sign(base.encode())}")
         return {"Signature-Input": ", ".join(inputs), "Signature": ", ".join(signatures)}
 

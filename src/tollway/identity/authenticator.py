@@ -13,25 +13,25 @@ from typing import Literal, TypeVar
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ChainId
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.identity.http_signature import HttpProof, SignedRequest, read_http_proofs
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.sessions import Session, SessionStore
 from tollway.identity.signin import SignInProof, read_siwx
 from tollway.limits import Limits
-from tollway.rates import Rates
-from tollway.shares import Share
+from tollway.rates import RateLimiter
+from tollway.shares import Quota
 
 __all__ = ["Authenticator", "Identity", "SignedRequest"]
 
 CREATE_PATH = "/api/v2/apis"
 
-REMEMBERED_LONGER_MS = 60_000
+NONCE_RETENTION_SLACK_MS = 60_000
 """A request that was judged in its last moment may come to spend its nonce a little later."""
 
 T = TypeVar("T")
-Method = Literal["erc8128", "session", "siwx"]
-_READS = frozenset({"GET", "HEAD"})
+ProofMethod = Literal["erc8128", "session", "siwx"]
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Identity:
     the whole request, a session nothing."""
 
     address: Address
-    method: Method
+    method: ProofMethod
     chain_id: ChainId | None
 
 
@@ -50,25 +50,25 @@ class Authenticator:
     def __init__(
         self,
         store: SessionStore,
-        desk: FrontDesk,
+        sign_in: SignIn,
         *,
         origin: PublicOrigin,
         limits: Limits,
         now_ms: Callable[[], int],
-        rates: Rates,
+        rate_limiter: RateLimiter,
     ) -> None:
         self._store = store
-        self._desk = desk
+        self._sign_in = sign_in
         self._origin = origin
         self._limits = limits
         self._now_ms = now_ms
         # Each leaves a row behind until its nonce has expired.
-        self._signed = Share(
+        self._signed = Quota(
             "signed-requests",
             "signed requests (a session has no such limit)",
             amount=limits.signed_requests_per_minute,
-            every="minute",
-            rates=rates,
+            per="minute",
+            rate_limiter=rate_limiter,
         )
 
     async def authenticate(self, request: SignedRequest) -> Identity:
@@ -86,19 +86,21 @@ class Authenticator:
 
     async def _authenticate(self, request: SignedRequest, *, token: str | None) -> Identity:
         now_ms = self._now_ms()
-        https = _accepted(read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms))
+        http_proofs = _raise_problem(
+            read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms)
+        )
         siwx = self._read_siwx(request)
-        for proof in https:
+        for proof in http_proofs:
             await self._verify_http(proof, client_address=request.client_address)
         if siwx is not None:
-            await self._desk.verify(siwx, client_address=request.client_address, now_ms=now_ms)
-        session = None if token is None else await self._desk.find_session(token)
-        identity = _agree(https, siwx, session)
-        await self._spend(request, https, siwx, now_ms=now_ms)
+            await self._sign_in.verify(siwx, client_address=request.client_address, now_ms=now_ms)
+        session = None if token is None else await self._sign_in.find_session(token)
+        identity = _find_common_identity(http_proofs, siwx, session)
+        await self._spend_nonces(request, http_proofs, siwx, now_ms=now_ms)
         return identity
 
     def _read_siwx(self, request: SignedRequest) -> SignInProof | None:
-        header = _single(request, "sign-in-with-x")
+        header = _find_single_header(request, "sign-in-with-x")
         if header is None:
             return None
         if not is_siwx_possible(request):
@@ -109,10 +111,10 @@ class Authenticator:
                     reason="siwx_not_accepted_here",
                 )
             )
-        return _accepted(read_siwx(header))
+        return _raise_problem(read_siwx(header))
 
     async def _verify_http(self, proof: HttpProof, *, client_address: str) -> None:
-        if not await self._desk.is_signed_by(
+        if not await self._sign_in.is_signed_by(
             proof.address,
             proof.digest,
             proof.signature,
@@ -128,14 +130,19 @@ class Authenticator:
                 )
             )
 
-    async def _spend(
-        self, request: SignedRequest, https: tuple[HttpProof, ...], siwx: SignInProof | None, *, now_ms: int
+    async def _spend_nonces(
+        self,
+        request: SignedRequest,
+        http_proofs: tuple[HttpProof, ...],
+        siwx: SignInProof | None,
+        *,
+        now_ms: int,
     ) -> None:
-        if https:
-            await self._signed.look(https[0].address, client_address=request.client_address)
-        for proof in https:
+        if http_proofs:
+            await self._signed.check(http_proofs[0].address, client_address=request.client_address)
+        for proof in http_proofs:
             if not await self._store.remember_signature_nonce(
-                proof.keyid, proof.nonce, expires_ms=proof.expires_ms + REMEMBERED_LONGER_MS
+                proof.keyid, proof.nonce, expires_ms=proof.expires_ms + NONCE_RETENTION_SLACK_MS
             ):
                 raise Refusal(
                     Problem(
@@ -145,21 +152,23 @@ class Authenticator:
                     )
                 )
             # Only now: whoever repeats what somebody else has signed must not use up that wallet's share.
-            self._signed.note(proof.address, client_address=request.client_address)
+            self._signed.count(proof.address, client_address=request.client_address)
         if siwx is not None:
-            uris = None if request.method in _READS else (f"{self._origin}{CREATE_PATH}",)
-            await self._desk.spend(siwx.message, uris=uris, now_ms=now_ms)
+            uris = None if request.method in _SAFE_METHODS else (f"{self._origin}{CREATE_PATH}",)
+            await self._sign_in.spend_nonce(siwx.message, uris=uris, now_ms=now_ms)
 
 
 def is_siwx_possible(request: SignedRequest) -> bool:
     """`SIGN-IN-WITH-X` binds neither method nor body: it is for reads, and for a create with a nonce of its own."""
     is_create = request.method == "POST" and request.raw_path == CREATE_PATH.encode()
-    return is_create or request.method in _READS
+    return is_create or request.method in _SAFE_METHODS
 
 
-def _agree(https: tuple[HttpProof, ...], siwx: SignInProof | None, session: Session | None) -> Identity:
+def _find_common_identity(
+    http_proofs: tuple[HttpProof, ...], siwx: SignInProof | None, session: Session | None
+) -> Identity:
     identities = [
-        Identity(address=proof.address, method="erc8128", chain_id=proof.chain_id) for proof in https
+        Identity(address=proof.address, method="erc8128", chain_id=proof.chain_id) for proof in http_proofs
     ]
     if siwx is not None:
         message = siwx.message
@@ -185,21 +194,21 @@ def _agree(https: tuple[HttpProof, ...], siwx: SignInProof | None, session: Sess
 
 def read_bearer(request: SignedRequest) -> str | None:
     """The token of `Authorization: Bearer`; other schemes are not ours."""
-    header = _single(request, "authorization")
+    header = _find_single_header(request, "authorization")
     if header is None:
         return None
     scheme, _, token = header.partition(" ")
     return token.strip(" ") if scheme.lower() == "bearer" else None
 
 
-def _single(request: SignedRequest, name: str) -> str | None:
+def _find_single_header(request: SignedRequest, name: str) -> str | None:
     lines = request.field_lines(name)
     if len(lines) > 1:
         raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"The header {name} stands more than once."))
     return lines[0] if lines else None
 
 
-def _accepted(outcome: T | Problem) -> T:
+def _raise_problem(outcome: T | Problem) -> T:
     if isinstance(outcome, Problem):
         raise Refusal(outcome)
     return outcome

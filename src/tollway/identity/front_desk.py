@@ -6,12 +6,12 @@ It proves who somebody is and nothing more; what a wallet may do is decided in o
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tollway.chain.lookup_meter import LookupMeter
+from tollway.chain.lookup_meter import LookupQuota
 from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.sessions import Session, SessionStore, SignInNonce, format_token, hash_token
-from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.signin import (
     STATEMENT,
     SignInMessage,
@@ -28,7 +28,7 @@ URI_CHARACTERS_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
+class SignInChallenge:
     """A fresh nonce and what a message that uses it should say."""
 
     nonce: str
@@ -37,7 +37,7 @@ class Invitation:
     issued_ms: int
     expires_ms: int
 
-    def write(self, *, address: Address, chain_id: ChainId) -> str:
+    def format_message(self, *, address: Address, chain_id: ChainId) -> str:
         """The ready EIP-4361 text for that wallet."""
         return format_sign_in(
             SignInMessage(
@@ -54,7 +54,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class NewSession:
     """An open session. `token` is shown once and kept nowhere."""
 
     token: str = field(repr=False)
@@ -62,14 +62,14 @@ class Admission:
     expires_in_s: int
 
 
-class FrontDesk:
+class SignIn:
     """Safe to use from many tasks at once. `entropy(n)` gives n random bytes fit for secrets."""
 
     def __init__(
         self,
         store: SessionStore,
-        judge: SignatureJudge,
-        meter: LookupMeter,
+        verifier: SignatureVerifier,
+        lookup_quota: LookupQuota,
         *,
         origin: PublicOrigin,
         limits: Limits,
@@ -77,14 +77,14 @@ class FrontDesk:
         entropy: Callable[[int], bytes],
     ) -> None:
         self._store = store
-        self._judge = judge
-        self._meter = meter
+        self._verifier = verifier
+        self._lookup_quota = lookup_quota
         self._origin = origin
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
 
-    async def invite(self, uri: str | None = None) -> Invitation:
+    async def create_challenge(self, uri: str | None = None) -> SignInChallenge:
         """A nonce; with `uri`, for messages that name exactly that URI, which must lie under the public origin.
 
         Raises Refusal (`validation_failed`) for another URI.
@@ -93,7 +93,7 @@ class FrontDesk:
             wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
             raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="Not valid: /uri.", errors=(wrong,)))
         now_ms = self._now_ms()
-        invitation = Invitation(
+        challenge = SignInChallenge(
             nonce=self._entropy(16).hex(),
             domain=self._origin.authority,
             uri=uri if uri is not None else f"{self._origin}{SESSION_PATH}",
@@ -101,11 +101,11 @@ class FrontDesk:
             expires_ms=now_ms + self._limits.nonce_ttl_s * 1000,
         )
         await self._store.issue_nonce(
-            SignInNonce(nonce=invitation.nonce, uri=uri, expires_ms=invitation.expires_ms)
+            SignInNonce(nonce=challenge.nonce, uri=uri, expires_ms=challenge.expires_ms)
         )
-        return invitation
+        return challenge
 
-    async def open_session(self, *, text: str, signature: bytes, client_address: str) -> Admission:
+    async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewSession:
         """Opens a session for the wallet that signed. Raises Refusal; then the nonce is unspent, unless it was the nonce.
 
         Raises `ChainUnavailable` where only a chain could tell and it does not answer.
@@ -118,7 +118,7 @@ class FrontDesk:
         now_ms = self._now_ms()
         proof = SignInProof(message=message, signature=signature)
         await self.verify(proof, client_address=client_address, now_ms=now_ms)
-        await self.spend(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
+        await self.spend_nonce(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
         token = format_token(self._entropy(32))
         token_hash = hash_token(token)
         assert token_hash is not None
@@ -131,7 +131,7 @@ class FrontDesk:
                 expires_ms=now_ms + self._limits.session_ttl_s * 1000,
             )
         )
-        return Admission(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
+        return NewSession(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
 
     async def close_session(self, token: str) -> None:
         """Ends it. Raises Refusal (`session_expired`) for a token that opens nothing."""
@@ -177,20 +177,22 @@ class FrontDesk:
     ) -> bool:
         """Key, contract or contract to be. Only a question to a chain is counted, and refused (`rate_limited`) when there
         were too many of that client or about that wallet. Raises `ChainUnavailable`."""
-        if self._judge.is_chain_needed(address, digest, signature, [chain_id]):
-            wait_s = await self._meter.charge(client_address=client_address, signer=str(address))
+        if self._verifier.is_chain_needed(address, digest, signature, [chain_id]):
+            wait_s = await self._lookup_quota.charge(client_address=client_address, signer=str(address))
             if wait_s is not None:
                 raise Refusal(
                     Problem(
                         code=Code.RATE_LIMITED,
                         detail="Too many signatures that only a chain can judge.",
                         retry_after_s=wait_s,
-                        members=describe_rate("lookups", limit=self._meter.lookups_per_minute, window_s=60),
+                        members=describe_rate(
+                            "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
+                        ),
                     )
                 )
-        return await self._judge.is_signed_by_visitor(address, digest, signature, [chain_id])
+        return await self._verifier.is_signed_for_authentication(address, digest, signature, [chain_id])
 
-    async def spend(
+    async def spend_nonce(
         self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
     ) -> None:
         """Uses up the nonce of a verified message. `uris`: for which the nonce may have been given out; None: for any,

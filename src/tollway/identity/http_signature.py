@@ -21,8 +21,8 @@ from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.signatures import SIGNATURE_BYTES_MAX, eip191_digest
 from tollway.limits import Limits
 
-Params = dict[str, Any]
-Member = tuple[Any, Params]
+SignatureParams = dict[str, Any]
+SignatureMember = tuple[Any, SignatureParams]
 
 CLOCK_SLACK_S = 5
 """How far a signer's clock may run ahead of ours."""
@@ -84,7 +84,7 @@ class HttpProof:
     signature: bytes = field(repr=False)
 
 
-class _Wrong(Exception):
+class _InvalidSignature(Exception):
     """Why a signature cannot count; never leaves this module."""
 
     def __init__(self, reason: str, detail: str, code: Code = Code.INVALID_SIGNATURE) -> None:
@@ -104,13 +104,15 @@ def read_http_proofs(
         if not ours:
             return ()
         if len(ours) > SIGNATURES_MAX:
-            raise _Wrong("too_many_signatures", f"A request carries at most {SIGNATURES_MAX} signatures.")
+            raise _InvalidSignature(
+                "too_many_signatures", f"A request carries at most {SIGNATURES_MAX} signatures."
+            )
         signatures = _parse_dictionary(request.field_lines("signature"), "Signature")
         return tuple(
             _read_proof(request, member, signatures.get(label), origin=origin, limits=limits, now_ms=now_ms)
             for label, member in ours.items()
         )
-    except _Wrong as exc:
+    except _InvalidSignature as exc:
         return exc.problem
 
 
@@ -141,7 +143,7 @@ def signature_headers(
     )
     components = required_components(request)
     keyid = f"{KEYID_PREFIX}{chain_id}:{address}"
-    params: Params = {"created": created, "expires": expires, "nonce": nonce, "keyid": keyid}
+    params: SignatureParams = {"created": created, "expires": expires, "nonce": nonce, "keyid": keyid}
     written = _serialise(([(name, {}) for name in components], params))
     signature = sign(eip191_digest(_signature_base(complete, components, written, origin=origin)))
     headers.append(("Signature-Input", f"eth={written}"))
@@ -169,17 +171,17 @@ def encode_base64url(raw: bytes) -> str:
 
 def accept_signature(components: Sequence[str]) -> str:
     """`Accept-Signature` (RFC 9421 §5.1): what to sign when asking again."""
-    wishes: Params = {"keyid": True, "created": True, "expires": True, "nonce": True}
-    return f"sig1={_serialise(([(name, {}) for name in components], wishes))}"
+    params: SignatureParams = {"keyid": True, "created": True, "expires": True, "nonce": True}
+    return f"sig1={_serialise(([(name, {}) for name in components], params))}"
 
 
 def _format_bytes(label: str, payload: bytes) -> str:
     return f"{label}=:{base64.b64encode(payload).decode()}:"
 
 
-def _parse_dictionary(lines: Sequence[str], name: str) -> dict[str, Member]:
+def _parse_dictionary(lines: Sequence[str], name: str) -> dict[str, SignatureMember]:
     def refuse_duplicate(key: str, _context: str) -> None:
-        raise _Wrong("malformed", f"{name} names {key} twice.")
+        raise _InvalidSignature("malformed", f"{name} names {key} twice.")
 
     try:
         parsed = http_sf.parse(
@@ -191,24 +193,24 @@ def _parse_dictionary(lines: Sequence[str], name: str) -> dict[str, Member]:
         OverflowError,
         OSError,
     ) as exc:  # dates beyond the calendar
-        raise _Wrong("malformed", f"{name} is not a structured field (RFC 9651).") from exc
-    return cast(dict[str, Member], parsed)
+        raise _InvalidSignature("malformed", f"{name} is not a structured field (RFC 9651).") from exc
+    return cast(dict[str, SignatureMember], parsed)
 
 
-def _serialise(member: Member) -> str:
+def _serialise(member: SignatureMember) -> str:
     """One inner list with its parameters, in the only spelling that RFC 9651 knows."""
     return http_sf.ser(cast(http_sf.StructuredType, [member]))
 
 
-def _is_erc8128(member: Member) -> bool:
+def _is_erc8128(member: SignatureMember) -> bool:
     keyid = member[1].get("keyid")
     return isinstance(keyid, str) and keyid.startswith(KEYID_PREFIX)
 
 
 def _read_proof(
     request: SignedRequest,
-    member: Member,
-    signature: Member | None,
+    member: SignatureMember,
+    signature: SignatureMember | None,
     *,
     origin: PublicOrigin,
     limits: Limits,
@@ -219,16 +221,18 @@ def _read_proof(
     components = _read_components(member[0])
     missing = [name for name in required_components(request) if name not in components]
     if missing:
-        raise _Wrong("components_missing", f"The signature must also cover {', '.join(missing)}.")
+        raise _InvalidSignature("components_missing", f"The signature must also cover {', '.join(missing)}.")
     expires = _check_times(params, limits=limits, now_ms=now_ms)
     nonce = params.get("nonce")
     if type(nonce) is not str or not 1 <= len(nonce) <= NONCE_CHARACTERS_MAX:
-        raise _Wrong("nonce_missing", f"nonce is a string of 1 to {NONCE_CHARACTERS_MAX} characters.")
+        raise _InvalidSignature(
+            "nonce_missing", f"nonce is a string of 1 to {NONCE_CHARACTERS_MAX} characters."
+        )
     if "alg" in params:
-        raise _Wrong("alg_not_allowed", "alg must be absent: the keyid says it all.")
+        raise _InvalidSignature("alg_not_allowed", "alg must be absent: the keyid says it all.")
     raw = signature[0] if signature is not None else None
     if not isinstance(raw, bytes) or not 0 < len(raw) <= SIGNATURE_BYTES_MAX:
-        raise _Wrong("signature_missing", "Signature holds no bytes for this Signature-Input.")
+        raise _InvalidSignature("signature_missing", "Signature holds no bytes for this Signature-Input.")
     if "content-digest" in components:
         _check_digest(request)
     base = _signature_base(request, components, _serialise(member), origin=origin)
@@ -243,43 +247,45 @@ def _read_proof(
     )
 
 
-def _read_keyid(params: Params) -> tuple[str, Address, ChainId]:
+def _read_keyid(params: SignatureParams) -> tuple[str, Address, ChainId]:
     keyid = str(params["keyid"])
     match = _KEYID.fullmatch(keyid)
     if match is None:
-        raise _Wrong("keyid_malformed", "keyid is erc8128:<chain id>:<address>.")
+        raise _InvalidSignature("keyid_malformed", "keyid is erc8128:<chain id>:<address>.")
     try:
         return keyid.lower(), Address.parse(match[2]), ChainId(int(match[1]))
     except ValueError as exc:
-        raise _Wrong("keyid_malformed", f"keyid: {exc}.") from exc
+        raise _InvalidSignature("keyid_malformed", f"keyid: {exc}.") from exc
 
 
 def _read_components(covered: object) -> tuple[str, ...]:
     """The covered names, in order. Parameters (`;req`, `;bs`, `;key`, …) mean another value than we would check."""
     if not isinstance(covered, list):
-        raise _Wrong("malformed", "Signature-Input holds no list of components.")
+        raise _InvalidSignature("malformed", "Signature-Input holds no list of components.")
     names: list[str] = []
     for name, params in covered:
         if type(name) is not str or params:
-            raise _Wrong("component_unsupported", "Components are plain names without parameters.")
+            raise _InvalidSignature("component_unsupported", "Components are plain names without parameters.")
         if name in names:
-            raise _Wrong("malformed", f"{name} is covered twice.")
+            raise _InvalidSignature("malformed", f"{name} is covered twice.")
         names.append(name)
     return tuple(names)
 
 
-def _check_times(params: Params, *, limits: Limits, now_ms: int) -> int:
+def _check_times(params: SignatureParams, *, limits: Limits, now_ms: int) -> int:
     created, expires = params.get("created"), params.get("expires")
     if type(created) is not int or type(expires) is not int:
-        raise _Wrong("times_missing", "created and expires are unix seconds.")
+        raise _InvalidSignature("times_missing", "created and expires are unix seconds.")
     if not created < expires <= created + limits.signed_request_ttl_s:
-        raise _Wrong(
+        raise _InvalidSignature(
             "validity_too_long", f"expires lies at most {limits.signed_request_ttl_s} s after created."
         )
     if created * 1000 > now_ms + CLOCK_SLACK_S * 1000:
-        raise _Wrong("created_in_future", "created lies in the future.", Code.SIGNATURE_EXPIRED)
+        raise _InvalidSignature("created_in_future", "created lies in the future.", Code.SIGNATURE_EXPIRED)
     if now_ms > expires * 1000:
-        raise _Wrong("expired", "The signature has expired; sign the request again.", Code.SIGNATURE_EXPIRED)
+        raise _InvalidSignature(
+            "expired", "The signature has expired; sign the request again.", Code.SIGNATURE_EXPIRED
+        )
     return expires
 
 
@@ -288,10 +294,10 @@ def _check_digest(request: SignedRequest) -> None:
     digests = _parse_dictionary(request.field_lines("content-digest"), "Content-Digest")
     known = [(value[0], _DIGESTS[name]) for name, value in digests.items() if name in _DIGESTS]
     if not known:
-        raise _Wrong("digest_unsupported", "Content-Digest needs sha-256 or sha-512.")
-    for shown, compute in known:
-        if not isinstance(shown, bytes) or not hmac.compare_digest(shown, compute(request.body)):
-            raise _Wrong("digest_mismatch", "Content-Digest does not match the body.")
+        raise _InvalidSignature("digest_unsupported", "Content-Digest needs sha-256 or sha-512.")
+    for given, compute in known:
+        if not isinstance(given, bytes) or not hmac.compare_digest(given, compute(request.body)):
+            raise _InvalidSignature("digest_mismatch", "Content-Digest does not match the body.")
 
 
 def _signature_base(
@@ -317,11 +323,13 @@ def _component_value(request: SignedRequest, name: str, *, origin: PublicOrigin)
             "@target-uri": str(origin) + path + (query if request.query else ""),
         }
         if name not in derived:
-            raise _Wrong("component_unsupported", f"{name} is not supported.")
+            raise _InvalidSignature("component_unsupported", f"{name} is not supported.")
         return derived[name]
     if not _FIELD_NAME.fullmatch(name):
-        raise _Wrong("component_unsupported", "A covered field is named in lower case.")
+        raise _InvalidSignature("component_unsupported", "A covered field is named in lower case.")
     values = request.field_lines(name)
     if not values:
-        raise _Wrong("component_absent", f"The request has no {name} field, which the signature covers.")
+        raise _InvalidSignature(
+            "component_absent", f"The request has no {name} field, which the signature covers."
+        )
     return ", ".join(values)

@@ -13,7 +13,7 @@ from tollway.identifiers import Address, keccak256
 _PURPOSE = b"tollway offers and receipts"
 
 
-class Notary:
+class ReceiptSigner:
     """Signing touches nothing shared: safe to use from many tasks at once. `address` is published."""
 
     __slots__ = ("_key", "address")
@@ -24,11 +24,11 @@ class Notary:
 
     @classmethod
     def derive(cls, secret: bytes) -> Self:
-        """The same notary from the same secret, always."""
+        """The same signer from the same secret, always."""
         return cls(coincurve.PrivateKey(hmac.digest(secret, _PURPOSE, "sha256")))
 
     def __repr__(self) -> str:
-        return f"Notary({self.address})"
+        return f"ReceiptSigner({self.address})"
 
     def sign(self, digest: bytes) -> bytes:
         """65 bytes r || s || v over a 32-byte digest, s low, v 27 or 28."""

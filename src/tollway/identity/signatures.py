@@ -1,6 +1,6 @@
 """What a signature says: who signed a digest, and which digests Tollway asks people to sign.
 
-Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are asked on their chain by `SignatureJudge`.
+Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are asked on their chain by `SignatureVerifier`.
 Knows nothing of HTTP, of nonces or of time, and never decides what a signer may do.
 """
 
@@ -19,7 +19,7 @@ from tollway.limits import Limits
 
 KEY_SIGNATURE_BYTES = 65
 SIGNATURE_BYTES_MAX = 4 * 1024
-RECOVERIES_KEPT = 8_192
+RECOVERIES_MAX = 8_192
 
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _RECOVERY_IDS = {0: 0, 1: 1, 27: 0, 28: 1}
@@ -81,7 +81,7 @@ def recover(digest: bytes, signature: bytes) -> Address | None:
     return _recover(digest, signature)
 
 
-@lru_cache(maxsize=RECOVERIES_KEPT)
+@lru_cache(maxsize=RECOVERIES_MAX)
 def _recover(digest: bytes, signature: bytes) -> Address | None:
     recovery_id = _RECOVERY_IDS.get(signature[64])
     # libsecp256k1 recovers from a high s as well: the same signature would have two spellings.
@@ -101,7 +101,7 @@ def eip191_digest(message: bytes) -> bytes:
     return keccak256(b"\x19Ethereum Signed Message:\n%d" % len(message) + message)
 
 
-@lru_cache(maxsize=RECOVERIES_KEPT)
+@lru_cache(maxsize=RECOVERIES_MAX)
 def transaction_digests(tx_hash: TxHash) -> tuple[bytes, bytes]:
     """What the plain form of `X-Signature` may sign: the hash's 66-character lower-case text, and its 32 raw bytes."""
     return eip191_digest(str(tx_hash).encode()), eip191_digest(bytes(tx_hash))
@@ -151,7 +151,7 @@ def _domain_separator(chain_id: ChainId) -> bytes:
     )
 
 
-class SignatureJudge:
+class SignatureVerifier:
     """Says whether an address stands behind a digest, be it a key, a contract or an account delegated by EIP-7702.
 
     A yes of the key or of the contract is enough, so the key, which costs nothing to ask, is asked first: plain
@@ -183,10 +183,10 @@ class SignatureJudge:
         if not 0 < len(signature) <= self._limits.erc1271_bytes_max:
             return False
         return await self._any_chain(
-            chain_ids, lambda chain_id: self._ask_wallet(chain_id, address, digest, signature)
+            chain_ids, lambda chain_id: self._call_wallet(chain_id, address, digest, signature)
         )
 
-    async def is_signed_by_visitor(
+    async def is_signed_for_authentication(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
         """For authentication: as `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need
@@ -196,18 +196,18 @@ class SignatureJudge:
         if len(signature) > self._limits.erc1271_bytes_max:
             return False
         return await self._any_chain(
-            chain_ids, lambda chain_id: self._ask_validator(chain_id, address, digest, signature)
+            chain_ids, lambda chain_id: self._call_validator(chain_id, address, digest, signature)
         )
 
     async def _any_chain(
-        self, chain_ids: Sequence[ChainId], ask: Callable[[ChainId], Awaitable[bool]]
+        self, chain_ids: Sequence[ChainId], call_chain: Callable[[ChainId], Awaitable[bool]]
     ) -> bool:
         away: ChainUnavailable | None = None
         for chain_id in chain_ids:
             if chain_id not in self._chains.chain_ids:
                 continue
             try:
-                if await ask(chain_id):
+                if await call_chain(chain_id):
                     return True
             except ChainUnavailable as exc:
                 away = exc
@@ -215,9 +215,11 @@ class SignatureJudge:
             raise away
         return False
 
-    async def _ask_wallet(self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes) -> bool:
+    async def _call_wallet(
+        self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
+    ) -> bool:
         """ERC-1271. An address without code answers with nothing, which is no: it need not be asked for its code."""
-        answer = await self._chains.call_contract(
+        result = await self._chains.call_contract(
             chain_id,
             to=address,
             calldata=_MAGIC + _encode_arguments(digest, last=signature),
@@ -225,22 +227,22 @@ class SignatureJudge:
             bytes_max=self._limits.erc1271_bytes_max,
             deadline_s=self._limits.erc1271_deadline_s,
         )
-        return not answer.reverted and answer.payload == _MAGIC_WORD
+        return not result.reverted and result.payload == _MAGIC_WORD
 
-    async def _ask_validator(
+    async def _call_validator(
         self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
     ) -> bool:
         """ERC-6492: our validator makes the wallet inside an `eth_call` that leaves nothing behind, then asks it."""
-        question = _encode_arguments(bytes(12) + address, digest, last=signature)
-        answer = await self._chains.call_contract(
+        arguments = _encode_arguments(bytes(12) + address, digest, last=signature)
+        result = await self._chains.call_contract(
             chain_id,
             to=None,
-            calldata=self._validator + question,
+            calldata=self._validator + arguments,
             gas=self._limits.erc6492_gas,
             bytes_max=self._limits.erc1271_bytes_max,
             deadline_s=self._limits.erc1271_deadline_s,
         )
-        return not answer.reverted and answer.payload == _YES
+        return not result.reverted and result.payload == _YES
 
 
 def _encode_arguments(*words: bytes, last: bytes) -> bytes:

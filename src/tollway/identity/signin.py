@@ -200,7 +200,7 @@ def _decode_object(header: str) -> dict[str, Any]:
         raise ValueError("not base64") from exc
     if raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:
         raise ValueError("too deep")
-    payload = json.loads(raw.decode(), object_pairs_hook=_unique)
+    payload = json.loads(raw.decode(), object_pairs_hook=_refuse_duplicates)
     if not isinstance(payload, dict):
         raise ValueError("not an object")  # noqa: TRY004 - one failure for the one caller
     return payload
@@ -238,7 +238,7 @@ def _read_payload(payload: Mapping[str, Any]) -> SignInProof | Problem:
     return SignInProof(message=message, signature=bytes.fromhex(signature[2:]))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("a member stands twice")

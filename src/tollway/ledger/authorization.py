@@ -1,4 +1,4 @@
-"""An EIP-3009 authorisation as the books know it, the attempts to settle it, and what became of it. Pure.
+"""An EIP-3009 authorisation as the ledger knows it, the attempts to settle it, and what became of it. Pure.
 
 An authorisation pays exactly one call: it is claimed before the call is forwarded, settled when the upstream has
 answered, and what it moved is then a payment like any other. Whether a signature is good is not known here.
@@ -71,7 +71,7 @@ class Cover:
 class SettlementAttempt:
     """One signed transaction that carries an authorisation to its chain; stored before it is broadcast.
 
-    `sender`: the gas key's address, `nonce`: of its lane. A fee bump is another attempt with the same nonce.
+    `sender`: the gas key's address, `nonce`: of its sequence. A fee bump is another attempt with the same nonce.
     `raw`: the signed transaction. `fee_max_wei`: the most that it can cost. `code_hash`: of the payer's code where it has
     any; for the stores, which do not tell it again.
     """
@@ -103,7 +103,7 @@ class SettledTransfer:
 class AuthorizedCall:
     """The call that holds an authorisation (a `released` one does not hold it any more).
 
-    `is_adrift`: nobody waits for its settlement; the sweeper finishes it. `has_answer`: the upstream's answer is
+    `is_orphaned`: nobody waits for its settlement; settlement recovery finishes it. `has_stored_response`: the upstream's answer is
     stored. `is_lost`: paid, but its answer reached nobody and is not stored: the same request may run again once.
     `seen_block`: the head when it was claimed. `transfer`: where its money moved, once that is known.
     `idempotency_key`: the one that it came with. Unlike the authorisation it is never seen on a chain.
@@ -120,9 +120,9 @@ class AuthorizedCall:
     attempts: int
     price: str
     price_units: int
-    is_adrift: bool
+    is_orphaned: bool
     is_lost: bool
-    has_answer: bool
+    has_stored_response: bool
     seen_block: int
     transfer: TxHash | None
     created_ms: int

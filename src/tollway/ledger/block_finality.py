@@ -1,6 +1,6 @@
-"""How a payment becomes final, or is found to have left its chain. The part of `Book` for it.
+"""How a payment becomes final, or is found to have left its chain. The part of `Ledger` for it.
 
-A block decides for all its payments: its number and hash are what the books compare with the chain.
+A block decides for all its payments: its number and hash are what the ledger compares with the chain.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class Finality(Protocol):
         ...
 
     async def unfinal_in(
-        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unread_only: bool = False
+        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unchecked_only: bool = False
     ) -> tuple[Payment, ...]:
-        """The `unfinal` payments of that block by ascending id, above `after_id`. `is_unread_only`: those whose receipts
+        """The `unfinal` payments of that block by ascending id, above `after_id`. `is_unchecked_only`: those whose receipts
         were not read again since they were recorded, raised or came back."""
         ...
 
@@ -44,11 +44,11 @@ class Finality(Protocol):
         """Payments that are `gone` for less than a day, by ascending id, above `after_id`."""
         ...
 
-    async def finish_block(self, block: UnfinalBlock, *, is_read_only: bool, now_ms: int) -> int:
+    async def finish_block(self, block: UnfinalBlock, *, is_checked_only: bool, now_ms: int) -> int:
         """`unfinal` -> `final` for all payments of that block, in one statement. Returns how many. What is held because
         nodes disagree stays `unfinal` until `free_disputed`: it would be held for ever.
 
-        `is_read_only`: only those whose receipts were read again. Written, not flushed: what is lost is found again."""
+        `is_checked_only`: only those whose receipts were read again. Written, not flushed: what is lost is found again."""
         ...
 
     async def mark_checked(

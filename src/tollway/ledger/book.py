@@ -1,4 +1,4 @@
-"""The books of payments and calls. A port; `storage/book_store.py` keeps them in SQL, `tests/model` in memory.
+"""The ledger of payments and calls. A port; `storage/book_store.py` keeps them in SQL, `tests/model` in memory.
 Both pass one contract suite, and both decide a batch of claims with the same pure function (`ledger/claims.py`).
 
 Laws. A claim and its call row are one durable transaction. A close is written before its caller sees the head and
@@ -20,11 +20,11 @@ from tollway.ledger.authorization import (
     SettlementAttempt,
 )
 from tollway.ledger.block_finality import Finality
-from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail, Recorded
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail, RecordedTransaction
+from tollway.ledger.gas import NonceUnavailable
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
-from tollway.ledger.open_calls import CallOpen, OpenCall
-from tollway.ledger.relocation import Relocations
+from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall
+from tollway.ledger.relocation import Reorgs
 
 POSTPONED_MS_MAX = 960_000
 """How far ahead a look at an unfinished settlement may lie."""
@@ -44,7 +44,7 @@ class Claim:
     `authorization`: what pays this call instead of a payment (then `payment_id` is None), with the `cover` that was
     seen for it. Its amount is `price_units` to the unit.
     `client_network`: a keyed hash of the network that showed the authorisation.
-    `is_anew`: a call of its own, although the same request has one without an outcome: that one did not let itself be
+    `is_separate_call`: a call of its own, although the same request has one without an outcome: that one did not let itself be
     reopened.
     """
 
@@ -75,31 +75,31 @@ class Claim:
     authorization: Authorization | None = None
     cover: Cover | None = None
     client_network: bytes | None = None
-    is_anew: bool = False
+    is_separate_call: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The price is taken, durably. `rest_units`: what the shown payment has left. `rail`: first call or credit.
+    """The price is taken, durably. `remaining_units`: what the shown payment has left. `rail`: first call or credit.
 
     `before`: of a call that was reopened, the state to which it goes back when its repeat is not wholly sent. An
     earlier run was, so it is never released for that.
     """
 
     epoch: int
-    rest_units: int
+    remaining_units: int
     rail: Rail
     before: CallState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhausted:
-    """Not enough left; nothing changed. `rest_units`: what the shown payment and its siblings could still give.
+    """Not enough left; nothing changed. `remaining_units`: what the shown payment and its siblings could still give.
     `held_units`: what calls that are running, or whose outcome is unknown, hold of the shown payment. It may come
     back, so nobody is asked to pay again because of it.
     """
 
-    rest_units: int
+    remaining_units: int
     held_units: int = 0
 
 
@@ -157,12 +157,12 @@ class NotCovered:
 
 
 Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
-ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | CallOpen
+ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | RepeatsOpenCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """End of a forwarding: to `consumed`, `released` or `unknown`; with `Book.settle` to `settling`.
+    """End of a forwarding: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not wholly sent, and what its first run
     brought stays written.
@@ -180,9 +180,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """`rest_units`: what the shown payment has left now; None for a free call."""
+    """`remaining_units`: what the shown payment has left now; None for a free call."""
 
-    rest_units: int | None
+    remaining_units: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,32 +230,32 @@ class AuditReport:
         return not self.wrong
 
 
-class Book(Relocations, Finality, Protocol):
+class Ledger(Reorgs, Finality, Protocol):
     """Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
     `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
     nothing was sent, so the call is released when its owner is next seen or found dead."""
 
     def shared_ms(self) -> int:
-        """The time that all gateways of these books go by, as of the last renewal. Moments in them are of that clock."""
+        """The time that all gateways of this ledger go by, as of the last renewal. Moments in them are of that clock."""
         ...
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         """Every recorded payment of a transaction, on any chain, by any payer."""
         ...
 
-    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
+    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
         """Those, and what else a verdict on it rests on; as of one moment."""
         ...
 
     async def record_payments(
-        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+        self, payments: Sequence[NewPayment], *, now_ms: int, based_on: RecordedTransaction | None = None
     ) -> tuple[Payment, ...]:
         """Adds the payments that are not there yet (key: chain, hash, asset, payer, payee) and returns all of
         them. A payment that was `gone` and is mined again comes back, and the calls that it paid leave their
         debt. One that is told of again with more is raised (`is_worth_more`), and never lowered. What its payer owes
         its payee is paid first from what arrives, oldest call first.
 
-        `judged_by`: where the database was found to be an older one since, nothing is written (`StorageUnavailable`)."""
+        `based_on`: where the database was found to be an older one since, nothing is written (`StorageUnavailable`)."""
         ...
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
@@ -266,7 +266,7 @@ class Book(Relocations, Finality, Protocol):
         payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
         claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
         (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
-        when that one is `unknown`, or was cut short and no repeat has brought it again (`CallOpen`).
+        when that one is `unknown`, or was cut short and no repeat has brought it again (`RepeatsOpenCall`).
         """
         ...
 
@@ -276,7 +276,7 @@ class Book(Relocations, Finality, Protocol):
         `released` gives the price back. The price stays taken in `unknown`. A repeat of a consumed call that brought no head
         goes back to `consumed`, and may run again while `attempts_max` allows it. A close that has an upstream's answer behind it
         is tried again for `close_patience_s`. When it raises `StorageUnavailable`, its caller must drop that answer: a
-        close to `consumed` is then written as `judge_dropped` says, as soon as the store takes writes again, and before
+        close to `consumed` is then written as `decide_dropped_call` says, as soon as the store takes writes again, and before
         this gateway claims, reopens or looks up that call."""
         ...
 
@@ -284,17 +284,19 @@ class Book(Relocations, Finality, Protocol):
         """Notes how the stream ended. Returns at once; written with a later batch."""
         ...
 
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
         """The newest call without an outcome (`forwarding` or `unknown`) of the same request on that payment, or
         a consumed one whose answer the upstream cut short and that no repeat has brought again."""
         ...
 
-    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
         """Why `claim` would be refused by a payment that has nothing left. None: it may be granted, or has another
         fault. Only reads: who shows a spent payment again is not to make its upstream be dialled."""
         ...
 
-    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+    async def find_keyed_call(
+        self, payer: Address, idempotency_key: str, *, since_ms: int
+    ) -> KeyedCall | None:
         """The newest call of that payer with that key, made at `since_ms` or later and not released."""
         ...
 
@@ -306,43 +308,45 @@ class Book(Relocations, Finality, Protocol):
         (`is_plain`) reopens nothing once a bound one has ended its payment's plain form."""
         ...
 
-    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
         """The newest call that this authorisation was claimed for; it holds it unless it is `released`."""
         ...
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | LaneTaken:
+    ) -> Closed | Fenced | NonceUnavailable:
         """`forwarding` -> `settling` (`close.after`), durable: the upstream's head costs, and from here on money may
         move. `attempt`: the signed transaction, its nonce taken in the same commit; None: there is none yet. `digest`:
         replaces the claim's, when the body's hash is known only now. Tried again, and dropped, as `close` is."""
         ...
 
-    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
-        """Stores a further attempt of a call in `settling`, durable: the next nonce of its lane, or a nonce that an
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
+        """Stores a further attempt of a call in `settling`, durable: the next nonce of its key, or a nonce that an
         earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
-        the call is by now, but only with such an earlier nonce, or with one that its lane has passed and for which no
-        call has anything that waits (otherwise False): the lane waits for it."""
+        the call is by now, but only with such an earlier nonce, or with one that its sequence has passed and for which no
+        call has anything that waits (otherwise False): the sequence waits for it."""
         ...
 
     async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
         """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
-        surely never will, and the call is `released`. The gateway that waits (`is_adrift` False; its call and epoch,
-        not adrift): `consumed`. Whoever looked instead (`is_adrift` True; a call adrift, or one that is `unknown` and
+        surely never will, and the call is `released`. The gateway that waits (`is_orphaned` False; its call and epoch,
+        not orphaned): `consumed`. Whoever looked instead (`is_orphaned` True; an orphaned call, or one that is `unknown` and
         unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
         else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first. Of
         the gateway that waits it is tried again, and dropped, as `close` is."""
         ...
 
-    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
-        """This gateway stops waiting for its settlement (also when `settle` or `conclude` raised); the sweeper goes
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+        """This gateway stops waiting for its settlement (also when `settle` or `conclude` raised); settlement recovery goes
         on. `recover` does the same for those of dead gateways."""
         ...
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        """The calls adrift in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
+        """The orphaned calls in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
         are postponed; least recently looked at first. No unknown call is to be helped along: it may never have cost."""
         ...
 
@@ -383,7 +387,7 @@ class Book(Relocations, Finality, Protocol):
         """The operator lets a transaction be shown although it is too old, or mined before a restore."""
         ...
 
-    async def note_ready(self, *, now_ms: int) -> None:
+    async def mark_ready(self, *, now_ms: int) -> None:
         """The gateway is ready now. A payment's age stands still between notes more than a minute apart."""
         ...
 
@@ -391,6 +395,6 @@ class Book(Relocations, Finality, Protocol):
         """For how long since that moment no gateway was ready."""
         ...
 
-    async def note_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, now_ms: int) -> None:
         """The database was restored to an older moment: holds every balance in it until `release_held`."""
         ...

@@ -101,13 +101,13 @@ class Payment:
     is_authorized: bool = False
 
     @property
-    def rest_units(self) -> int:
+    def remaining_units(self) -> int:
         return self.value_units - self.taken_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPayment:
-    """An accepted payment on its way into the books."""
+    """An accepted payment on its way into the ledger."""
 
     chain_id: ChainId
     tx_hash: TxHash
@@ -122,8 +122,8 @@ class NewPayment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """What the books know of one transaction. `held_before_ms`: what was mined before that moment is held, unless
+class RecordedTransaction:
+    """What the ledger knows of one transaction. `held_before_ms`: what was mined before that moment is held, unless
     `is_admitted`; the last restore of the database that is not released yet."""
 
     payments: tuple[Payment, ...]
@@ -131,16 +131,16 @@ class Recorded:
     held_before_ms: int | None
 
 
-def is_worth_more(payment: Payment, told: NewPayment) -> bool:
+def is_worth_more(payment: Payment, seen: NewPayment) -> bool:
     """Whether what is told of a recorded payment now raises it: nodes may have kept logs back. Never what is final, which
     nobody looks at again; and what authorisations were for is known from their calls, not from the logs."""
     is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized
-    return is_open and told.value_units > payment.value_units
+    return is_open and seen.value_units > payment.value_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One call as the books know it: the content of a history record, in our own types.
+    """One call as the ledger knows it: the content of a history record, in our own types.
 
     `price_units` in ledger units of `asset`; `asset` and everything of the payment are None for a free call.
     `path` carries no query. Times in milliseconds.

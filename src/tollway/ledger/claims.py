@@ -1,6 +1,6 @@
 """Decides a batch of claims, in their order, against the payments as they stand. Pure.
 
-The one place that says who gets the price of a call; the books in SQL and those in memory both ask it, the former
+The one place that says who gets the price of a call; the ledger in SQL and those in memory both ask it, the former
 with the rows locked. Greedy: a claim that finds too little is refused, and a smaller one behind it may still be
 granted. The default refuses.
 """
@@ -25,16 +25,22 @@ from tollway.ledger.book import (
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment, PaymentState, Rail
-from tollway.ledger.covers import Covers, KnownAuthorization, Wallet, rail_of, wallet_of
+from tollway.ledger.covers import (
+    KnownAuthorization,
+    PayerAccount,
+    PendingAuthorizations,
+    payer_account_of,
+    rail_of,
+)
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
-from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
+from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall, RequestName
 from tollway.ledger.parts import Parts
 from tollway.ledger.settled import SAFE_METHODS
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX, nano_to_units
 
 
-class Purse(NamedTuple):
-    """Whose credit, with whom, in what: payments of one purse repair each other."""
+class CreditAccount(NamedTuple):
+    """Whose credit, with whom, in what: payments of one credit account repair each other."""
 
     chain_id: ChainId
     asset: str
@@ -75,26 +81,26 @@ def decide_claims(
     nonces: Mapping[NonceKey, NonceUsed],
     keys: Mapping[KeyName, KeyedCall],
     repeats: Mapping[RequestName, OpenCall],
-    debts: Mapping[Purse, int],
+    debts: Mapping[CreditAccount, int],
     unfinal_max_nano: Mapping[str, int],
-    unfinal_units: Mapping[Wallet, int],
+    unfinal_units: Mapping[PayerAccount, int],
     now_ms: int,
     authorizations: Iterable[KnownAuthorization] = (),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
 
-    `payments`: those shown, and of `purses_short` every payment of the purse. `nonces`: who holds the nonces of these claims by now.
+    `payments`: those shown, and of `find_short_accounts` every payment of the credit account. `nonces`: who holds the nonces of these claims by now.
     `keys`: which calls the idempotency keys of these claims have named, unless those were released or are forgotten.
     `repeats`: the newest call without an outcome, or with half an answer, of the requests that these claims name.
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
-    not named has no maximum. `unfinal_units`: what is taken from all unfinal payments of each of `limited_wallets`.
+    not named has no maximum. `unfinal_units`: what is taken from all unfinal payments of each of `find_limited_accounts`.
     `now_ms`: the time of the batch, by the clock that all gateways share; the clock of the gateway that received a call
     decides nothing.
     `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
     run again, or moved after the block of their cover.
     """
-    desk = _Desk(
+    batch = _BatchDecision(
         payments,
         nonces,
         keys,
@@ -103,29 +109,31 @@ def decide_claims(
         unfinal_max_nano,
         unfinal_units,
         now_ms,
-        Covers(authorizations),
+        PendingAuthorizations(authorizations),
     )
-    decisions = tuple(desk.decide(claim) for claim in claims)
-    return decisions, desk.debits()
+    decisions = tuple(batch.decide(claim) for claim in claims)
+    return decisions, batch.debits()
 
 
-def purses_short(claims: Sequence[Claim], payments: Mapping[int, Payment]) -> frozenset[Purse]:
-    """The purses whose shown payment has something left, but not enough for all claims on it."""
+def find_short_accounts(claims: Sequence[Claim], payments: Mapping[int, Payment]) -> frozenset[CreditAccount]:
+    """The credit accounts whose shown payment has something left, but not enough for all claims on it."""
     wanted: dict[int, int] = {}
     for claim in claims:
         if claim.payment_id is not None and claim.payment_id in payments:
             wanted[claim.payment_id] = wanted.get(claim.payment_id, 0) + claim.price_units
     return frozenset(
-        purse_of(payments[payment_id])
+        credit_account_of(payments[payment_id])
         for payment_id, units in wanted.items()
-        if 0 < payments[payment_id].rest_units < units
+        if 0 < payments[payment_id].remaining_units < units
     )
 
 
-def limited_wallets(claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]) -> frozenset[Wallet]:
+def find_limited_accounts(
+    claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]
+) -> frozenset[PayerAccount]:
     """The wallets of these claims whose unfinal value has a maximum."""
     return frozenset(
-        Wallet(claim.chain_id, claim.asset, claim.payer)
+        PayerAccount(claim.chain_id, claim.asset, claim.payer)
         for claim in claims
         if claim.currency in unfinal_max_nano
         and claim.payer is not None
@@ -134,22 +142,22 @@ def limited_wallets(claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]
     )
 
 
-def sum_unfinal(payments: Iterable[Payment]) -> dict[Wallet, int]:
+def sum_unfinal(payments: Iterable[Payment]) -> dict[PayerAccount, int]:
     """What is taken from the unfinal ones, by wallet, in ledger units."""
-    found: dict[Wallet, int] = {}
+    found: dict[PayerAccount, int] = {}
     for payment in payments:
         if payment.state is PaymentState.UNFINAL:
-            wallet = _wallet_of_payment(payment)
+            wallet = _payer_account_of_payment(payment)
             found[wallet] = found.get(wallet, 0) + payment.taken_units
     return found
 
 
-def _wallet_of_payment(payment: Payment) -> Wallet:
-    return Wallet(payment.chain_id, payment.asset, payment.payer)
+def _payer_account_of_payment(payment: Payment) -> PayerAccount:
+    return PayerAccount(payment.chain_id, payment.asset, payment.payer)
 
 
-def purse_of(payment: Payment) -> Purse:
-    return Purse(payment.chain_id, payment.asset, payment.payer, payment.payee)
+def credit_account_of(payment: Payment) -> CreditAccount:
+    return CreditAccount(payment.chain_id, payment.asset, payment.payer, payment.payee)
 
 
 def nonce_key(claim: Claim) -> NonceKey | None:
@@ -168,7 +176,7 @@ def key_name(claim: Claim) -> KeyName | None:
 def request_name(claim: Claim) -> RequestName | None:
     """Which open call the claim may run again instead. A key is for a call of its own, and a request that is not safe
     never reaches its upstream twice unasked."""
-    if claim.payment_id is None or claim.idempotency_key is not None or claim.is_anew:
+    if claim.payment_id is None or claim.idempotency_key is not None or claim.is_separate_call:
         return None
     return RequestName(claim.payment_id, claim.digest) if claim.method in SAFE_METHODS else None
 
@@ -237,7 +245,7 @@ def check_units(units: int) -> None:
         raise ValueError("an amount of ledger units lies between 0 and 2^63 - 1")
 
 
-class _Balance:
+class _PaymentBalance:
     """A payment while its batch is decided."""
 
     __slots__ = ("calls", "is_plain_ended", "payment", "taken_units")
@@ -249,7 +257,7 @@ class _Balance:
         self.is_plain_ended = payment.is_plain_ended
 
     @property
-    def rest_units(self) -> int:
+    def remaining_units(self) -> int:
         return self.payment.value_units - self.taken_units
 
     @property
@@ -257,21 +265,21 @@ class _Balance:
         return self.payment.state is not PaymentState.GONE and not self.payment.is_held
 
 
-class _Desk:
+class _BatchDecision:
     def __init__(
         self,
         payments: Iterable[Payment],
         nonces: Mapping[NonceKey, NonceUsed],
         keys: Mapping[KeyName, KeyedCall],
         repeats: Mapping[RequestName, OpenCall],
-        debts: Mapping[Purse, int],
+        debts: Mapping[CreditAccount, int],
         unfinal_max_nano: Mapping[str, int],
-        unfinal_units: Mapping[Wallet, int],
+        unfinal_units: Mapping[PayerAccount, int],
         now_ms: int,
-        covers: Covers,
+        covers: PendingAuthorizations,
     ) -> None:
-        self._covers = covers
-        self._balances = {payment.id: _Balance(payment) for payment in payments}
+        self._authorizations = covers
+        self._balances = {payment.id: _PaymentBalance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._keys = dict(keys)
         self._repeats = dict(repeats)
@@ -279,12 +287,12 @@ class _Desk:
         self._unfinal_max_nano = unfinal_max_nano
         self._unfinal_units = dict(unfinal_units)
         self._now_ms = now_ms
-        self._purses: dict[Purse, list[_Balance]] = {}
-        self._touched: dict[int, _Balance] = {}
+        self._accounts: dict[CreditAccount, list[_PaymentBalance]] = {}
+        self._touched: dict[int, _PaymentBalance] = {}
         for balance in self._balances.values():
-            self._purses.setdefault(purse_of(balance.payment), []).append(balance)
-        for purse in self._purses.values():
-            purse.sort(key=lambda one: (one.payment.block_number, one.payment.id))
+            self._accounts.setdefault(credit_account_of(balance.payment), []).append(balance)
+        for account in self._accounts.values():
+            account.sort(key=lambda one: (one.payment.block_number, one.payment.id))
 
     def decide(self, claim: Claim) -> Decision:
         """What it repeats before anything else: who asks again is told of that call, and pays nothing. While that one
@@ -296,7 +304,7 @@ class _Desk:
         request = request_name(claim)
         waiting = None if request is None else self._repeats.get(request)
         if waiting is not None and waiting.state is not CallState.FORWARDING:
-            return _refused(claim, CallOpen(call=waiting))
+            return _refused(claim, RepeatsOpenCall(call=waiting))
         decision = self._decide(claim)
         if isinstance(decision.outcome, Claimed):
             self._note_running(claim, name)
@@ -313,35 +321,39 @@ class _Desk:
         if claim.authorization is not None:
             return self._decide_authorized(claim, claim.authorization)
         if claim.payment_id is None:
-            return _granted(claim, {}, rest_units=0, rail=Rail.NONE)
+            return _granted(claim, {}, remaining_units=0, rail=Rail.NONE)
         shown = self._balances.get(claim.payment_id)
         if shown is None or shown.payment.payer != claim.payer:
             return _refused(claim, Unspendable(is_held=False))
         refusal = self._refuse_proof(claim, shown)
         if refusal is not None:
             return _refused(claim, refusal)
-        parts, rest_units = self._gather(claim, shown)
+        parts, remaining_units = self._gather(claim, shown)
         if parts is None:
-            return _refused(claim, Exhausted(rest_units=rest_units))
+            return _refused(claim, Exhausted(remaining_units=remaining_units))
         if self._is_beyond_unfinal(claim, parts):
             return _refused(claim, UnfinalLimit())
         return self._grant(claim, shown, parts)
 
     def _decide_authorized(self, claim: Claim, authorization: Authorization) -> Decision:
         price_units, now_s = claim.price_units, self._now_ms // 1000
-        refusal = self._covers.refuse(authorization, cover=claim.cover, price_units=price_units, now_s=now_s)
+        refusal = self._authorizations.refuse(
+            authorization, cover=claim.cover, price_units=price_units, now_s=now_s
+        )
         if isinstance(refusal, AuthorizationTaken):
             return _refused(claim, refusal)
-        purse = Purse(authorization.chain_id, authorization.asset, authorization.payer, authorization.payee)
-        debt_units = self._debts.get(purse, 0)
+        account = CreditAccount(
+            authorization.chain_id, authorization.asset, authorization.payer, authorization.payee
+        )
+        debt_units = self._debts.get(account, 0)
         if debt_units > 0:
             return _refused(claim, InDebt(units=debt_units))
         if refusal is not None:
             return _refused(claim, refusal)
-        if self._is_beyond_unfinal_authorized(claim, wallet_of(authorization.key)):
+        if self._is_beyond_unfinal_authorized(claim, payer_account_of(authorization.key)):
             return _refused(claim, UnfinalLimit())
-        self._covers.grant(authorization, call_id=claim.call_id, price_units=price_units)
-        return _granted(claim, {}, rest_units=0, rail=rail_of(authorization.dialect))
+        self._authorizations.grant(authorization, call_id=claim.call_id, price_units=price_units)
+        return _granted(claim, {}, remaining_units=0, rail=rail_of(authorization.dialect))
 
     def debits(self) -> tuple[Debit, ...]:
         return tuple(
@@ -355,7 +367,7 @@ class _Desk:
             for payment_id, balance in sorted(self._touched.items())
         )
 
-    def _refuse_proof(self, claim: Claim, shown: _Balance) -> ClaimOutcome | None:
+    def _refuse_proof(self, claim: Claim, shown: _PaymentBalance) -> ClaimOutcome | None:
         key = nonce_key(claim)
         if key is not None and key in self._nonces:
             return self._nonces[key]
@@ -363,48 +375,48 @@ class _Desk:
             return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
         if claim.is_plain and shown.is_plain_ended:
             return PlainEnded()
-        debt_units = self._debts.get(purse_of(shown.payment), 0)
+        debt_units = self._debts.get(credit_account_of(shown.payment), 0)
         if debt_units > 0:
             return InDebt(units=debt_units)
         if claim.is_first_price and shown.taken_units > 0:
             return NotFirst()
         return None
 
-    def _gather(self, claim: Claim, shown: _Balance) -> tuple[Parts | None, int]:
+    def _gather(self, claim: Claim, shown: _PaymentBalance) -> tuple[Parts | None, int]:
         """The parts that make up the price, or None and what there is instead."""
-        if shown.rest_units >= claim.price_units:
+        if shown.remaining_units >= claim.price_units:
             return {shown.payment.id: claim.price_units}, 0
-        if shown.rest_units <= 0:
+        if shown.remaining_units <= 0:
             return None, 0
-        parts = {shown.payment.id: shown.rest_units}
-        missing = claim.price_units - shown.rest_units
-        for sibling in self._purses[purse_of(shown.payment)]:
+        parts = {shown.payment.id: shown.remaining_units}
+        missing = claim.price_units - shown.remaining_units
+        for sibling in self._accounts[credit_account_of(shown.payment)]:
             if sibling is shown or not self._may_help(sibling, claim):
                 continue
-            parts[sibling.payment.id] = min(missing, sibling.rest_units)
+            parts[sibling.payment.id] = min(missing, sibling.remaining_units)
             missing -= parts[sibling.payment.id]
             if missing == 0:
                 return parts, 0
         return None, sum(parts.values())
 
-    def _may_help(self, sibling: _Balance, claim: Claim) -> bool:
+    def _may_help(self, sibling: _PaymentBalance, claim: Claim) -> bool:
         """A sibling that could pay a call alone is somebody's prepayment; one whose plain form has ended is not
         opened by the plain signature of another."""
         if claim.is_plain and sibling.is_plain_ended:
             return False
-        return sibling.is_spendable and 0 < sibling.rest_units < claim.price_units
+        return sibling.is_spendable and 0 < sibling.remaining_units < claim.price_units
 
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
         if claim.currency not in self._unfinal_max_nano:
             return False
         shown = self._balances[next(iter(parts))].payment
         added = sum(units for payment_id, units in parts.items() if self._is_unfinal(payment_id))
-        unfinal_units = self._unfinal_units.get(_wallet_of_payment(shown), 0)
+        unfinal_units = self._unfinal_units.get(_payer_account_of_payment(shown), 0)
         return added > 0 and self._is_too_much(claim, unfinal_units + added)
 
-    def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: Wallet) -> bool:
+    def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: PayerAccount) -> bool:
         """What its authorisation moves will not be final at once; nor what those before it are about to move."""
-        moving_units = self._covers.running_units(wallet, now_s=self._now_ms // 1000)
+        moving_units = self._authorizations.running_units(wallet, now_s=self._now_ms // 1000)
         unfinal_units = self._unfinal_units.get(wallet, 0) + moving_units
         return self._is_too_much(claim, unfinal_units + claim.price_units)
 
@@ -415,7 +427,7 @@ class _Desk:
     def _is_unfinal(self, payment_id: int) -> bool:
         return self._balances[payment_id].payment.state is PaymentState.UNFINAL
 
-    def _grant(self, claim: Claim, shown: _Balance, parts: Parts) -> Decision:
+    def _grant(self, claim: Claim, shown: _PaymentBalance, parts: Parts) -> Decision:
         rail = Rail.TX if shown.calls == 0 else Rail.CREDIT
         shown.calls += 1
         shown.is_plain_ended = shown.is_plain_ended or claim.ends_plain
@@ -425,16 +437,16 @@ class _Desk:
             balance.taken_units += units
             self._touched[payment_id] = balance
             if self._is_unfinal(payment_id):
-                wallet = _wallet_of_payment(balance.payment)
+                wallet = _payer_account_of_payment(balance.payment)
                 self._unfinal_units[wallet] = self._unfinal_units.get(wallet, 0) + units
         key = nonce_key(claim)
         if key is not None:
             self._nonces[key] = NonceUsed(call_id=claim.call_id, state=CallState.FORWARDING)
-        return _granted(claim, parts, rest_units=shown.rest_units, rail=rail)
+        return _granted(claim, parts, remaining_units=shown.remaining_units, rail=rail)
 
 
 def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:
-    """As it will stand in the books."""
+    """As it will stand in the ledger."""
     return KeyedCall(
         call_id=claim.call_id,
         listing_id=claim.listing_id,
@@ -449,8 +461,10 @@ def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:
     )
 
 
-def _granted(claim: Claim, parts: Parts, *, rest_units: int, rail: Rail) -> Decision:
-    return Decision(claim=claim, outcome=Claimed(epoch=1, rest_units=rest_units, rail=rail), parts=parts)
+def _granted(claim: Claim, parts: Parts, *, remaining_units: int, rail: Rail) -> Decision:
+    return Decision(
+        claim=claim, outcome=Claimed(epoch=1, remaining_units=remaining_units, rail=rail), parts=parts
+    )
 
 
 def _refused(claim: Claim, outcome: ClaimOutcome) -> Decision:

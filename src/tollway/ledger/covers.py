@@ -20,7 +20,7 @@ EXPIRY_SLACK_S = 60
 """Blocks are timed by other clocks than ours, and the next one may still be timed before ours."""
 
 
-class Wallet(NamedTuple):
+class PayerAccount(NamedTuple):
     """Whose balance of what covers its authorisations."""
 
     chain_id: ChainId
@@ -30,7 +30,7 @@ class Wallet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAuthorization:
-    """An authorisation in the books, with the state of the call that it was claimed for last.
+    """An authorisation in the ledger, with the state of the call that it was claimed for last.
 
     `settled_block`: where its money moved; None while it did not. `valid_before`: in unix seconds.
     """
@@ -60,19 +60,19 @@ class KnownAuthorization:
         return is_open or self.state in HOLDING
 
 
-def wallet_of(key: AuthorizationKey) -> Wallet:
-    return Wallet(key.chain_id, key.asset, key.payer)
+def payer_account_of(key: AuthorizationKey) -> PayerAccount:
+    return PayerAccount(key.chain_id, key.asset, key.payer)
 
 
 def rail_of(dialect: Dialect) -> Rail:
     return Rail.MPP if dialect is Dialect.MPP else Rail.X402
 
 
-class Covers:
+class PendingAuthorizations:
     """The authorisations of some wallets while a batch of claims is decided."""
 
     def __init__(self, known: Iterable[KnownAuthorization]) -> None:
-        self._wallets: dict[Wallet, dict[AuthorizationKey, KnownAuthorization]] = {}
+        self._wallets: dict[PayerAccount, dict[AuthorizationKey, KnownAuthorization]] = {}
         for one in known:
             self._put(one)
 
@@ -83,17 +83,17 @@ class Covers:
         known = self._wallet(authorization.key).get(authorization.key)
         if known is not None and not known.is_free:
             return AuthorizationTaken(call_id=known.call_id, state=known.state)
-        wallet = wallet_of(authorization.key)
+        wallet = payer_account_of(authorization.key)
         held_units = self.held_units(wallet, cover, now_s=now_s) if cover is not None else 0
         if cover is None or cover.balance_units < price_units + held_units:
             return NotCovered(held_units=held_units)
         return None
 
-    def held_units(self, wallet: Wallet, cover: Cover, *, now_s: int) -> int:
+    def held_units(self, wallet: PayerAccount, cover: Cover, *, now_s: int) -> int:
         known = self._wallets.get(wallet, {}).values()
         return sum(one.price_units for one in known if one.counts_against(cover, now_s=now_s))
 
-    def running_units(self, wallet: Wallet, *, now_s: int) -> int:
+    def running_units(self, wallet: PayerAccount, *, now_s: int) -> int:
         """What may be about to move."""
         known = self._wallets.get(wallet, {}).values()
         return sum(one.price_units for one in known if one.may_move(now_s=now_s))
@@ -111,7 +111,7 @@ class Covers:
         )
 
     def _wallet(self, key: AuthorizationKey) -> dict[AuthorizationKey, KnownAuthorization]:
-        return self._wallets.get(wallet_of(key), {})
+        return self._wallets.get(payer_account_of(key), {})
 
     def _put(self, known: KnownAuthorization) -> None:
-        self._wallets.setdefault(wallet_of(known.key), {})[known.key] = known
+        self._wallets.setdefault(payer_account_of(known.key), {})[known.key] = known

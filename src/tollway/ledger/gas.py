@@ -1,9 +1,9 @@
-"""The lanes of the gas keys: which nonce comes next, which transactions are on their way, what they cost. A port;
+"""The sequences of the gas keys: which nonce comes next, which transactions are on their way, what they cost. A port;
 `storage/gas_store.py` keeps it in SQL.
 
-A nonce is taken in the very transaction that stores the hash of what is signed with it (`Book.settle`,
-`Book.add_attempt`). A nonce that nothing is stored for can be missing only after `raise_nonce` believed a wrong count, or
-after a chain lost what others had sent with the same key; `Book.add_attempt` fills it, or `lower_nonce` takes it back.
+A nonce is taken in the very transaction that stores the hash of what is signed with it (`Ledger.settle`,
+`Ledger.add_attempt`). A nonce that nothing is stored for can be missing only after `raise_nonce` believed a wrong count, or
+after a chain lost what others had sent with the same key; `Ledger.add_attempt` fills it, or `lower_nonce` takes it back.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from tollway.ledger.authorization import SettlementAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneTaken:
-    """Another transaction has this lane's nonce, or it is not the next one. Nothing changed."""
+class NonceUnavailable:
+    """Another transaction has this key's nonce, or it is not the next one. Nothing changed."""
 
     next_nonce: int
 
@@ -30,20 +30,20 @@ class CodeRecord:
     reverted: int
 
 
-class GasBook(Protocol):
+class GasLedger(Protocol):
     """Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
     async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
-        """The nonce that the lane's next transaction takes; 0 for a lane that was never used."""
+        """The nonce that the sequence's next transaction takes; 0 for a sequence that was never used."""
         ...
 
     async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
-        """Lets the lane go on at `nonce` or later (the chain counts further than we do); returns what holds."""
+        """Lets the sequence go on at `nonce` or later (the chain counts further than we do); returns what holds."""
         ...
 
     async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
-        """Lets the lane go on at `nonce` again where nothing of ours waits with that nonce or a later one: the chain never
-        counted as far as the lane did. Returns what holds."""
+        """Lets the sequence go on at `nonce` again where nothing of ours waits with that nonce or a later one: the chain never
+        counted as far as the sequence did. Returns what holds."""
         ...
 
     async def open_attempts(
@@ -61,7 +61,7 @@ class GasBook(Protocol):
         open again."""
         ...
 
-    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+    async def record_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         """What a mined attempt really cost, for the listing's budget."""
         ...
 
@@ -72,7 +72,9 @@ class GasBook(Protocol):
 
     # ---- Payers with code: attempts with a `code_hash`.
 
-    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+    async def record_wallet_cost(
+        self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool
+    ) -> None:
         """What a mined attempt cost and whether it reverted, where its payer has code; otherwise nothing happens."""
         ...
 

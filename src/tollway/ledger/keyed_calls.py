@@ -1,4 +1,4 @@
-"""Idempotency keys as the books know them: one key of one wallet names one call, at every gateway. Pure.
+"""Idempotency keys as the ledger knows them: one key of one wallet names one call, at every gateway. Pure.
 
 Nothing here is a secret: who may ask for a key's call, and what he is told, is for the gateway to say.
 """
@@ -22,7 +22,7 @@ class KeyName(NamedTuple):
 class KeyedCall:
     """The call that an idempotency key of its payer named. Its price is that of its claim, whatever is asked by now.
 
-    `payment_id`: the payment that was shown for it; `authorization`: what was to pay it instead, or has. `has_answer`: it
+    `payment_id`: the payment that was shown for it; `authorization`: what was to pay it instead, or has. `has_stored_response`: it
     is stored. `is_lost`: consumed, but its upstream cut the answer off, and no repeat has brought it again. `is_delivered`: how
     its answer reached the caller is written; until then somebody may still be reading it. `moved_ms`: its last move.
     """
@@ -37,7 +37,7 @@ class KeyedCall:
     payment_id: int | None
     moved_ms: int
     authorization: AuthorizationKey | None = None
-    has_answer: bool = False
+    has_stored_response: bool = False
     is_lost: bool = False
     is_delivered: bool = False
 

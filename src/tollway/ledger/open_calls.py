@@ -31,8 +31,8 @@ class OpenCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallOpen:
+class RepeatsOpenCall:
     """The same safe request has a call that waits to run again. Nothing changed: reopen that one, and where it does not
-    let itself be reopened, claim a call of its own (`Claim.is_anew`)."""
+    let itself be reopened, claim a call of its own (`Claim.is_separate_call`)."""
 
     call: OpenCall

@@ -16,29 +16,29 @@ Parts = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class CallDebits:
     """The state of a call and what it holds."""
 
     state: CallState
     parts: Parts
 
 
-def held_after(after: CallState, *, parts: Parts, price_units: int, gone: Collection[int]) -> Holding:
+def debits_after(after: CallState, *, parts: Parts, price_units: int, gone: Collection[int]) -> CallDebits:
     """What a call holds when it moves to `after`, given the payments that have left the chain.
 
     A call that costs and was paid from a gone payment becomes `reorged` at once; one whose outcome is open keeps its
     parts until it has one.
     """
     if after is CallState.RELEASED:
-        return Holding(state=after, parts={})
+        return CallDebits(state=after, parts={})
     if after is not CallState.CONSUMED:
-        return Holding(state=after, parts=parts)
+        return CallDebits(state=after, parts=parts)
     kept = {payment_id: units for payment_id, units in parts.items() if payment_id not in gone}
     is_paid = sum(kept.values()) >= price_units
-    return Holding(state=CallState.CONSUMED if is_paid else CallState.REORGED, parts=kept)
+    return CallDebits(state=CallState.CONSUMED if is_paid else CallState.REORGED, parts=kept)
 
 
-def share_among_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dict[CallId, int]:
+def allocate_to_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dict[CallId, int]:
     """How much of `units` each debt gets, in the order given."""
     shares: dict[CallId, int] = {}
     for call_id, owed_units in debts:

@@ -1,4 +1,4 @@
-"""The read side of the books: a wallet's calls and payments. A port, kept by the same store as the book."""
+"""The read side of the ledger: a wallet's calls and payments. A port, kept by the same store as the book."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -35,7 +35,7 @@ class HistoryPage:
     is_lower_bound: bool = False
 
 
-class Statement(Protocol):
+class CallHistory(Protocol):
     """Raises `StorageUnavailable` when the store is away."""
 
     async def history(self, query: HistoryQuery) -> HistoryPage:

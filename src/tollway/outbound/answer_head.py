@@ -16,14 +16,16 @@ _SWITCHING = 101
 _FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"transfer-encoding")))
 _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
 _CONTROLS = bytes(code for code in (*range(1, 32), 127) if code not in b"\t\r\n")
-_SHOWN = bytes.maketrans(_CONTROLS, b"@" * len(_CONTROLS))  # which is not for names, lengths and codings
+_CONTROLS_REPLACED = bytes.maketrans(
+    _CONTROLS, b"@" * len(_CONTROLS)
+)  # which is not for names, lengths and codings
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class AnswerMalformed(Exception):
+class ResponseMalformed(Exception):
     """What came is no answer that can be trusted."""
 
 
@@ -40,17 +42,17 @@ class HeadLimits:
 @dataclass(
     slots=True, kw_only=True
 )  # not frozen: one is made on the path of every call, and freezing costs a third of it
-class AnswerHead:
+class ResponseHead:
     """`length`: bytes of the body; None when it is chunked, or else goes on until the connection is closed.
 
-    `is_lasting`: this side of the wire may keep the connection once the body is here.
+    `is_keep_alive`: this side of the wire may keep the connection once the body is here.
     """
 
     status: int
     headers: Headers
     length: int | None
     is_chunked: bool
-    is_lasting: bool
+    is_keep_alive: bool
 
     @property
     def is_interim(self) -> bool:
@@ -67,27 +69,27 @@ class _Fields:
         self.found.append((name, value.rstrip(b" \t")))
 
 
-def check_beginning(begun: bytes | bytearray, *, seen: int) -> None:
-    """Raises AnswerMalformed when no whole head can come of this any more; the first `seen` bytes were looked at."""
-    prefix = bytes(begun[:9])
-    if not any(version.startswith(prefix) for version in _VERSIONS) or _BARE_LF.search(begun, seen):
-        raise AnswerMalformed("this is not HTTP/1.1")
+def check_partial_head(partial_head: bytes | bytearray, *, seen: int) -> None:
+    """Raises ResponseMalformed when no whole head can come of this any more; the first `seen` bytes were looked at."""
+    prefix = bytes(partial_head[:9])
+    if not any(version.startswith(prefix) for version in _VERSIONS) or _BARE_LF.search(partial_head, seen):
+        raise ResponseMalformed("this is not HTTP/1.1")
 
 
-def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> AnswerHead:
-    """One whole head, final or interim, the empty line included. Raises AnswerMalformed."""
+def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
+    """One whole head, final or interim, the empty line included. Raises ResponseMalformed."""
     if not head.startswith(_VERSIONS):
-        raise AnswerMalformed("this is not HTTP/1.1")
+        raise ResponseMalformed("this is not HTTP/1.1")
     if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
-        raise AnswerMalformed("the status line is too long")
+        raise ResponseMalformed("the status line is too long")
     try:
         status, headers = _run_parser(head)
     except (HttpParserError, HttpParserUpgrade) as exc:
-        raise AnswerMalformed(f"the head is not valid: {exc}") from exc
+        raise ResponseMalformed(f"the head is not valid: {exc}") from exc
     if not 100 <= status <= 599 or status == _SWITCHING:
-        raise AnswerMalformed("the status is none that was asked for")
+        raise ResponseMalformed("the status is none that was asked for")
     if len(headers) > limits.headers:
-        raise AnswerMalformed("there are too many headers")
+        raise ResponseMalformed("there are too many headers")
     if len(head) > limits.field_bytes:
         _check_fields(headers, limits.field_bytes)
     return _frame(status, headers, method=method, is_old=head[7:8] == b"0")
@@ -104,20 +106,20 @@ def _run_parser(head: bytes, *, is_lenient: bool = False) -> tuple[int, Headers]
     try:
         parser.feed_data(head)
     except HttpParserError:
-        shown = head.translate(_SHOWN)
-        if is_lenient or shown == head:
+        replaced = head.translate(_CONTROLS_REPLACED)
+        if is_lenient or replaced == head:
             raise
-        _run_parser(shown)
+        _run_parser(replaced)
         return _run_parser(head, is_lenient=True)
     return parser.get_status_code(), tuple(fields.found)
 
 
 def _check_fields(headers: Headers, bytes_max: int) -> None:
     if any(len(name) + len(value) > bytes_max for name, value in headers):
-        raise AnswerMalformed("a header is too long")
+        raise ResponseMalformed("a header is too long")
 
 
-def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> AnswerHead:
+def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> ResponseHead:
     """RFC 9112 §6.3 and §9.3. Two lengths, or a length beside chunks, have not come through the parser."""
     length: int | None = None
     is_chunked = is_closing = is_kept = False
@@ -134,16 +136,16 @@ def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> Answe
         elif name == b"transfer-encoding":
             # We never said that we take another coding (RFC 9112 §7.4), and could not pass it on.
             if is_chunked or value.lower() != b"chunked":
-                raise AnswerMalformed("the transfer coding is not chunked")
+                raise ResponseMalformed("the transfer coding is not chunked")
             is_chunked = True
     if method == "HEAD" or status in BODILESS_STATUSES or status < 200:
-        length, is_chunked, is_told = 0, False, True
+        length, is_chunked, has_framing = 0, False, True
     else:
-        is_told = length is not None or is_chunked
+        has_framing = length is not None or is_chunked
     # An old server that sends chunks knows not what it does (RFC 9112 §6.1).
-    is_lasting = is_told and not is_closing and (not is_old or (is_kept and not is_chunked))
-    return AnswerHead(
-        status=status, headers=headers, length=length, is_chunked=is_chunked, is_lasting=is_lasting
+    is_keep_alive = has_framing and not is_closing and (not is_old or (is_kept and not is_chunked))
+    return ResponseHead(
+        status=status, headers=headers, length=length, is_chunked=is_chunked, is_keep_alive=is_keep_alive
     )
 
 
@@ -186,13 +188,13 @@ class ChunkedBody:
         return self._chunks.messages > 1
 
     def feed(self, data: bytes) -> Sequence[bytes]:
-        """The pieces of the body in these bytes. Raises AnswerMalformed; then there are none."""
+        """The pieces of the body in these bytes. Raises ResponseMalformed; then there are none."""
         chunks = self._chunks
         chunks.pieces.clear()
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as exc:
             if not chunks.is_whole:
-                raise AnswerMalformed(f"the chunks are not valid: {exc}") from exc
+                raise ResponseMalformed(f"the chunks are not valid: {exc}") from exc
             chunks.messages = 2
         return chunks.pieces[: chunks.last] if chunks.is_whole else chunks.pieces

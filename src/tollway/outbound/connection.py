@@ -13,16 +13,16 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-from tollway.outbound.answer import Answer
-from tollway.outbound.answer_head import AnswerHead, AnswerMalformed, HeadLimits
-from tollway.outbound.read_memory import ReadMemory
+from tollway.outbound.answer import ResponseParser
+from tollway.outbound.answer_head import HeadLimits, ResponseHead, ResponseMalformed
+from tollway.outbound.read_memory import ReadBuffer
 
-_LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_LOSS_ERRNOS = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 """Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
-_ANY_NEWS = select.POLLIN | select.POLLERR | select.POLLHUP
-SOON_S = 0.05
+_ANY_EVENT = select.POLLIN | select.POLLERR | select.POLLHUP
+FAST_READER_S = 0.05
 """A reader who comes back in less gets twice as much at once as before; one who is slower, the first measure again."""
-SEALED_READ_BYTES = 16 * 1024
+TLS_READ_BYTES = 16 * 1024
 """What of a TLS connection may wait to be opened: a record."""
 
 
@@ -30,17 +30,17 @@ class Connection(asyncio.BufferedProtocol):
     """One socket. One task asks and reads; one more may write a streamed body at the same time."""
 
     __slots__ = (
-        "_answer",
         "_failure",
         "_head_limits",
         "_is_reading_paused",
         "_is_writing_paused",
         "_loop",
-        "_memory",
         "_on_lost",
+        "_parser",
+        "_read_at",
+        "_read_buffer",
         "_read_bytes",
         "_socket",
-        "_taken_at",
         "_timer",
         "_transport",
         "_uploading",
@@ -60,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         is_tls: bool,
         handle: socket.socket,
         head_limits: HeadLimits,
-        memory: ReadMemory,
+        read_buffer: ReadBuffer,
         on_lost: Callable[["Connection"], None],
     ) -> None:
         """`on_lost` hears once that the connection is gone."""
@@ -73,10 +73,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._on_lost = on_lost
         self._head_limits = head_limits
-        self._memory = memory
-        self._read_bytes = memory.first
-        self._taken_at = 0.0
-        self._answer: Answer | None = None  # None: nothing was asked, and whatever comes is stray
+        self._read_buffer = read_buffer
+        self._read_bytes = read_buffer.first_size
+        self._read_at = 0.0
+        self._parser: ResponseParser | None = None  # None: nothing was asked, and whatever comes is stray
         self._failure: Exception | None = None
         self._wait_read: asyncio.Future[None] | None = None
         self._wait_write: asyncio.Future[None] | None = None
@@ -91,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         return self._failure is None and transport is not None and not transport.is_closing()
 
-    def is_quiet(self) -> bool:
+    def has_no_unread_bytes(self) -> bool:
         """The last look before the first byte: False for what the event loop has not seen yet, a FIN, a reset or stray
         bytes in the kernel's buffer. They would become the answer to the next request.
 
@@ -101,29 +101,29 @@ class Connection(asyncio.BufferedProtocol):
             return True
         if self._socket.fileno() < 0:
             return False
-        look = select.poll()
-        look.register(self._socket, _ANY_NEWS)
-        return not look.poll(0)
+        poll = select.poll()
+        poll.register(self._socket, _ANY_EVENT)
+        return not poll.poll(0)
 
     def begin(self, method: str, first_bytes: bytes) -> bool:
         """Writes the head, with the body where it is here already; from now on an answer may come. True when the
         connection has taken the bytes."""
         transport = self._transport
-        assert self._answer is None, "one exchange at a time"
+        assert self._parser is None, "one exchange at a time"
         assert transport is not None, "begun once it is open"
-        self._answer = Answer(method, self._head_limits)
+        self._parser = ResponseParser(method, self._head_limits)
         self.exchanges += 1
         transport.write(first_bytes)
         return not transport.is_closing()
 
     def finish(self) -> bool:
         """Ends the exchange. True when the connection may carry another one; else it is cut."""
-        answer = self._answer
-        if answer is None or not answer.may_be_followed or not self.is_open or not self._is_uploaded():
+        parser = self._parser
+        if parser is None or not parser.is_reusable or not self.is_open or not self._is_uploaded():
             self.cut()
             return False
-        self._answer = self._uploading = None
-        self._read_bytes = self._memory.give_back(self._read_bytes)
+        self._parser = self._uploading = None
+        self._read_bytes = self._read_buffer.release_size(self._read_bytes)
         self._resume_reading()
         self.idle_since = monotonic()
         return True
@@ -171,42 +171,42 @@ class Connection(asyncio.BufferedProtocol):
 
     def restart_deadline(self, deadline_s: float) -> None:
         """Nothing to restart once the head is here, or the deadline has passed."""
-        if self._timer is not None and self._answer is not None and self._answer.head is None:
+        if self._timer is not None and self._parser is not None and self._parser.head is None:
             self._set_timer(deadline_s)
 
     # ---- Reading.
 
-    async def read_head(self, deadline_s: float) -> AnswerHead:
-        """Raises AnswerMalformed, TimeoutError, OSError for a loss, and what `fail` was given."""
-        answer = self._answer
-        assert answer is not None, "nothing was asked"
-        if answer.head is None and self._failure is None:
+    async def read_head(self, deadline_s: float) -> ResponseHead:
+        """Raises ResponseMalformed, TimeoutError, OSError for a loss, and what `fail` was given."""
+        parser = self._parser
+        assert parser is not None, "nothing was asked"
+        if parser.head is None and self._failure is None:
             await self._wait(deadline_s)
-        if answer.head is not None:
-            return answer.head
+        if parser.head is not None:
+            return parser.head
         raise self._explain()
 
     async def read_chunk(self, idle_s: float) -> bytes:
         """All of the body that is here; waits when there is nothing. b"" at its true end. Raises as `read_head`."""
-        answer = self._answer
-        assert answer is not None, "nothing was asked"
-        if not answer.buffered and not answer.is_whole and self._failure is None:
-            is_soon = self._loop.time() - self._taken_at < SOON_S
-            measure = self._memory.grow if is_soon else self._memory.give_back
-            self._read_bytes = measure(self._read_bytes)
+        parser = self._parser
+        assert parser is not None, "nothing was asked"
+        if not parser.buffered and not parser.is_whole and self._failure is None:
+            is_soon = self._loop.time() - self._read_at < FAST_READER_S
+            size = self._read_buffer.grow if is_soon else self._read_buffer.release_size
+            self._read_bytes = size(self._read_bytes)
             self._resume_reading()
             await self._wait(idle_s)
-        if answer.buffered:
-            self._taken_at = self._loop.time()
-            return answer.take()
-        if answer.is_whole:
+        if parser.buffered:
+            self._read_at = self._loop.time()
+            return parser.take_body()
+        if parser.is_whole:
             return b""
         raise self._explain()
 
     @property
     def is_read(self) -> bool:
         """The last byte of the answer has arrived, and was read."""
-        return self._answer is not None and self._answer.is_whole and not self._answer.buffered
+        return self._parser is not None and self._parser.is_whole and not self._parser.buffered
 
     def _explain(self) -> Exception:
         return self._failure or ConnectionAbortedError("the connection was lost")
@@ -218,23 +218,23 @@ class Connection(asyncio.BufferedProtocol):
             await self._wait_read
         finally:
             self._wait_read = None
-            self._drop_timer()
+            self._cancel_timer()
 
     def _wake(self) -> None:
-        self._drop_timer()  # what has come in time is not late because its reader is
+        self._cancel_timer()  # what has come in time is not late because its reader is
         if self._wait_read is not None and not self._wait_read.done():
             self._wait_read.set_result(None)
 
     def _set_timer(self, delay_s: float) -> None:
-        self._drop_timer()
-        self._timer = self._loop.call_later(delay_s, self._run_out)
+        self._cancel_timer()
+        self._timer = self._loop.call_later(delay_s, self._expire)
 
-    def _drop_timer(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _run_out(self) -> None:
+    def _expire(self) -> None:
         self.fail(TimeoutError("nothing came in time"))
 
     def _resume_reading(self) -> None:
@@ -249,34 +249,34 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         if transport.get_extra_info("ssl_object") is not None:
             # Else as much as a quarter of a MiB waits unopened while reading is paused. Only TLS transports have this.
-            transport.set_read_buffer_limits(high=SEALED_READ_BYTES)  # type: ignore[attr-defined]
+            transport.set_read_buffer_limits(high=TLS_READ_BYTES)  # type: ignore[attr-defined]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        is_begun = self._answer is not None and self._answer.head is not None
-        return self._memory.view[: self._read_bytes] if is_begun else self._memory.head
+        is_begun = self._parser is not None and self._parser.head is not None
+        return self._read_buffer.view[: self._read_bytes] if is_begun else self._read_buffer.head
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._take(bytes(self._memory.view[:nbytes]))
+        self._feed(bytes(self._read_buffer.view[:nbytes]))
 
-    def _take(self, data: bytes) -> None:
-        answer = self._answer
-        if answer is None:
+    def _feed(self, data: bytes) -> None:
+        parser = self._parser
+        if parser is None:
             self.cut()
             return
         if self._failure is not None:
             return
-        is_headless = answer.head is None
+        is_headless = parser.head is None
         try:
-            answer.feed(data)
-        except AnswerMalformed as exc:
+            parser.feed(data)
+        except ResponseMalformed as exc:
             self.fail(exc)
             return
         # Nothing is read ahead: whoever wants more asks for it, once the caller has room.
-        if answer.buffered and not answer.is_whole and not self._is_reading_paused:
+        if parser.buffered and not parser.is_whole and not self._is_reading_paused:
             self._is_reading_paused = True
             if self._transport is not None:
                 self._transport.pause_reading()
-        if answer.buffered or answer.is_whole or (is_headless and answer.head is not None):
+        if parser.buffered or parser.is_whole or (is_headless and parser.head is not None):
             self._wake()
 
     def eof_received(self) -> None:
@@ -284,13 +284,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
-        self._read_bytes = self._memory.give_back(self._read_bytes)
+        self._read_bytes = self._read_buffer.release_size(self._read_bytes)
         self._transport = None
         self._on_lost(self)
 
     def _end(self, exc: Exception | None) -> None:
-        if self._answer is not None and self._failure is None:
-            self._answer.end(is_broken=isinstance(exc, OSError) and exc.errno in _LOST)
+        if self._parser is not None and self._failure is None:
+            self._parser.end(is_broken=isinstance(exc, OSError) and exc.errno in _LOSS_ERRNOS)
         self.fail(exc if isinstance(exc, OSError) else ConnectionAbortedError("the upstream hung up"))
 
     def pause_writing(self) -> None:

@@ -15,14 +15,14 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from tollway.limits import Limits
 from tollway.outbound.answer_head import HeadLimits
 from tollway.outbound.connection import Connection
-from tollway.outbound.judge import Judge
+from tollway.outbound.judge import AddressGuard
 from tollway.outbound.policy import Endpoint, is_literal
-from tollway.outbound.read_memory import ReadMemory
+from tollway.outbound.read_memory import ReadBuffer
 
 POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
 UPSTREAM_HEADERS_MAX = 100
 UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
-SWEEP_S = 0.5
+EVICTION_S = 0.5
 NEXT_ADDRESS_S = 0.25  # RFC 8305 §5: how long one address is waited for before the next is tried beside it
 _CLOSE_S = 1.0
 
@@ -35,11 +35,11 @@ def open_tls_context() -> ssl.SSLContext:
     return context
 
 
-class Connections:
-    """One per dialer. An origin's connections are given out latest first, so that the others grow old and go."""
+class ConnectionPool:
+    """One per client. An origin's connections are given out latest first, so that the others grow old and go."""
 
-    def __init__(self, *, judge: Judge, limits: Limits, ssl_context: ssl.SSLContext | None) -> None:
-        self._judge = judge
+    def __init__(self, *, guard: AddressGuard, limits: Limits, ssl_context: ssl.SSLContext | None) -> None:
+        self._guard = guard
         self._limits = limits
         self._ssl_context = ssl_context
         self._head_limits = HeadLimits(
@@ -48,20 +48,20 @@ class Connections:
             field_bytes=UPSTREAM_HEADER_BYTES_MAX,
             headers=UPSTREAM_HEADERS_MAX,
         )
-        self._memory = ReadMemory(limits.buffer_bytes)
+        self._read_buffer = ReadBuffer(limits.buffer_bytes)
         self._idle: dict[str, list[Connection]] = {}
         self._open: set[Connection] = set()
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._eviction_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
         self._is_closed = False
 
-    def take(self, origin: str, *, idle_s_max: float) -> Connection | None:
+    def acquire(self, origin: str, *, idle_s_max: float) -> Connection | None:
         """An idle connection that was not idle for too long; None when a new one has to be opened."""
         idle = self._idle.get(origin)
         now = monotonic()
         while idle:
             connection = idle.pop()
-            if not self._is_good(connection, now):
+            if not self._is_reusable(connection, now):
                 connection.cut()
             elif now - connection.idle_since < idle_s_max:
                 return connection
@@ -70,14 +70,14 @@ class Connections:
                 return None
         return None
 
-    def give_back(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         """It is idle from now on, or still is."""
         if self._is_closed or not connection.is_open:
             connection.cut()
             return
         self._idle.setdefault(connection.origin, []).append(connection)
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        if self._eviction_timer is None:
+            self._eviction_timer = asyncio.get_running_loop().call_later(EVICTION_S, self._evict_idle)
 
     async def open(self, endpoint: Endpoint) -> Connection:
         """A new connection, to an address that was judged a moment ago. Raises OSError and ValueError: a failed dial."""
@@ -91,7 +91,7 @@ class Connections:
                             addresses,
                             happy_eyeballs_delay=NEXT_ADDRESS_S,
                             interleave=1,
-                            socket_factory=self._judge.open_socket,
+                            socket_factory=self._guard.open_socket,
                         )
                         peer = _find_peer(handle)
                         return await self._attach(endpoint, handle)
@@ -105,8 +105,8 @@ class Connections:
         """Cuts every connection, busy ones too."""
         self._is_closed = True
         self._idle.clear()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._eviction_timer is not None:
+            self._eviction_timer.cancel()
         for connection in list(self._open):
             connection.cut()
         if self._open:
@@ -117,7 +117,7 @@ class Connections:
 
     async def _find_addresses(self, endpoint: Endpoint) -> list[AddrInfoType]:
         host, port = endpoint.host.strip("[]"), endpoint.port
-        found = [host] if is_literal(endpoint.host) else await self._judge.resolve(host, port)
+        found = [host] if is_literal(endpoint.host) else await self._guard.resolve(host, port)
         return [
             (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, port, 0, 0))
             if ":" in ip
@@ -132,7 +132,7 @@ class Connections:
             is_tls=is_tls,
             handle=handle,
             head_limits=self._head_limits,
-            memory=self._memory,
+            read_buffer=self._read_buffer,
             on_lost=self._forget,
         )
         self._open.add(connection)
@@ -157,21 +157,21 @@ class Connections:
         if not self._open and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def _is_good(self, connection: Connection, now: float) -> bool:
+    def _is_reusable(self, connection: Connection, now: float) -> bool:
         return (
             connection.is_open
             and now - connection.idle_since < POOLED_IDLE_S_MAX
             and now - connection.opened_at < self._limits.connection_age_s
         )
 
-    def _sweep(self) -> None:
+    def _evict_idle(self) -> None:
         """Closes what was idle for too long or has grown old, whether or not anybody calls its origin again."""
-        self._sweeper = None
+        self._eviction_timer = None
         now = monotonic()
         for origin, idle in list(self._idle.items()):
             kept = []
             for connection in idle:
-                if self._is_good(connection, now):
+                if self._is_reusable(connection, now):
                     kept.append(connection)
                 else:
                     connection.cut()
@@ -180,7 +180,7 @@ class Connections:
             else:
                 del self._idle[origin]
         if self._idle:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._eviction_timer = asyncio.get_running_loop().call_later(EVICTION_S, self._evict_idle)
 
 
 def _find_peer(handle: socket.socket) -> object:

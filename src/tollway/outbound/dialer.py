@@ -21,31 +21,31 @@ from tollway.errors import (
     UpstreamUnreachable,
 )
 from tollway.limits import Limits
-from tollway.outbound.answer_head import AnswerHead, AnswerMalformed
+from tollway.outbound.answer_head import ResponseHead, ResponseMalformed
 from tollway.outbound.connection import Connection
-from tollway.outbound.connections import POOLED_IDLE_S_MAX, Connections
-from tollway.outbound.judge import Judge, lookup_host
+from tollway.outbound.connections import POOLED_IDLE_S_MAX, ConnectionPool
+from tollway.outbound.judge import AddressGuard, lookup_host
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.outbound.request_writer import (
-    BodyOffLength,
+    BodyLengthMismatch,
     UploadFailed,
     format_first_bytes,
     is_streamed,
     write_body,
 )
-from tollway.outbound.upstream import Fetched, Progress, UpstreamRequest, UpstreamResponse
+from tollway.outbound.upstream import FetchedDocument, Progress, UpstreamRequest, UpstreamResponse
 
 # Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
-STOOD_STILL = Problem(
+CLAIM_TOO_OLD = Problem(
     code=Code.OVERLOADED,
     detail="The gateway stood still for too long to send this call. Nothing was sent.",
     retry_after_s=1,
 )
 
 
-class Dialer:
+class HttpClient:
     """Sends requests to providers. One per process; any number of tasks may use it at once.
 
     `own_origins` (`scheme://host[:port]`), `own_addresses` (on any port) and `own_listeners` ((ip, port); an
@@ -70,7 +70,7 @@ class Dialer:
         self._allow_private = allow_private
         # The others may take a gateway for dead whose claim is older, and run its call themselves.
         self._claim_ms_max = int(limits.owner_lease_s * 500)
-        self._judge = Judge(
+        self._guard = AddressGuard(
             allow_private=allow_private,
             own_origins=own_origins,
             own_addresses=own_addresses,
@@ -78,7 +78,7 @@ class Dialer:
             dns_deadline_s=limits.dns_deadline_s,
             lookup=lookup,
         )
-        self._connections = Connections(judge=self._judge, limits=limits, ssl_context=ssl_context)
+        self._pool = ConnectionPool(guard=self._guard, limits=limits, ssl_context=ssl_context)
         self._in_flight: dict[str, int] = {}
         self._is_closed = False
 
@@ -103,32 +103,34 @@ class Dialer:
         request.check_writable()
         progress = progress or Progress()
         origin = request.endpoint.origin
-        self._enter(origin)
+        self._begin_call(origin)
         connection: Connection | None = None
         try:
-            self._judge_origin(request.endpoint)
-            connection = await self._hold(request)
-            asked_ms = self._ticks_ms()
+            self._check_origin(request.endpoint)
+            connection = await self._acquire(request)
+            claim_started_ms = self._ticks_ms()
             await before_send()
             progress.claimed = True
-            if not (self._is_usable(connection, request) and connection.is_quiet()):
+            if not (self._is_usable(connection, request) and connection.has_no_unread_bytes()):
                 connection.cut()  # nothing was written to it: a new connection is as good as the first
                 connection = await self._dial(request.endpoint)
-            if self._ticks_ms() - asked_ms > self._claim_ms_max:  # the last look before the first byte
-                raise Refusal(STOOD_STILL)
+            if (
+                self._ticks_ms() - claim_started_ms > self._claim_ms_max
+            ):  # the last look before the first byte
+                raise Refusal(CLAIM_TOO_OLD)
             head = await self._deliver(request, connection, progress, head_deadline_s)
         except BaseException as exc:
-            self._leave(origin, connection, is_untouched=isinstance(exc, Exception) and not progress.sent)
+            self._end_call(origin, connection, is_untouched=isinstance(exc, Exception) and not progress.sent)
             raise
         return UpstreamResponse(
             head,
             connection=connection,
             progress=progress,
             idle_s=self._limits.chunk_idle_s,
-            leave=partial(self._leave, origin),
+            end_call=partial(self._end_call, origin),
         )
 
-    async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> Fetched:
+    async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
         """GETs one small document under the same policy; no redirects.
 
         Raises EndpointNotAllowed for a URL that may not be dialled, UpstreamBadResponse beyond `bytes_max`, and
@@ -150,50 +152,50 @@ class Dialer:
         except TimeoutError as exc:
             raise UpstreamTimeout("The document did not arrive in time.") from exc
 
-    async def probe(self, endpoint: Endpoint) -> None:
+    async def check_endpoint(self, endpoint: Endpoint) -> None:
         """Resolves and judges every record without connecting.
 
         Raises EndpointNotAllowed, in the same words for a name that leads inside and one that leads nowhere.
         """
         try:
-            await self._judge.judge_endpoint(endpoint)
+            await self._guard.check_endpoint(endpoint)
         except OSError as exc:
             raise EndpointNotAllowed(
                 "The endpoint's host does not lead to addresses that this gateway calls."
             ) from exc
 
-    async def knock(self, endpoint: Endpoint) -> None:
+    async def check_connection(self, endpoint: Endpoint) -> None:
         """Connects as a call would, sends nothing, and lets go. Raises UpstreamUnreachable."""
         if self._is_closed:
             raise UpstreamUnreachable
-        self._judge_origin(endpoint)
+        self._check_origin(endpoint)
         (await self._dial(endpoint)).cut()
 
     async def close(self) -> None:
         """Closes every connection, those of calls in flight too. Later sends fail as unreachable."""
         self._is_closed = True
-        await self._connections.close()
-        self._judge.stop()
+        await self._pool.close()
+        self._guard.stop()
 
-    def _judge_origin(self, endpoint: Endpoint) -> None:
+    def _check_origin(self, endpoint: Endpoint) -> None:
         try:
-            self._judge.judge_origin(endpoint)
+            self._guard.check_origin(endpoint)
         except OSError as exc:
             raise UpstreamUnreachable from exc
 
     # ---- A connection to send on.
 
-    async def _hold(self, request: UpstreamRequest) -> Connection:
-        connection = self._connections.take(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
+    async def _acquire(self, request: UpstreamRequest) -> Connection:
+        connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
         return connection or await self._dial(request.endpoint)
 
     async def _dial(self, endpoint: Endpoint) -> Connection:
         """Raises UpstreamUnreachable, which never says why."""
         try:
-            connection = await self._connections.open(endpoint)
+            connection = await self._pool.open(endpoint)
         except (OSError, ValueError, RuntimeError) as exc:
             raise UpstreamUnreachable from exc
-        if not (connection.is_open and connection.is_quiet()):
+        if not (connection.is_open and connection.has_no_unread_bytes()):
             connection.cut()
             raise UpstreamUnreachable
         return connection
@@ -211,7 +213,7 @@ class Dialer:
 
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
-    ) -> AnswerHead:
+    ) -> ResponseHead:
         """Whatever is raised here, bytes may have left; `progress` says so before the first one does."""
         first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
         assert not progress.sent, "one request is sent once"
@@ -227,13 +229,15 @@ class Dialer:
         try:
             return await connection.read_head(head_deadline_s)
         except UploadFailed as exc:
-            raise _name_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
+            raise _translate_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
         except TimeoutError as exc:
             raise UpstreamTimeout from exc
-        except (AnswerMalformed, OSError) as exc:
+        except (ResponseMalformed, OSError) as exc:
             raise UpstreamBadResponse from exc
 
-    async def _read_whole(self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float) -> Fetched:
+    async def _read_whole(
+        self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float
+    ) -> FetchedDocument:
         response = await self.send(request, before_send=_no_claim, head_deadline_s=deadline_s)
         try:
             body = bytearray()
@@ -243,11 +247,11 @@ class Dialer:
                     raise UpstreamBadResponse(f"The document is larger than {bytes_max} bytes.")
         finally:
             response.close()
-        kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
-        content_type = kinds[0].decode("latin-1") if kinds else ""
-        return Fetched(status=response.status, content_type=content_type, body=bytes(body))
+        content_types = [value for name, value in response.headers if name.lower() == b"content-type"]
+        content_type = content_types[0].decode("latin-1") if content_types else ""
+        return FetchedDocument(status=response.status, content_type=content_type, body=bytes(body))
 
-    def _enter(self, origin: str) -> None:
+    def _begin_call(self, origin: str) -> None:
         """One more call to this origin; whoever enters leaves once."""
         if self._is_closed:
             raise UpstreamUnreachable
@@ -262,18 +266,18 @@ class Dialer:
             )
         self._in_flight[origin] = count + 1
 
-    def _leave(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+    def _end_call(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
         count = self._in_flight[origin] - 1
         if count:
             self._in_flight[origin] = count
         else:
             del self._in_flight[origin]
         if connection is not None and (is_untouched or connection.finish()):
-            self._connections.give_back(connection)
+            self._pool.release(connection)
 
 
-def _name_upload_failure(reason: Exception) -> Exception:
-    if isinstance(reason, BodyOffLength):
+def _translate_upload_failure(reason: Exception) -> Exception:
+    if isinstance(reason, BodyLengthMismatch):
         return Refusal(
             Problem(
                 code=Code.INVALID_REQUEST, detail="The request body is not as long as its Content-Length."

@@ -16,7 +16,7 @@ _SERVER_ERROR = 500
 _ACCEPT = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
-class FacilitatorLine:
+class HttpFacilitatorTransport:
     """Open it inside the loop that uses it: `open` and `close`."""
 
     def __init__(self, *, limits: Limits) -> None:
@@ -40,7 +40,7 @@ class FacilitatorLine:
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
         answer_max = self._limits.facilitator_answer_bytes_max
-        async with self._ask("POST", url, headers=headers, content=content) as response:
+        async with self._request("POST", url, headers=headers, content=content) as response:
             answer = await response.content.read(answer_max + 1)
             while len(answer) <= answer_max and (more := await response.content.read(answer_max)):
                 answer += more
@@ -49,11 +49,11 @@ class FacilitatorLine:
         return answer
 
     async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
-        async with self._ask("GET", url, headers=headers) as response:
+        async with self._request("GET", url, headers=headers) as response:
             return response.status
 
     @asynccontextmanager
-    async def _ask(
+    async def _request(
         self, method: str, url: str, *, headers: tuple[tuple[str, str], ...], content: bytes | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "the line is not open"

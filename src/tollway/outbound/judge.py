@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from aiohappyeyeballs import AddrInfoType
 
-from tollway.outbound.name_lookups import NameLookups
-from tollway.outbound.policy import Denied, Endpoint, is_dialable_port, is_literal, judge_address
+from tollway.outbound.name_lookups import HostResolver
+from tollway.outbound.policy import Denied, Endpoint, check_address, is_dialable_port, is_literal
 
 RECORDS_MAX = 16  # of one DNS answer; more is no honest server
-_EVERY_LOCAL = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
+_UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 
 
 def lookup_host(host: str, port: int) -> list[str]:
@@ -22,7 +22,7 @@ def lookup_host(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
-class Judge:
+class AddressGuard:
     """Resolver and socket factory of every connection. What it denies it raises as OSError: a failed dial."""
 
     def __init__(
@@ -39,15 +39,15 @@ class Judge:
         self._own_origins = own_origins
         self._own_addresses = own_addresses
         self._own_listeners = own_listeners
-        self._names = NameLookups(lookup, deadline_s=dns_deadline_s)
+        self._resolver = HostResolver(lookup, deadline_s=dns_deadline_s)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Every address of `host`, all of them judged. Raises OSError when there is none or one is denied."""
-        ips = await self._names.look_up(host, port)
+        ips = await self._resolver.resolve(host, port)
         if not 0 < len(ips) <= RECORDS_MAX:
             raise OSError("name resolution gave no usable answer")
         for ip in ips:
-            self.judge(ip, port)
+            self.check(ip, port)
         return ips
 
     def open_socket(self, addr_info: AddrInfoType) -> socket.socket:
@@ -55,36 +55,36 @@ class Judge:
         family, kind, proto, _, address = addr_info
         if len(address) > 3 and address[3]:
             raise PermissionError("the outbound policy denies scope ids")
-        self.judge(str(address[0]), int(address[1]))
+        self.check(str(address[0]), int(address[1]))
         return socket.socket(family, kind, proto)
 
-    def judge(self, ip: str, port: int) -> None:
+    def check(self, ip: str, port: int) -> None:
         """Raises OSError unless this address and port may be dialled."""
-        verdict = judge_address(ip, allow_private=self._allow_private, own_addresses=self._own_addresses)
+        verdict = check_address(ip, allow_private=self._allow_private, own_addresses=self._own_addresses)
         if isinstance(verdict, Denied):
             raise PermissionError(f"the outbound policy denies this address ({verdict.reason})")
         if not is_dialable_port(port):
             raise PermissionError("the outbound policy denies this port")
         for own_ip, own_port in self._own_listeners:
-            is_local = own_ip in _EVERY_LOCAL and not verdict.address.is_global
+            is_local = own_ip in _UNSPECIFIED and not verdict.address.is_global
             if port == own_port and (is_local or str(verdict.address) == own_ip):
                 raise PermissionError("the outbound policy denies this gateway itself")
 
-    def judge_origin(self, endpoint: Endpoint) -> None:
+    def check_origin(self, endpoint: Endpoint) -> None:
         """Raises OSError for an endpoint that is this gateway under its public name."""
         default = 443 if endpoint.scheme == "https" else 80
         port = "" if endpoint.port == default else f":{endpoint.port}"
         if f"{endpoint.scheme}://{endpoint.host.removesuffix('.')}{port}" in self._own_origins:
             raise PermissionError("the outbound policy denies this gateway itself")
 
-    async def judge_endpoint(self, endpoint: Endpoint) -> None:
+    async def check_endpoint(self, endpoint: Endpoint) -> None:
         """Resolves and judges all of it, without connecting. Raises OSError."""
-        self.judge_origin(endpoint)
+        self.check_origin(endpoint)
         if is_literal(endpoint.host):
-            self.judge(endpoint.host.strip("[]"), endpoint.port)
+            self.check(endpoint.host.strip("[]"), endpoint.port)
         else:
             await self.resolve(endpoint.host, endpoint.port)
 
     def stop(self) -> None:
         """Lets the threads go; a look-up that hangs ends by itself."""
-        self._names.stop()
+        self._resolver.stop()

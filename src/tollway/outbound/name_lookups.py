@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-PROVEN_MAX = 32
-NEWCOMERS_MAX = 16
+QUICK_THREADS_MAX = 32
+OTHER_THREADS_MAX = 16
 """Threads for names that answered quickly, and for all others."""
 
 QUICK_S = 1.0
@@ -26,7 +26,7 @@ NAMES_MAX = 10_000
 Lookup = Callable[[str, int], list[str]]
 
 
-class NameLookups:
+class HostResolver:
     """One per process, used from one event loop. `lookup` blocks. `clock`: monotonic seconds, read in threads as well."""
 
     def __init__(
@@ -42,8 +42,8 @@ class NameLookups:
         self._clock = clock
         self._names_max = names_max
         # Not the default pool: a slow name server must not starve what else runs there.
-        self._proven_threads = ThreadPoolExecutor(PROVEN_MAX, thread_name_prefix="resolver")
-        self._newcomer_threads = ThreadPoolExecutor(NEWCOMERS_MAX, thread_name_prefix="resolver-newcomer")
+        self._quick_threads = ThreadPoolExecutor(QUICK_THREADS_MAX, thread_name_prefix="resolver")
+        self._other_threads = ThreadPoolExecutor(OTHER_THREADS_MAX, thread_name_prefix="resolver-newcomer")
         self._running: dict[str, asyncio.Future[list[str]]] = {}
         self._quick: OrderedDict[str, None] = OrderedDict()
         self._slow_until_s: OrderedDict[str, float] = OrderedDict()
@@ -53,14 +53,14 @@ class NameLookups:
         """Names that have threads of their own, the one that answered last at the end."""
         return tuple(self._quick)
 
-    async def look_up(self, host: str, port: int) -> list[str]:
+    async def resolve(self, host: str, port: int) -> list[str]:
         """All addresses. Calls that need the same name at once share one look-up; raises OSError where it fails."""
         running = self._running.get(host)
         if running is None:
-            threads = self._proven_threads if host in self._quick else self._newcomer_threads
+            threads = self._quick_threads if host in self._quick else self._other_threads
             loop = asyncio.get_running_loop()
-            running = self._running[host] = loop.run_in_executor(threads, self._ask, loop, host, port)
-            running.add_done_callback(partial(self._forget, host))
+            running = self._running[host] = loop.run_in_executor(threads, self._look_up, loop, host, port)
+            running.add_done_callback(partial(self._remove_running, host))
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await asyncio.shield(running)
@@ -69,37 +69,37 @@ class NameLookups:
         except (OSError, UnicodeError) as exc:
             raise OSError("name resolution failed") from exc
 
-    def _ask(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[str]:
+    def _look_up(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[str]:
         """In a thread. What counts is how long the name took, not how long it waited for its turn."""
         began_s = self._clock()
         try:
             return self._lookup(host, port)
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-                loop.call_soon_threadsafe(self._note, host, self._clock() - began_s)
+                loop.call_soon_threadsafe(self._record_time, host, self._clock() - began_s)
 
-    def _note(self, host: str, took_s: float) -> None:
+    def _record_time(self, host: str, took_s: float) -> None:
         now_s = self._clock()
         if took_s > QUICK_S:
             self._quick.pop(host, None)
             self._slow_until_s[host] = now_s + SLOW_FOR_S
-            self._keep_last(self._slow_until_s, host)
+            self._move_to_end(self._slow_until_s, host)
         elif self._slow_until_s.get(host, 0.0) <= now_s:
             self._slow_until_s.pop(host, None)
             self._quick[host] = None
-            self._keep_last(self._quick, host)
+            self._move_to_end(self._quick, host)
 
-    def _keep_last(self, names: OrderedDict[str, None] | OrderedDict[str, float], host: str) -> None:
+    def _move_to_end(self, names: OrderedDict[str, None] | OrderedDict[str, float], host: str) -> None:
         names.move_to_end(host)
         if len(names) > self._names_max:
             names.popitem(last=False)
 
-    def _forget(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
+    def _remove_running(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
         self._running.pop(host, None)
         if not lookup.cancelled():
             lookup.exception()  # seen, although whoever waited may have given up before it came
 
     def stop(self) -> None:
         """Lets the threads go; a look-up that hangs ends by itself."""
-        for threads in (self._proven_threads, self._newcomer_threads):
+        for threads in (self._quick_threads, self._other_threads):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -24,22 +24,22 @@ class NameServer:
     port: int
 
 
-class NameRecords:
+class TxtRecords:
     """One per process; safe to use from many tasks at once. `servers` empty: those of the system's configuration."""
 
     def __init__(self, servers: Sequence[NameServer] = (), *, deadline_s: float) -> None:
         self._servers = tuple(servers)
         self._deadline_s = deadline_s
-        self._line: _Line | None = None
+        self._texts_resolver: _TxtResolver | None = None
 
     async def find_texts(self, name: str) -> tuple[str, ...] | None:
         """The TXT records of an ASCII name, each as one text; none when there are none. None: no name server answers."""
-        if self._line is None:
-            self._line = await asyncio.to_thread(_Line, self._servers)
-        return await self._line.ask(name, deadline_s=self._deadline_s)
+        if self._texts_resolver is None:
+            self._texts_resolver = await asyncio.to_thread(_TxtResolver, self._servers)
+        return await self._texts_resolver.resolve_texts(name, deadline_s=self._deadline_s)
 
 
-class _Line:
+class _TxtResolver:
     """The way to the name servers. Making it loads a library and reads the system's configuration: for a thread."""
 
     def __init__(self, servers: Sequence[NameServer]) -> None:
@@ -62,20 +62,20 @@ class _Line:
                 nameserver.Do53Nameserver(server.ip, server.port) for server in servers
             ]
 
-    async def ask(self, name: str, *, deadline_s: float) -> tuple[str, ...] | None:
+    async def resolve_texts(self, name: str, *, deadline_s: float) -> tuple[str, ...] | None:
         if self._resolver is None:
             return None
         try:
             async with asyncio.timeout(deadline_s):
                 absolute = name.rstrip(".") + "."
-                return _read(await self._resolver.resolve(absolute, "TXT", lifetime=deadline_s))
+                return _read_texts(await self._resolver.resolve(absolute, "TXT", lifetime=deadline_s))
         except self._no_answer:
             return ()
         except (*self._failures, TimeoutError):
             return None
 
 
-def _read(answer: "Answer") -> tuple[str, ...]:
+def _read_texts(answer: "Answer") -> tuple[str, ...]:
     """A record of several strings is one text (RFC 7208 §3.3 reads them so, and so does everybody)."""
     found = []
     for record in list(answer)[:TEXTS_MAX]:

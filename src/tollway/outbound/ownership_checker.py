@@ -18,29 +18,36 @@ from tollway.errors import (
     UpstreamUnreachable,
 )
 from tollway.identifiers import Address, ChainId
-from tollway.identity.signatures import SignatureJudge, eip191_digest, parse_signature
+from tollway.identity.signatures import SignatureVerifier, eip191_digest, parse_signature
 from tollway.limits import MIB, Limits
-from tollway.outbound.dialer import Dialer
+from tollway.outbound.dialer import HttpClient
 from tollway.outbound.policy import Endpoint, is_literal, parse_endpoint
-from tollway.registry.ownership import METHODS, Challenge, Method, Stake, find_signatures, make_content
+from tollway.registry.ownership import (
+    METHODS,
+    Challenge,
+    Method,
+    OwnershipClaim,
+    find_signatures,
+    make_content,
+)
 
 DOCUMENT_BYTES_MAX = MIB
 
-Sight = Literal["proved", "not_found", "unreachable"]
+EvidenceState = Literal["proved", "not_found", "unreachable"]
 """What one place says. `unreachable`: nobody there answered, or what they would have to answer for did not."""
 
 _FOUND = 200
 
 
-class TextRecords(Protocol):
+class TxtLookup(Protocol):
     async def find_texts(self, name: str) -> tuple[str, ...] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sights:
+class OwnershipEvidence:
     """What each place says."""
 
-    of: Mapping[Method, Sight]
+    of: Mapping[Method, EvidenceState]
 
     @property
     def proved(self) -> tuple[Method, ...]:
@@ -53,64 +60,64 @@ class OwnershipChecker:
     def __init__(
         self,
         *,
-        dialer: Dialer,
-        names: TextRecords,
-        judge: SignatureJudge,
+        http_client: HttpClient,
+        txt_records: TxtLookup,
+        verifier: SignatureVerifier,
         gateway: str,
         limits: Limits,
     ) -> None:
-        self._dialer = dialer
-        self._names = names
-        self._judge = judge
+        self._http_client = http_client
+        self._txt_records = txt_records
+        self._verifier = verifier
         self._gateway = gateway
         self._limits = limits
 
-    def challenge(self, stake: Stake) -> Challenge:
+    def challenge(self, claim: OwnershipClaim) -> Challenge:
         """What would prove it."""
-        endpoint = parse_endpoint(stake.endpoint, allow_private=True)  # the dialer judges what is called
+        endpoint = parse_endpoint(claim.endpoint, allow_private=True)  # the client checks what is dialled
         origin, host = "", None
         if isinstance(endpoint, Endpoint):
             origin = endpoint.origin
             host = None if is_literal(endpoint.host) else endpoint.host.removesuffix(".")
         return Challenge(
-            listing_id=stake.listing_id,
+            listing_id=claim.listing_id,
             origin=origin,
             host=host,
-            provider=stake.provider,
-            pay_to=stake.pay_to,
-            networks=stake.networks,
-            content=make_content(self._gateway, provider=stake.provider, origin=origin),
+            provider=claim.provider,
+            pay_to=claim.pay_to,
+            networks=claim.networks,
+            content=make_content(self._gateway, provider=claim.provider, origin=origin),
         )
 
-    async def find_evidence(self, challenge: Challenge) -> Sights:
+    async def find_evidence(self, challenge: Challenge) -> OwnershipEvidence:
         """All places at once."""
         if not challenge.origin:
-            return Sights(of={})
-        looks = {
-            "wellKnown": self._look_at_file,
-            "dns": self._look_at_name,
-            "signature": self._look_at_document,
+            return OwnershipEvidence(of={})
+        checks = {
+            "wellKnown": self._check_file,
+            "dns": self._check_name,
+            "signature": self._check_document,
         }
         async with asyncio.TaskGroup() as group:
-            tasks = {method: group.create_task(looks[method](challenge)) for method in METHODS}
-        return Sights(of={method: task.result() for method, task in tasks.items()})
+            tasks = {method: group.create_task(checks[method](challenge)) for method in METHODS}
+        return OwnershipEvidence(of={method: task.result() for method, task in tasks.items()})
 
-    async def _look_at_file(self, challenge: Challenge) -> Sight:
+    async def _check_file(self, challenge: Challenge) -> EvidenceState:
         body = await self._fetch(challenge.file_url, bytes_max=self._limits.ownership_file_bytes_max)
         if not isinstance(body, bytes):
             return body
         lines = body.decode("utf-8-sig", "replace").splitlines()
         return "proved" if challenge.is_met_by(lines) else "not_found"
 
-    async def _look_at_name(self, challenge: Challenge) -> Sight:
+    async def _check_name(self, challenge: Challenge) -> EvidenceState:
         if challenge.dns_name is None:
             return "not_found"
-        texts = await self._names.find_texts(challenge.dns_name)
+        texts = await self._txt_records.find_texts(challenge.dns_name)
         if texts is None:
             return "unreachable"
         return "proved" if challenge.is_met_by(texts) else "not_found"
 
-    async def _look_at_document(self, challenge: Challenge) -> Sight:
+    async def _check_document(self, challenge: Challenge) -> EvidenceState:
         body = await self._fetch(challenge.document_url, bytes_max=DOCUMENT_BYTES_MAX)
         if not isinstance(body, bytes):
             return body
@@ -135,15 +142,15 @@ class OwnershipChecker:
             signature = parse_signature(text)
         except ValueError:
             return False
-        return await self._judge.is_signed_by(signer, digest, signature.raw, networks)
+        return await self._verifier.is_signed_by(signer, digest, signature.raw, networks)
 
     async def _fetch(self, url: str, *, bytes_max: int) -> bytes | Literal["not_found", "unreachable"]:
         try:
-            answer = await self._dialer.fetch(
+            document = await self._http_client.fetch(
                 url, bytes_max=bytes_max, deadline_s=self._limits.ownership_deadline_s
             )
         except UpstreamBadResponse:
             return "not_found"  # no document of ours is that long, or cut off
         except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout, Refusal):
             return "unreachable"
-        return answer.body if answer.status == _FOUND else "not_found"
+        return document.body if document.status == _FOUND else "not_found"

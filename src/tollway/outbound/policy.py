@@ -107,7 +107,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # RFC 5214: the interface identifier carries an IPv4 address
 
 
-def judge_address(
+def check_address(
     ip: str, *, allow_private: bool, own_addresses: frozenset[str] = frozenset()
 ) -> Allowed | Denied:
     """May this address be dialled? Only ordinary global unicast may; an embedded IPv4 is denied, not decoded.
@@ -123,9 +123,9 @@ def judge_address(
         return Denied(reason="not_an_address")
     if str(address) in own_addresses:
         return Denied(reason="own_address")
-    if reason := _find(address, _NEVER):
+    if reason := _find_reason(address, _NEVER):
         return Denied(reason=reason)
-    if reason := _find(address, _PRIVATE):
+    if reason := _find_reason(address, _PRIVATE):
         return Allowed(address=address) if allow_private else Denied(reason=reason)
     if isinstance(address, ipaddress.IPv6Address):
         if address not in _GLOBAL_UNICAST:
@@ -135,7 +135,7 @@ def judge_address(
     return Allowed(address=address)
 
 
-def _find(address: AnyAddress, table: tuple[tuple[AnyNetwork, str], ...]) -> str | None:
+def _find_reason(address: AnyAddress, table: tuple[tuple[AnyNetwork, str], ...]) -> str | None:
     return next((reason for network, reason in table if address in network), None)
 
 
@@ -186,7 +186,7 @@ _HIDDEN_CONTROL = re.compile(r"%(?:25)*(?:[01][0-9a-f]|7f)", re.I)
 def parse_endpoint(text: str, *, allow_private: bool) -> Endpoint | EndpointRefused:
     """Parses an absolute http(s) URL without userinfo, query and fragment, whose host may be dialled.
 
-    A literal address is judged at once; a name is judged whenever it is resolved (`Dialer`). The path stays as it
+    A literal address is judged at once; a name is judged whenever it is resolved (`HttpClient`). The path stays as it
     is written: percent-encoding kept, dot segments and backslashes refused, since upstream and gateway could read
     them differently.
     """
@@ -224,7 +224,7 @@ def _parse_origin(text: str, path: str, *, allow_private: bool) -> Endpoint | En
         return _refused("port", "An endpoint listens on port 80, 443, or 1024 and above.")
     host = url.hostname
     if is_literal(host):
-        if isinstance(judge_address(host.strip("[]"), allow_private=allow_private), Denied):
+        if isinstance(check_address(host.strip("[]"), allow_private=allow_private), Denied):
             return _refused("address", "The endpoint's address is not public.")
     elif not _is_name(host):
         return _refused("host", "The endpoint's host is not a valid name.")

@@ -13,8 +13,8 @@ LARGE_BUFFERS = 4
 LARGE_READERS_MAX = 16
 
 
-class ReadMemory:
-    """`first`, and what `grow` gives, are measures: bytes that the next read of one connection may bring. Whoever has one
+class ReadBuffer:
+    """`first_size`, and what `grow` gives, are measures: bytes that the next read of one connection may bring. Whoever has one
     gives it back."""
 
     __slots__ = ("_buffer_bytes", "_large", "_large_max", "view")
@@ -28,19 +28,19 @@ class ReadMemory:
         self._large = 0
 
     @property
-    def first(self) -> int:
+    def first_size(self) -> int:
         return min(FIRST_READ_BYTES, self._buffer_bytes)
 
     @property
     def head(self) -> memoryview:
         """For a head, with as much of the body as comes with it: most answers are whole with their first bytes. It is not
         known yet how quick the reader is."""
-        return self.view[: HEAD_READ_BYTES + self.first]
+        return self.view[: HEAD_READ_BYTES + self.first_size]
 
-    def grow(self, measure: int) -> int:
+    def grow(self, size: int) -> int:
         """Twice as much, as far as there is room."""
-        buffer_bytes, twice = self._buffer_bytes, 2 * measure
-        if measure > buffer_bytes:
+        buffer_bytes, twice = self._buffer_bytes, 2 * size
+        if size > buffer_bytes:
             return min(twice, LARGE_BUFFERS * buffer_bytes)
         if twice <= buffer_bytes:
             return twice
@@ -49,8 +49,8 @@ class ReadMemory:
         self._large += 1
         return min(twice, LARGE_BUFFERS * buffer_bytes)
 
-    def give_back(self, measure: int) -> int:
+    def release_size(self, size: int) -> int:
         """The first measure, for this one."""
-        if measure > self._buffer_bytes:
+        if size > self._buffer_bytes:
             self._large -= 1
-        return self.first
+        return self.first_size

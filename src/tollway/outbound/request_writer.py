@@ -17,12 +17,12 @@ LAST_CHUNK = b"0\r\n\r\n"
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
-class BodyOffLength(Exception):
+class BodyLengthMismatch(Exception):
     """The streamed request body ended before, or went beyond, the length that was promised."""
 
 
 class UploadFailed(Exception):
-    """The request's body broke. `reason`: what its iterator raised, or BodyOffLength."""
+    """The request's body broke. `reason`: what its iterator raised, or BodyLengthMismatch."""
 
     def __init__(self, reason: Exception) -> None:
         self.reason = reason
@@ -89,7 +89,7 @@ async def _write_pieces(
     async for piece in body:
         count += len(piece)
         if length is not None and count > length:
-            raise BodyOffLength
+            raise BodyLengthMismatch
         if not piece:
             continue
         if count == length:
@@ -98,7 +98,7 @@ async def _write_pieces(
         if not await connection.write(piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece)):
             return False
     if length is not None and count < length:
-        raise BodyOffLength
+        raise BodyLengthMismatch
     progress.body_handed_over = True
     connection.restart_deadline(head_deadline_s)
     return length is not None or await connection.write(LAST_CHUNK)

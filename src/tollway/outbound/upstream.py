@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
-from tollway.outbound.answer_head import AnswerHead
+from tollway.outbound.answer_head import ResponseHead
 from tollway.outbound.connection import Connection
 from tollway.outbound.policy import Endpoint
 
@@ -48,7 +48,7 @@ class UpstreamRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far one request came. Written by the dialer only; readable at any moment, also after a failure.
+    """How far one request came. Written by the client only; readable at any moment, also after a failure.
 
     While `sent` is false, provably no byte left. While `body_handed_over` is false, the last byte provably has not
     left; it is set before that byte goes to the connection, `body_wholly_sent` after the connection has taken it.
@@ -61,7 +61,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchedDocument:
     """A whole small document."""
 
     status: int
@@ -72,16 +72,16 @@ class Fetched:
 class UpstreamResponse:
     """An answer whose head is here and whose body is still on its way. One reader; `close` it in every case."""
 
-    __slots__ = ("_connection", "_idle_s", "_is_ended", "_leave", "headers", "progress", "status")
+    __slots__ = ("_connection", "_end_call", "_idle_s", "_is_ended", "headers", "progress", "status")
 
     def __init__(
         self,
-        head: AnswerHead,
+        head: ResponseHead,
         *,
         connection: Connection,
         progress: Progress,
         idle_s: float,
-        leave: Callable[[Connection], None],
+        end_call: Callable[[Connection], None],
     ) -> None:
         self.status = head.status
         self.headers: tuple[tuple[bytes, bytes], ...] = head.headers
@@ -89,7 +89,7 @@ class UpstreamResponse:
         self._connection: Connection | None = connection
         self._idle_s = idle_s
         self._is_ended = False
-        self._leave = leave
+        self._end_call = end_call
 
     @property
     def body_wholly_sent(self) -> bool:
@@ -131,4 +131,4 @@ class UpstreamResponse:
         """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._leave(connection)
+            self._end_call(connection)

@@ -12,7 +12,7 @@ from tollway.ledger.authorization import Authorization, Cover
 from tollway.money import UNITS_MAX
 from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.eip3009 import is_wrapped
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 
 SETTLE_WITHIN_S = 30
 """An authorisation must outlive the upstream's time by this much: then its transfer can still be mined."""
@@ -31,7 +31,7 @@ def is_late(valid_before: int, *, now_s: float, timeout_s: int) -> bool:
 def check_times(
     authorization: Authorization, *, now_s: float, timeout_s: int, validity_s_max: int
 ) -> AuthorizationRefused | None:
-    """By our own clock, before any chain is asked; the chain's clock is looked at in `judge_authorization`.
+    """By our own clock, before any chain is asked; the chain's clock is looked at in `check_authorization`.
 
     What is undecided stays so until `validBefore`, so nobody may choose a time that never comes.
     """
@@ -44,9 +44,9 @@ def check_times(
     return None
 
 
-def judge_authorization(
+def check_authorization(
     authorization: Authorization,
-    requirement: Requirement,
+    requirement: PaymentRequirement,
     facts: AuthorizationFacts,
     *,
     signer: Address | None,
@@ -66,7 +66,7 @@ def judge_authorization(
     return Cover(balance_units=units, block_number=facts.head_number)
 
 
-def name_failure(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
+def find_failure_reason(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
     """Why a transfer that would have paid when it was claimed is refused in simulation now."""
     if facts.head_time >= authorization.valid_before:
         return AuthorizationReason.EXPIRED
@@ -79,7 +79,7 @@ def name_failure(authorization: Authorization, facts: AuthorizationFacts) -> Aut
 
 def _find_fault(
     authorization: Authorization,
-    requirement: Requirement,
+    requirement: PaymentRequirement,
     facts: AuthorizationFacts,
     signer: Address | None,
     timeout_s: int,

@@ -32,7 +32,7 @@ SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignedTransfer:
+class AuthorizationFields:
     """The fields of `TransferWithAuthorization` and its signature, whatever the protocol around them."""
 
     payer: Address
@@ -91,9 +91,9 @@ def encode_json(content: object) -> bytes:
     return _encode(content).encode("utf-8", "replace")
 
 
-def parse_transfer(fields: Mapping[str, Any], signature: object) -> SignedTransfer:
+def parse_transfer(fields: Mapping[str, Any], signature: object) -> AuthorizationFields:
     """`from, to, value, validAfter, validBefore, nonce` as strings, and the signature in hex. Raises `Refusal`."""
-    return SignedTransfer(
+    return AuthorizationFields(
         payer=take_address(fields, "from"),
         payee=take_address(fields, "to"),
         base_units=_take_whole(fields, "value"),
@@ -104,20 +104,20 @@ def parse_transfer(fields: Mapping[str, Any], signature: object) -> SignedTransf
     )
 
 
-def find_unknown(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:
+def find_unknown_member(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:
     """What is wrong where an object has a member that its protocol does not have; names the first of them. Each place:
-    what it is called, the object, its members. See `Presented.fault` for when it is to be told."""
+    what it is called, the object, its members. See `PresentedAuthorization.fault` for when it is to be told."""
     for place, fields, members in places:
         if fields.keys() <= members:
             continue
         name = next(name for name in fields if name not in members)
-        path = f"{place}.{_show(name)}" if place else _show(name)
+        path = f"{place}.{_to_printable(name)}" if place else _to_printable(name)
         detail = f"`{path}` is no member of such a payment; leave it out. Nothing was settled."
         return explain_authorization(AuthorizationReason.UNREADABLE, detail)
     return None
 
 
-def _show(name: str) -> str:
+def _to_printable(name: str) -> str:
     """A stranger's word: short and printable."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:_NAME_SHOWN_MAX])
 

@@ -17,8 +17,8 @@ from tollway.payments.authorization_wire import (
     encode_object_urlsafe,
 )
 from tollway.payments.mpp import METHOD, RECEIPT_HEADER, format_moment
-from tollway.payments.requirement import Requirement
-from tollway.payments.stencil import Hole, Stencil
+from tollway.payments.requirement import PaymentRequirement
+from tollway.payments.stencil import JsonTemplate, TemplateSlot
 from tollway.payments.x402 import (
     RESPONSE_HEADER,
     RESPONSE_HEADER_V1,
@@ -36,60 +36,60 @@ _PATH_KEPT = 512
 
 Header = tuple[bytes, bytes]
 
-URL, ERROR = Hole("url"), Hole("error")
+URL, ERROR = TemplateSlot("url"), TemplateSlot("error")
 """What differs between requests: the public URL that was asked for, and the code or the protocol's reason."""
 
 
-class ChallengeForm:
-    """One 402 in the dialects of x402, written but for its holes. `members`: those of version 1, for the body; empty where
+class PaymentRequiredEncoder:
+    """One 402 in the dialects of x402, written but for its slots. `members`: those of version 1, for the body; empty where
     its clients would choke. `requirements` is not empty."""
 
     def __init__(
         self,
-        requirements: Sequence[Requirement],
+        requirements: Sequence[PaymentRequirement],
         resource: Resource,
         *,
         extensions: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """`resource`: its URL is filled in later. `extensions`: each with `info` and `schema`; may have holes of its own."""
+        """`resource`: its URL is filled in later. `extensions`: each with `info` and `schema`; may have slots of its own."""
         resource = replace(resource, url=URL)
         accepts_v1 = [requirement_json_v1(requirement, resource) for requirement in requirements]
         kept = [accepted for accepted in accepts_v1 if accepted is not None]
         self.members = {"x402Version": 1, "error": ERROR, "accepts": kept} if kept else {}
-        draft = _Draft(
+        draft = _PaymentRequiredDraft(
             requirements=requirements,
             resource=_describe_shortly(resource, _DESCRIPTION_MAX),
             extensions=extensions,
         )
         self._drafts = _shrink(draft)
-        self._stencils = [Stencil(next(self._drafts))]  # the others are made when a long URL needs them
+        self._templates = [JsonTemplate(next(self._drafts))]  # the others are made when a long URL needs them
 
     def encode_required(self, url: str, values: Mapping[str, bytes]) -> bytes:
-        """The value of `PAYMENT-REQUIRED`: the fullest form that fits. `values`: for all holes but the URL's."""
+        """The value of `PAYMENT-REQUIRED`: the fullest form that fits. `values`: for all slots but the URL's."""
         values = {**values, URL: encode_json(url)}
-        for stencil in self._list_stencils():
-            if _encoded_bytes(stencil.count(values)) <= REQUIRED_BYTES_MAX:
-                return encode_base64(stencil.fill(values))
+        for template in self._list_templates():
+            if _encoded_bytes(template.count(values)) <= REQUIRED_BYTES_MAX:
+                return encode_base64(template.fill(values))
         # A path of kilobytes: its beginning still names the listing.
         path = url.partition("?")[0]
         values[URL] = encode_json(path)
-        if _encoded_bytes(stencil.count(values)) > REQUIRED_BYTES_MAX:
+        if _encoded_bytes(template.count(values)) > REQUIRED_BYTES_MAX:
             values[URL] = encode_json(path[:_PATH_KEPT])
-        return encode_base64(stencil.fill(values))
+        return encode_base64(template.fill(values))
 
-    def _list_stencils(self) -> Iterator[Stencil]:
+    def _list_templates(self) -> Iterator[JsonTemplate]:
         """From the fullest to the barest."""
-        yield from self._stencils
+        yield from self._templates
         for content in self._drafts:
-            self._stencils.append(Stencil(content))
-            yield self._stencils[-1]
+            self._templates.append(JsonTemplate(content))
+            yield self._templates[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
+class _PaymentRequiredDraft:
     """A `PaymentRequired` while it is being made to fit."""
 
-    requirements: Sequence[Requirement]
+    requirements: Sequence[PaymentRequirement]
     resource: Resource
     extensions: Mapping[str, Mapping[str, Any]]
 
@@ -105,7 +105,7 @@ class _Draft:
         return content
 
 
-def _shrink(draft: _Draft) -> Iterator[dict[str, Any]]:
+def _shrink(draft: _PaymentRequiredDraft) -> Iterator[dict[str, Any]]:
     """Less and less of it: what goes first is what a client misses least; of the extensions the largest."""
     yield draft.to_json()
     extensions = {name: _without_details(extension) for name, extension in draft.extensions.items()}
@@ -114,7 +114,7 @@ def _shrink(draft: _Draft) -> Iterator[dict[str, Any]]:
     resource = _describe_shortly(draft.resource, _DESCRIPTION_SHORT)
     yield (draft := replace(draft, resource=resource)).to_json()
     # What is filled in later is more than all that stands there now: offers, each with a signature.
-    sizes = {name: (Stencil(one).holes, len(encode_json(one))) for name, one in extensions.items()}
+    sizes = {name: (JsonTemplate(one).slots, len(encode_json(one))) for name, one in extensions.items()}
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
         del extensions[name]
         yield draft.to_json()

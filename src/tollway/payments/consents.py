@@ -15,17 +15,17 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.eip3009 import authorization_digest
-from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.requirement import Requirement
+from tollway.payments.remote_facilitator import FacilitatorClient
+from tollway.payments.requirement import PaymentRequirement
 
 _KEY_SIGNATURE_BYTES = 65
 
 
-class Consents:
+class AuthorizationPrecheck:
     """Safe to use from many tasks at once."""
 
     def __init__(
-        self, chains: ChainReader, facilitators: Mapping[ChainId, RemoteFacilitator], *, limits: Limits
+        self, chains: ChainReader, facilitators: Mapping[ChainId, FacilitatorClient], *, limits: Limits
     ) -> None:
         self._chains = chains
         self._facilitators = facilitators
@@ -34,7 +34,7 @@ class Consents:
     async def find_refusal(
         self,
         authorization: Authorization,
-        requirement: Requirement,
+        requirement: PaymentRequirement,
         facts: AuthorizationFacts,
         *,
         signer: Address | None,
@@ -43,7 +43,7 @@ class Consents:
         if self._is_wallet_to_be_asked(authorization, facts, signer) and not await self._is_signed(
             authorization, requirement.asset
         ):
-            return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_SAYS_NO)
+            return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_REFUSES)
         return await self._ask_facilitator(authorization, requirement)
 
     def _is_wallet_to_be_asked(
@@ -59,7 +59,7 @@ class Consents:
     async def _is_signed(self, authorization: Authorization, asset: Asset) -> bool:
         """ERC-1271. In the simulation the token asks the same, but with all the gas that a transfer may take; of a wallet
         that needs so much for a yes no transaction is paid for."""
-        assert asset.domain is not None  # the verdict has refused the others
+        assert asset.domain is not None  # the check has refused the others
         answer = await self._chains.call_contract(
             authorization.chain_id,
             to=authorization.payer,
@@ -75,7 +75,7 @@ class Consents:
         return not answer.reverted and is_short and is_signature_valid(answer.payload)
 
     async def _ask_facilitator(
-        self, authorization: Authorization, requirement: Requirement
+        self, authorization: Authorization, requirement: PaymentRequirement
     ) -> Problem | None:
         facilitator = self._facilitators.get(authorization.chain_id)
         if facilitator is None:
@@ -91,7 +91,7 @@ class Consents:
         )
 
 
-_WALLET_SAYS_NO = (
+_WALLET_REFUSES = (
     "The paying wallet does not say yes to the signature, within the limits for its answer (ERC-1271)."
 )
 

@@ -1,6 +1,6 @@
 """Waits for transactions to be mined, for everybody at once: one question a chain and round, whoever is waiting.
 
-Transactions of one sender are mined in order, so mostly only the first of each lane is asked about, and the others once
+Transactions of one sender are mined in order, so mostly only the first of each sender is asked about, and the others once
 that one is mined.
 
 It says what the chain says of a transaction that is mined deep enough, and nothing else: not whether it paid. A chain
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeGuard
 
 from tollway.background import BackgroundTask, TaskName, run_loops
-from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
+from tollway.chain.reader import ChainFacts, NotMined, Quorum, SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 
@@ -27,24 +27,24 @@ ROUNDS_UNTIL_ALL = 5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Watch:
+class _Waiter:
     tx_hash: TxHash
-    lane: Address
+    sender: Address
     depth: int
-    trust: Trust
+    quorum: Quorum
     future: asyncio.Future[ChainFacts]
 
 
 @dataclass(slots=True)
-class _Street:
-    """Who waits on one chain. `has_news`: somebody came since the last round."""
+class _WaiterQueue:
+    """Who waits on one chain. `has_new_waiter`: somebody came since the last round."""
 
-    watches: list[_Watch] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
     rounds: int = 0
-    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_new_waiter: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Follower:
+class ReceiptPoller:
     """Used from one event loop; `run` is a task of the house."""
 
     def __init__(
@@ -60,78 +60,86 @@ class Follower:
         self._chains = chains
         self._pause_min_s = pause_min_s
         self._pause_max_s = pause_max_s
-        self._streets = {chain_id: _Street() for chain_id in chain_ids}
+        self._queues = {chain_id: _WaiterQueue() for chain_id in chain_ids}
 
     async def run(self) -> None:
         """Asks while somebody waits, until it is cancelled."""
-        await run_loops([partial(self._walk, chain_id, street) for chain_id, street in self._streets.items()])
+        await run_loops([partial(self._poll, chain_id, queue) for chain_id, queue in self._queues.items()])
 
     async def wait_mined(
-        self, chain_id: ChainId, tx_hash: TxHash, *, lane: Address, depth: int, trust: Trust = Trust.AGREED
+        self,
+        chain_id: ChainId,
+        tx_hash: TxHash,
+        *,
+        sender: Address,
+        depth: int,
+        quorum: Quorum = Quorum.AGREED,
     ) -> ChainFacts:
-        """The transaction, once it lies `depth` blocks deep on the canonical chain, by whose word `trust` says. Waits for ever: bring a deadline.
-        `lane`: its sender; those of one lane come in the order of their nonces, more or less."""
-        street = self._streets[chain_id]
+        """The transaction, once it lies `depth` blocks deep on the canonical chain, by whose word `quorum` says. Waits for ever: bring a deadline.
+        `sender`: its sender; those of one sender come in the order of their nonces, more or less."""
+        queue = self._queues[chain_id]
         future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
-        watch = _Watch(tx_hash=tx_hash, lane=lane, depth=depth, trust=trust, future=future)
-        street.watches.append(watch)
-        street.has_news.set()
+        waiter = _Waiter(tx_hash=tx_hash, sender=sender, depth=depth, quorum=quorum, future=future)
+        queue.waiters.append(waiter)
+        queue.has_new_waiter.set()
         try:
-            return await watch.future
+            return await waiter.future
         finally:
-            street.watches.remove(watch)
+            queue.waiters.remove(waiter)
 
-    async def _walk(self, chain_id: ChainId, street: _Street) -> None:
+    async def _poll(self, chain_id: ChainId, queue: _WaiterQueue) -> None:
         pause_s = self._pause_min_s
         while True:
-            if not street.watches:
-                street.has_news.clear()
-                await street.has_news.wait()
-            if street.has_news.is_set():
-                street.has_news.clear()
+            if not queue.waiters:
+                queue.has_new_waiter.clear()
+                await queue.has_new_waiter.wait()
+            if queue.has_new_waiter.is_set():
+                queue.has_new_waiter.clear()
                 pause_s = self._pause_min_s
-            await self._task.attempt(partial(self._ask, chain_id, street))
-            await _sleep_until(street.has_news, pause_s)
+            await self._task.attempt(partial(self._poll_round, chain_id, queue))
+            await _sleep_until(queue.has_new_waiter, pause_s)
             pause_s = min(pause_s * PAUSE_GROWTH, self._pause_max_s)
 
-    async def _ask(self, chain_id: ChainId, street: _Street) -> None:
-        """One round: the first of each lane, and everybody else of a lane whose first is mined."""
-        street.rounds += 1
-        if street.rounds % ROUNDS_UNTIL_ALL == 0:
-            await self._ask_about(chain_id, list(street.watches))
+    async def _poll_round(self, chain_id: ChainId, queue: _WaiterQueue) -> None:
+        """One round: the first of each sender, and all others of a sender whose first is mined."""
+        queue.rounds += 1
+        if queue.rounds % ROUNDS_UNTIL_ALL == 0:
+            await self._poll_waiters(chain_id, list(queue.waiters))
             return
-        first: dict[Address, _Watch] = {}
-        for watch in street.watches:
-            first.setdefault(watch.lane, watch)
-        moving = await self._ask_about(chain_id, list(first.values()))
-        rest = [w for w in street.watches if w.lane in moving and w is not first.get(w.lane)]
-        await self._ask_about(chain_id, rest)
+        first: dict[Address, _Waiter] = {}
+        for waiter in queue.waiters:
+            first.setdefault(waiter.sender, waiter)
+        mined_senders = await self._poll_waiters(chain_id, list(first.values()))
+        rest = [w for w in queue.waiters if w.sender in mined_senders and w is not first.get(w.sender)]
+        await self._poll_waiters(chain_id, rest)
 
-    async def _ask_about(self, chain_id: ChainId, watches: list[_Watch]) -> set[Address]:
-        """Tells those whose transaction is deep enough; returns the lanes with one that is mined."""
-        moving: set[Address] = set()
-        for trust in Trust:
-            moving |= await self._ask_by(
-                trust, chain_id, [watch for watch in watches if watch.trust is trust]
+    async def _poll_waiters(self, chain_id: ChainId, waiters: list[_Waiter]) -> set[Address]:
+        """Tells those whose transaction is deep enough; returns the senders with one that is mined."""
+        mined_senders: set[Address] = set()
+        for quorum in Quorum:
+            mined_senders |= await self._poll_by_quorum(
+                quorum, chain_id, [waiter for waiter in waiters if waiter.quorum is quorum]
             )
-        return moving
+        return mined_senders
 
-    async def _ask_by(self, trust: Trust, chain_id: ChainId, watches: list[_Watch]) -> set[Address]:
-        moving: set[Address] = set()
-        for start in range(0, len(watches), BATCH_MAX):
-            batch = watches[start : start + BATCH_MAX]
-            wanted = list(dict.fromkeys(watch.tx_hash for watch in batch))
+    async def _poll_by_quorum(
+        self, quorum: Quorum, chain_id: ChainId, waiters: list[_Waiter]
+    ) -> set[Address]:
+        mined_senders: set[Address] = set()
+        for start in range(0, len(waiters), BATCH_MAX):
+            batch = waiters[start : start + BATCH_MAX]
+            wanted = list(dict.fromkeys(waiter.tx_hash for waiter in batch))
             try:
-                told = await self._chains.fetch_receipts(chain_id, wanted, trust=trust)
+                receipts = await self._chains.fetch_receipts(chain_id, wanted, quorum=quorum)
             except ChainUnavailable:
                 continue
-            for watch in batch:
-                facts = told.get(watch.tx_hash)
+            for waiter in batch:
+                facts = receipts.get(waiter.tx_hash)
                 if isinstance(facts, ChainFacts):
-                    moving.add(watch.lane)
-                    if is_deep(facts, depth=watch.depth) and not watch.future.done():
-                        watch.future.set_result(facts)
-        return moving
+                    mined_senders.add(waiter.sender)
+                    if is_deep(facts, depth=waiter.depth) and not waiter.future.done():
+                        waiter.future.set_result(facts)
+        return mined_senders
 
 
 def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:

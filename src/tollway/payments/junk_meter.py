@@ -14,8 +14,8 @@ from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable, describe_rate
 from tollway.limits import Limits
-from tollway.own_windows import OwnWindows
-from tollway.rates import Rates, name_crowd
+from tollway.own_windows import LocalWindows
+from tollway.rates import RateLimiter, client_bucket
 
 UNRESOLVED_S = 10
 """A look-up that no chain resolved was not its asker's doing, so it counts for a shorter time than junk. It does count: a
@@ -24,22 +24,22 @@ REMEMBERED_MINUTES = 10
 """For so long a caller whose look-ups came to nothing has to wait for its running calls."""
 
 
-def name_asker(client_address: str, signer: str) -> tuple[str, str]:
+def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
     """The keys under which a look-up counts."""
-    return f"address:{name_crowd(client_address)}", f"signer:{signer}"
+    return f"address:{client_bucket(client_address)}", f"signer:{signer}"
 
 
-class UnresolvedLookups:
+class UnresolvedQuota:
     """Limits look-ups that end without an answer of the chain: as many in ten seconds as junk in a minute. Counted in this
     process alone."""
 
     def __init__(self, limits: Limits) -> None:
         self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
-        self._windows = OwnWindows()
+        self._windows = LocalWindows()
 
     def find_wait(self, keys: Sequence[str]) -> int | None:
         """Seconds to wait; None where a look-up is allowed. Counts nothing."""
-        standings = [self._windows.look(self._item, key) for key in keys]
+        standings = [self._windows.peek(self._item, key) for key in keys]
         waits = [max(1, math.ceil(one.wait_s)) for one in standings if one.left <= 0]
         return max(waits, default=None)
 
@@ -48,18 +48,18 @@ class UnresolvedLookups:
             self._windows.hit(self._item, key)
 
 
-class JunkMeter:
+class AuthorizationQuota:
     """Safe to use from many tasks at once."""
 
-    def __init__(self, *, limits: Limits, rates: Rates) -> None:
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         self._per_minute = limits.lookups_per_minute
-        self._rates = rates
+        self._rate_limiter = rate_limiter
         self._item = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="junk_authorization")
         self._lately = RateLimitItemPerMinute(
             limits.lookups_per_minute * REMEMBERED_MINUTES, REMEMBERED_MINUTES
         )
-        self._failed = OwnWindows()
-        self._unresolved = UnresolvedLookups(limits)
+        self._failed = LocalWindows()
+        self._unresolved = UnresolvedQuota(limits)
         self._running: dict[str, int] = {}
 
     def open(self, client_address: str) -> "AuthorizationLookup":
@@ -93,19 +93,19 @@ class JunkMeter:
             if not self._running[key]:
                 del self._running[key]
 
-    def note_junk(self, keys: Sequence[str]) -> None:
+    def count_junk(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._rates.note(self._item, key)
+            self._rate_limiter.count_hit(self._item, key)
             self._failed.hit(self._lately, key)
 
-    def note_unresolved(self, keys: Sequence[str]) -> None:
+    def count_unresolved(self, keys: Sequence[str]) -> None:
         self._unresolved.note(keys)
 
     async def _find_wait(self, keys: Sequence[str], ahead: dict[str, int]) -> int | None:
         waits = [self._unresolved.find_wait(keys)]
         for key in keys:
-            room = await self._rates.look(self._item, key)
-            failed = self._lately.amount - self._failed.look(self._lately, key).left
+            room = await self._rate_limiter.peek(self._item, key)
+            failed = self._lately.amount - self._failed.peek(self._lately, key).left
             is_full = room.left <= min(ahead[key], failed)
             waits.append(room.wait_s or 1 if is_full else None)
         return max((wait_s for wait_s in waits if wait_s is not None), default=None)
@@ -115,10 +115,10 @@ class AuthorizationLookup:
     """The look-up of one request: taken when a chain is first asked, and counted when the request ends, unless
     `give_back` was called."""
 
-    __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_meter", "client_address")
+    __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
 
-    def __init__(self, meter: JunkMeter, client_address: str) -> None:
-        self._meter = meter
+    def __init__(self, quota: AuthorizationQuota, client_address: str) -> None:
+        self._quota = quota
         self.client_address = client_address
         self._keys: tuple[str, str] | None = None
         self._is_given_back = False
@@ -133,18 +133,18 @@ class AuthorizationLookup:
         keys, self._keys = self._keys, None
         if keys is None:
             return
-        self._meter.leave(keys)
+        self._quota.leave(keys)
         if self._is_unresolved or isinstance(exc, ChainUnavailable | StorageUnavailable):
-            self._meter.note_unresolved(keys)
+            self._quota.count_unresolved(keys)
         elif not self._is_given_back:
-            self._meter.note_junk(keys)
+            self._quota.count_junk(keys)
 
     async def take(self, signer: str) -> Problem | None:
         """Why no chain is asked for this signer now; None when it is. A second question of the request is free."""
         if self._keys is not None:
             return None
-        keys = name_asker(self.client_address, signer)
-        problem = await self._meter.enter(keys)
+        keys = quota_keys(self.client_address, signer)
+        problem = await self._quota.enter(keys)
         if problem is None:
             self._keys = keys
         return problem
@@ -154,5 +154,5 @@ class AuthorizationLookup:
         self._is_given_back = True
 
     def leave_unresolved(self) -> None:
-        """The chain, or the books, did not answer."""
+        """The chain, or the ledger, did not answer."""
         self._is_unresolved = True

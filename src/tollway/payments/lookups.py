@@ -6,17 +6,17 @@ one caller who leaves is never another caller's refusal.
 
 import asyncio
 
-from tollway.chain.lookup_meter import LookupMeter
-from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Trust
+from tollway.chain.lookup_meter import LookupQuota
+from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import ChainId, TxHash
 
 
-class Charge:
+class LookupCharge:
     """The one look-up that a request costs, taken when a chain is first really asked. One object per request."""
 
-    def __init__(self, meter: LookupMeter, *, client_address: str, signer: str) -> None:
-        self._meter = meter
+    def __init__(self, quota: LookupQuota, *, client_address: str, signer: str) -> None:
+        self._quota = quota
         self._client_address = client_address
         self._signer = signer
         self._is_taken = False
@@ -30,7 +30,7 @@ class Charge:
                 await self._charge()
 
     async def _charge(self) -> None:
-        wait_s = await self._meter.charge(client_address=self._client_address, signer=self._signer)
+        wait_s = await self._quota.charge(client_address=self._client_address, signer=self._signer)
         if wait_s is not None:
             raise Refusal(
                 Problem(
@@ -38,7 +38,7 @@ class Charge:
                     detail="Too many transactions were looked up on the chain for this address or wallet.",
                     retry_after_s=wait_s,
                     payment_state="none",
-                    members=describe_rate("lookups", limit=self._meter.lookups_per_minute, window_s=60),
+                    members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
                 )
             )
         self._is_taken = True
@@ -47,42 +47,42 @@ class Charge:
         """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for junk."""
         if self._is_taken and not self._is_kept:
             self._is_taken = False
-            self._meter.give_back(client_address=self._client_address, signer=self._signer)
+            self._quota.give_back(client_address=self._client_address, signer=self._signer)
 
     def keep(self) -> None:
         """It counts, whatever it finds."""
         self._is_kept = True
 
-    def note_unresolved(self) -> None:
-        """The chain, or the books, did not answer."""
+    def count_unresolved(self) -> None:
+        """The chain, or the ledger, did not answer."""
         if self._is_taken:
             self._is_taken = False
-            self._meter.note_unresolved(client_address=self._client_address, signer=self._signer)
+            self._quota.count_unresolved(client_address=self._client_address, signer=self._signer)
 
 
-_Question = tuple[ChainId, TxHash, Trust]
+_LookupKey = tuple[ChainId, TxHash, Quorum]
 
 
-class Lookups:
+class TransactionLookup:
     """Single flight: while a transaction is being looked up, everybody else who asks for it waits for that answer."""
 
     def __init__(self, chains: ChainReader) -> None:
         self._chains = chains
-        self._flights: dict[_Question, asyncio.Future[ChainFacts | NotMined | None]] = {}
+        self._flights: dict[_LookupKey, asyncio.Future[ChainFacts | NotMined | None]] = {}
 
     async def fetch(
-        self, chain_id: ChainId, tx_hash: TxHash, charge: Charge, *, trust: Trust = Trust.AGREED
+        self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
         """Raises ChainUnavailable, and Refusal when `charge` is; waiting for another's look-up costs nothing."""
-        key = (chain_id, tx_hash, trust)
+        key = (chain_id, tx_hash, quorum)
         while (flight := self._flights.get(key)) is not None:
-            told = await asyncio.shield(flight)
-            if told is not None:
-                return told
+            found = await asyncio.shield(flight)
+            if found is not None:
+                return found
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         try:
             await charge.take()
-            told = await self._chains.fetch_facts(chain_id, tx_hash, trust=trust)
+            found = await self._chains.fetch_facts(chain_id, tx_hash, quorum=quorum)
         except ChainUnavailable as exc:
             flight.set_exception(ChainUnavailable(problem=exc.problem))
             flight.exception()  # seen here: nobody else may be waiting
@@ -92,5 +92,5 @@ class Lookups:
             raise
         finally:
             del self._flights[key]
-        flight.set_result(told)
-        return told
+        flight.set_result(found)
+        return found

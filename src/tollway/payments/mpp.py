@@ -1,7 +1,7 @@
 """MPP on the wire: method `evm`, intent `charge`, credential type `authorization`. Challenges out, credentials in. Pure.
 
 A challenge is its own record: its id is an HMAC over everything in it, the route among that, so any gateway with the
-same secret recognises it and nothing is stored. That it is used once is the books' business, by the authorisation's
+same secret recognises it and nothing is stored. That it is used once is the ledger's business, by the authorisation's
 nonce, which is bound to the challenge. Sources: the Payment HTTP authentication scheme; its EVM charge method.
 """
 
@@ -18,18 +18,18 @@ from tollway.limits import Limits
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.authorization_wire import (
     SIGNED_FIELDS,
-    SignedTransfer,
+    AuthorizationFields,
     decode_object,
     encode_object_urlsafe,
     encode_urlsafe,
-    find_unknown,
+    find_unknown_member,
     parse_transfer,
     take_address,
     take_object,
     take_text,
     unreadable,
 )
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 
 CREDENTIAL_HEADER = b"authorization"
 CHALLENGE_HEADER = b"www-authenticate"
@@ -37,7 +37,7 @@ RECEIPT_HEADER = b"payment-receipt"
 
 METHOD, INTENT, CREDENTIAL_TYPE = "evm", "charge", "authorization"
 _CHAIN_ID_MAX = 10**15
-_CREDENTIAL = frozenset({"challenge", "source", "payload"})
+_CREDENTIAL_MEMBERS = frozenset({"challenge", "source", "payload"})
 _CHALLENGE = frozenset(
     {"id", "realm", "method", "intent", "request", "expires", "digest", "opaque", "description"}
 )
@@ -46,7 +46,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class ChallengeRoute:
     """What a challenge is good for: one method and one target (raw path and query after `/gateway/{apiId}`)."""
 
     api_id: str
@@ -60,13 +60,13 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credential:
-    """A credential as it was shown. `fault`: what is wrong with its challenge, or an unknown member. It is judged only after the books were
+class MppCredential:
+    """A credential as it was shown. `fault`: what is wrong with its challenge, or an unknown member. It is judged only after the ledger was
     asked: an authorisation that has paid already must not be answered with a new challenge."""
 
     chain_id: ChainId
     token: Address
-    transfer: SignedTransfer
+    transfer: AuthorizationFields
     challenge_id: str
     fault: Problem | None
 
@@ -81,7 +81,9 @@ class Challenger:
     realm: str
     other_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
-    def challenge(self, requirement: Requirement, route: Route, *, now_s: float, salt: bytes = b"") -> bytes:
+    def challenge(
+        self, requirement: PaymentRequirement, route: ChallengeRoute, *, now_s: float, salt: bytes = b""
+    ) -> bytes:
         """The value of `WWW-Authenticate`. It expires when the authorisation made for it would.
 
         `salt` makes it one of its kind: the nonce of the authorisation follows from the challenge, so a wallet that is
@@ -95,7 +97,7 @@ class Challenger:
             f'request="{request}", expires="{expires}", opaque="{opaque}"'
         ).encode("ascii")
 
-    def parse(self, value: bytes, route: Route, *, now_s: float, limits: Limits) -> Credential:
+    def parse(self, value: bytes, route: ChallengeRoute, *, now_s: float, limits: Limits) -> MppCredential:
         """The value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for what cannot be read, and for
         other methods; what is wrong with a challenge that can be read stands in `fault`."""
         content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
@@ -108,13 +110,13 @@ class Challenger:
             bytes_max=limits.payment_header_bytes_max,
         )
         transfer = parse_transfer(payload, payload.get("signature"))
-        return Credential(
+        return MppCredential(
             chain_id=_take_chain(request),
             token=take_address(request, "currency"),
             transfer=transfer,
             challenge_id=take_text(challenge, "id"),
-            fault=find_unknown(
-                ("", content, _CREDENTIAL),
+            fault=find_unknown_member(
+                ("", content, _CREDENTIAL_MEMBERS),
                 ("challenge", challenge, _CHALLENGE),
                 ("payload", payload, _PAYLOAD),
             )
@@ -122,7 +124,7 @@ class Challenger:
         )
 
     def _find_fault(
-        self, challenge: dict[str, Any], transfer: SignedTransfer, route: Route, now_s: float
+        self, challenge: dict[str, Any], transfer: AuthorizationFields, route: ChallengeRoute, now_s: float
     ) -> Problem | None:
         given = {
             name: challenge.get(name, "")
@@ -155,7 +157,7 @@ class Challenger:
 
 
 @lru_cache(maxsize=1024)
-def _encode_request(requirement: Requirement) -> str:
+def _encode_request(requirement: PaymentRequirement) -> str:
     return encode_object_urlsafe(
         {
             "amount": str(requirement.base_units),
@@ -170,7 +172,7 @@ def _encode_request(requirement: Requirement) -> str:
     )
 
 
-def _is_of(route: Route, opaque: str) -> bool:
+def _is_of(route: ChallengeRoute, opaque: str) -> bool:
     """Of our own texts only."""
     content = decode_object(opaque.encode(), bytes_max=len(opaque))
     return content.get("route") == route.digest

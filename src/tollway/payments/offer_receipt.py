@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tollway.identifiers import Address, ChainId, TxHash, format_network, keccak256
-from tollway.payments.requirement import Requirement
-from tollway.payments.stencil import Hole
+from tollway.payments.requirement import PaymentRequirement
+from tollway.payments.stencil import TemplateSlot
 from tollway.payments.x402 import SCHEME
 
 OFFER_RECEIPT = "offer-receipt"
@@ -43,7 +43,7 @@ _DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chain
 
 
 def sign_offers(
-    requirements: Sequence[Requirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
+    requirements: Sequence[PaymentRequirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
 ) -> list[dict[str, Any]]:
     """What goes into `OFFERS_EXTENSION`: an offer for each requirement, in the order of `accepts`. `valid_s`: for how
     long the price is sure to count."""
@@ -132,7 +132,7 @@ def _schema(name: str, kind: dict[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: kind}, "required": [name]}
 
 
-OFFERS = Hole("offers")
+OFFERS = TemplateSlot("offers")
 OFFERS_EXTENSION: Mapping[str, Any] = MappingProxyType(
     {"info": {"offers": OFFERS}, "schema": _schema("offers", {"type": "array"})}
 )

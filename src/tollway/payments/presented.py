@@ -1,7 +1,7 @@
 """A payment by authorisation as a request shows it, in whichever of three dialects, and which requirement it meets. Pure.
 
 It reads and compares; whether the signature and the money are good is for the verdict. The order matters to the caller's
-money: read, then ask the books whether it is known, and only then match. A payment that the books know must never be
+money: read, then ask the ledger whether it is known, and only then match. A payment that the ledger knows must never be
 answered with new terms, however wrong its dress is by now.
 """
 
@@ -15,21 +15,21 @@ from tollway.ledger.authorization import Authorization, Dialect
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.payments import x402
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.authorization_wire import SignedTransfer, unreadable
+from tollway.payments.authorization_wire import AuthorizationFields, unreadable
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, Route
-from tollway.payments.requirement import Requirement
+from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute
+from tollway.payments.requirement import PaymentRequirement
 
 _MPP = re.compile(rb"[ \t]*payment(?:[ \t]+(.*))?", re.IGNORECASE | re.DOTALL)
 _RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presented:
+class PresentedAuthorization:
     """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
 
     `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
-    have, or an MPP challenge that does not count; it matters only when the books do not know the authorisation, so
+    have, or an MPP challenge that does not count; it matters only when the ledger does not know the authorisation, so
     `match_requirement` says it.
     """
 
@@ -52,10 +52,10 @@ def parse_presented(
     headers: Sequence[tuple[bytes, bytes]],
     *,
     challenger: Challenger | None,
-    route: Route,
+    route: ChallengeRoute,
     now_s: float,
     limits: Limits = DEFAULT_LIMITS,
-) -> Presented | Problem | None:
+) -> PresentedAuthorization | Problem | None:
     """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
 
     `challenger` None: MPP is off. Never raises, whatever the headers hold.
@@ -75,7 +75,7 @@ def parse_presented(
         return refusal.problem
 
 
-def _parse_x402(name: bytes, value: bytes, limits: Limits) -> Presented:
+def _parse_x402(name: bytes, value: bytes, limits: Limits) -> PresentedAuthorization:
     is_v1 = name == x402.PAYMENT_HEADER_V1
     shown = (x402.parse_payment_v1 if is_v1 else x402.parse_payment)(value, limits=limits)
     return _present(
@@ -89,8 +89,8 @@ def _parse_x402(name: bytes, value: bytes, limits: Limits) -> Presented:
 
 
 def _parse_mpp(
-    value: bytes, challenger: Challenger | None, route: Route, now_s: float, limits: Limits
-) -> Presented:
+    value: bytes, challenger: Challenger | None, route: ChallengeRoute, now_s: float, limits: Limits
+) -> PresentedAuthorization:
     if challenger is None:
         raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
     if not value.strip():
@@ -107,7 +107,7 @@ def _parse_mpp(
 
 
 def _present(
-    transfer: SignedTransfer,
+    transfer: AuthorizationFields,
     *,
     dialect: Dialect,
     chain_id: ChainId,
@@ -115,8 +115,8 @@ def _present(
     challenge_id: str = "",
     identifier: str | None = None,
     fault: Problem | None = None,
-) -> Presented:
-    return Presented(
+) -> PresentedAuthorization:
+    return PresentedAuthorization(
         dialect=dialect,
         chain_id=chain_id,
         token=token,
@@ -134,9 +134,9 @@ def _present(
 
 
 def match_requirement(
-    presented: Presented, requirements: Sequence[Requirement]
-) -> tuple[Requirement, Authorization] | Problem:
-    """The requirement that it meets exactly, and the authorisation as the books will know it; else the nearest miss.
+    presented: PresentedAuthorization, requirements: Sequence[PaymentRequirement]
+) -> tuple[PaymentRequirement, Authorization] | Problem:
+    """The requirement that it meets exactly, and the authorisation as the ledger will know it; else the nearest miss.
 
     Network and token as meant, then payee and amount of one and the same requirement.
     """
@@ -159,9 +159,11 @@ def match_requirement(
     return _choose(presented, exact)
 
 
-def _choose(presented: Presented, exact: Sequence[Requirement]) -> tuple[Requirement, Authorization]:
+def _choose(
+    presented: PresentedAuthorization, exact: Sequence[PaymentRequirement]
+) -> tuple[PaymentRequirement, Authorization]:
     """The first; but where several tokens fit, as with version 1 of x402, the one that the payer's key signed for."""
-    choices = [(requirement, _authorize(presented, requirement)) for requirement in exact]
+    choices = [(requirement, _authorize_for(presented, requirement)) for requirement in exact]
     if len(choices) > 1:
         for requirement, authorization in choices:
             domain = requirement.asset.domain
@@ -170,13 +172,13 @@ def _choose(presented: Presented, exact: Sequence[Requirement]) -> tuple[Require
     return choices[0]
 
 
-def _authorize(presented: Presented, requirement: Requirement) -> Authorization:
+def _authorize_for(presented: PresentedAuthorization, requirement: PaymentRequirement) -> Authorization:
     token = requirement.asset.token
     assert token is not None  # a requirement is of a token
-    return authorize(presented, token)
+    return to_authorization(presented, token)
 
 
-def authorize(presented: Presented, token: Address) -> Authorization:
+def to_authorization(presented: PresentedAuthorization, token: Address) -> Authorization:
     """What was shown, as an authorisation of that token."""
     return Authorization(
         chain_id=presented.chain_id,
@@ -193,7 +195,7 @@ def authorize(presented: Presented, token: Address) -> Authorization:
     )
 
 
-def _describe_amount(presented: Presented, requirement: Requirement) -> str:
+def _describe_amount(presented: PresentedAuthorization, requirement: PaymentRequirement) -> str:
     return (
         f"The authorisation must be over exactly {requirement.base_units} base units of "
         f"{requirement.asset.symbol}; it is over {presented.base_units}."

@@ -1,6 +1,6 @@
 """What a caller shows as proof of payment on the `tx` rail: header text -> a frozen record. Pure.
 
-It says nothing about whether the proof is any good: that is the verdict's business.
+It says nothing about whether the proof is any good: that is for the rules.
 """
 
 import re

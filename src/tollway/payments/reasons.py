@@ -8,31 +8,33 @@ from typing import assert_never
 from tollway.errors import Code, Problem
 from tollway.identifiers import TxHash
 from tollway.payments.verdict import (
-    Ahead,
+    BlockInFuture,
     HeldByRestore,
     NotThePayer,
     Pending,
-    Reason,
     Refused,
     TooOld,
+    TransactionReason,
 )
 
 PENDING_RETRY_S = 2
-AHEAD_RETRY_S_MAX = 60
+FUTURE_RETRY_S_MAX = 60
 
 
-def explain(verdict: Pending | Ahead | NotThePayer | TooOld | HeldByRestore | Refused) -> Problem:
-    match verdict:
+def explain_result(
+    result: Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused,
+) -> Problem:
+    match result:
         case Pending():
             return _pending(
-                f"The payment has {verdict.confirmations} of {verdict.needed} confirmations.",
+                f"The payment has {result.confirmations} of {result.needed} confirmations.",
                 reason="confirmations",
             )
-        case Ahead():
+        case BlockInFuture():
             return _pending(
-                f"The payment's block lies {verdict.seconds} seconds ahead of this gateway's clock.",
+                f"The payment's block lies {result.seconds} seconds ahead of this gateway's clock.",
                 reason="block_in_future",
-                retry_after_s=min(verdict.seconds, AHEAD_RETRY_S_MAX),
+                retry_after_s=min(result.seconds, FUTURE_RETRY_S_MAX),
             )
         case NotThePayer():
             return Problem(
@@ -43,7 +45,7 @@ def explain(verdict: Pending | Ahead | NotThePayer | TooOld | HeldByRestore | Re
         case TooOld():
             return Problem(
                 code=Code.PAYMENT_TOO_OLD,
-                detail=f"The payment was mined {verdict.age_s} seconds ago and never shown until now. "
+                detail=f"The payment was mined {result.age_s} seconds ago and never shown until now. "
                 "The operator or the provider can admit it.",
                 payment_state="none",
             )
@@ -54,12 +56,12 @@ def explain(verdict: Pending | Ahead | NotThePayer | TooOld | HeldByRestore | Re
                 payment_state="held",
             )
         case Refused():
-            return refuse(verdict.reason)
+            return refuse_transaction(result.reason)
         case _:
-            assert_never(verdict)
+            assert_never(result)
 
 
-def refuse(reason: Reason) -> Problem:
+def refuse_transaction(reason: TransactionReason) -> Problem:
     """`payment_verification_failed`: the transaction is no payment for this listing and never will be."""
     return Problem(
         code=Code.PAYMENT_VERIFICATION_FAILED,
@@ -74,7 +76,7 @@ def other_network(network: str) -> Problem:
     return Problem(
         code=Code.INVALID_REQUEST,
         detail=f"X-Payment-Network is wrong: the payment is known, on {network}. Name that network, or none.",
-        reason=Reason.WRONG_CHAIN.value,
+        reason=TransactionReason.WRONG_CHAIN.value,
         payment_state="released",
     )
 
@@ -96,17 +98,17 @@ def _pending(detail: str, *, reason: str, retry_after_s: int = PENDING_RETRY_S) 
 
 
 _DETAILS = {
-    Reason.TRANSACTION_FAILED: "The transaction failed on the chain; it moved nothing.",
-    Reason.WRONG_CHAIN: "This listing is not sold on that network.",
-    Reason.WRONG_TOKEN: "The transaction moved another token than this listing accepts.",
-    Reason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo.",
-    Reason.INTERNAL_TRANSFER: "Native currency counts only when the transaction itself pays payTo, "
+    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain; it moved nothing.",
+    TransactionReason.WRONG_CHAIN: "This listing is not sold on that network.",
+    TransactionReason.WRONG_TOKEN: "The transaction moved another token than this listing accepts.",
+    TransactionReason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo.",
+    TransactionReason.INTERNAL_TRANSFER: "Native currency counts only when the transaction itself pays payTo, "
     "not when a contract passes it on.",
-    Reason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it counts on the "
+    TransactionReason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it counts on the "
     "rail of that authorisation, not as X-Payment-Tx.",
-    Reason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts.",
-    Reason.RETURNED: "The payee sent the value back in the same transaction.",
-    Reason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit that the books keep.",
-    Reason.AMOUNT_TOO_LARGE: "The amount is larger than the books can keep in one payment.",
-    Reason.BEFORE_LISTING: "The transaction is older than the listing's payTo.",
+    TransactionReason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts.",
+    TransactionReason.RETURNED: "The payee sent the value back in the same transaction.",
+    TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit that the books keep.",
+    TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than the books can keep in one payment.",
+    TransactionReason.BEFORE_LISTING: "The transaction is older than the listing's payTo.",
 }

@@ -24,7 +24,7 @@ REASON_LENGTH_MAX = 100
 _log = structlog.get_logger(__name__)
 
 
-class FacilitatorLine(Protocol):
+class FacilitatorTransport(Protocol):
     """One bounded request to a facilitator. Safe to use from many tasks at once."""
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
@@ -37,64 +37,66 @@ class FacilitatorLine(Protocol):
         ...
 
 
-class RemoteFacilitator:
+class FacilitatorClient:
     """Safe to use from many tasks at once."""
 
-    def __init__(self, rules: FacilitatorRules, line: FacilitatorLine) -> None:
+    def __init__(self, rules: FacilitatorRules, transport: FacilitatorTransport) -> None:
         self._rules = rules
-        self._line = line
-        self._is_well = False
+        self._transport = transport
+        self._is_healthy = False
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it answered when it was last asked; not before it was asked anything. What it answered does not matter,
         or whoever makes it stumble over his own payment would close the rail for others. Nor does it matter how long it
         takes to settle."""
-        return self._is_well
+        return self._is_healthy
 
-    async def look(self, *, deadline_s: float) -> None:
+    async def probe(self, *, deadline_s: float) -> None:
         """Where it is not well: whether it is now, by any answer but an error of its own to `GET /supported`. Never
         raises."""
-        if self._is_well:
+        if self._is_healthy:
             return
         with contextlib.suppress(ChainUnavailable, TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self._line.fetch_status(self._locate("supported"), headers=self._rules.verify_headers)
-            self._is_well = True
+                await self._transport.fetch_status(
+                    self._locate("supported"), headers=self._rules.verify_headers
+                )
+            self._is_healthy = True
 
     async def verify(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> str | None:
         """Why it would not settle this, or None when it would. Raises `ChainUnavailable` when it does not say."""
         content = _encode(authorization, asset, timeout_s)
         try:
-            answer = await self._line.post(
+            answer = await self._transport.post(
                 self._locate("verify"), content, headers=self._rules.verify_headers
             )
         except ChainUnavailable:
-            self._is_well = False
+            self._is_healthy = False
             raise
-        self._is_well = True
-        told = _parse(answer)
-        if told.get("isValid") is True:
+        self._is_healthy = True
+        response = _parse(answer)
+        if response.get("isValid") is True:
             return None
-        if told.get("isValid") is not False:
+        if response.get("isValid") is not False:
             raise ChainUnavailable("the facilitator gave no usable answer")
-        return _text(told.get("invalidReason")) or "facilitator_refused"
+        return _text(response.get("invalidReason")) or "facilitator_refused"
 
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
         """Tells it to settle. The transaction that it names, which proves nothing; None when it names none. Never raises
         for what it does or leaves undone: from here on money may move."""
         content = _encode(authorization, asset, timeout_s)
         try:
-            answer = await self._line.post(
+            answer = await self._transport.post(
                 self._locate("settle"), content, headers=self._rules.settle_headers
             )
-            told = _parse(answer)
-            tx_hash = TxHash.parse(str(told.get("transaction")))
+            response = _parse(answer)
+            tx_hash = TxHash.parse(str(response.get("transaction")))
         except (ChainUnavailable, ValueError) as exc:
             _log.warning("facilitator_unclear", detail=str(exc)[:REASON_LENGTH_MAX])
             return None
-        if told.get("success") is not True:
-            _log.warning("facilitator_says_failed", reason=_text(told.get("errorReason")))
+        if response.get("success") is not True:
+            _log.warning("facilitator_says_failed", reason=_text(response.get("errorReason")))
         return tx_hash
 
     def _locate(self, verb: str) -> str:
@@ -102,21 +104,21 @@ class RemoteFacilitator:
 
 
 def _encode(authorization: Authorization, asset: Asset, timeout_s: int) -> bytes:
-    return json.dumps(describe_payment(authorization, asset, timeout_s=timeout_s)).encode()
+    return json.dumps(facilitator_request_json(authorization, asset, timeout_s=timeout_s)).encode()
 
 
 def _parse(answer: bytes) -> dict[str, Any]:
     """Raises `ChainUnavailable` on what is no JSON object."""
     try:
-        told = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
+        response = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
     except ValueError as exc:
         raise ChainUnavailable("the facilitator gave no usable answer") from exc
-    if not isinstance(told, dict):
+    if not isinstance(response, dict):
         raise ChainUnavailable("the facilitator gave no usable answer")
-    return told
+    return response
 
 
-def describe_payment(authorization: Authorization, asset: Asset, *, timeout_s: int) -> dict[str, Any]:
+def facilitator_request_json(authorization: Authorization, asset: Asset, *, timeout_s: int) -> dict[str, Any]:
     """The body of `/verify` and `/settle` (x402 v2, scheme `exact`, EIP-3009), whatever dialect the caller spoke."""
     assert asset.domain is not None
     requirements = {

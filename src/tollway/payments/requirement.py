@@ -11,13 +11,13 @@ from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, Network
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
-from tollway.payments.terms import Tariff, find_chains
+from tollway.payments.terms import OperationPrice, find_chains
 from tollway.registry.listing import ChargeOn
 from tollway.registry.pricing import SETTLEMENT_MARGIN_S, payable_assets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class PaymentRequirement:
     """One way to pay a call by authorisation. `units` of the ledger; `asset.domain` is never None.
 
     `charge_on`: the rule of the version whose price it is. `max_timeout_s`: for how long from now to sign.
@@ -40,44 +40,49 @@ class Requirement:
 
 
 def list_requirements(
-    tariffs: Sequence[Tariff],
+    operation_prices: Sequence[OperationPrice],
     rules: Mapping[ChainId, ChainRules],
     *,
     timeout_s: int,
     now_ms: int,
     limits: Limits,
-) -> tuple[Requirement, ...]:
-    """What counts now: of every version in force within the last ten minutes, the current one (the first of `tariffs`)
+) -> tuple[PaymentRequirement, ...]:
+    """What counts now: of every version in force within the last ten minutes, the current one (the first of `operation_prices`)
     first; then in the order of the version's networks, then of its assets. Each once."""
-    if not tariffs:
+    if not operation_prices:
         return ()
     since_ms = now_ms - limits.price_memory_s * 1000
-    chains = find_chains([tariff.terms for tariff in tariffs], rules)
-    found: dict[tuple[Asset, int, Address], Requirement] = {}
-    for tariff in tariffs:
-        if tariff.terms.is_in_force_since(since_ms):
-            for requirement in _requirements_of(tariff, rules, chains, timeout_s):
+    chains = find_chains([operation_price.terms for operation_price in operation_prices], rules)
+    found: dict[tuple[Asset, int, Address], PaymentRequirement] = {}
+    for operation_price in operation_prices:
+        if operation_price.terms.is_in_force_since(since_ms):
+            for requirement in _requirements_of(operation_price, rules, chains, timeout_s):
                 found.setdefault((requirement.asset, requirement.units, requirement.pay_to), requirement)
     return tuple(found.values())
 
 
 def current_requirements(
-    tariff: Tariff, rules: Mapping[ChainId, ChainRules], *, timeout_s: int
-) -> tuple[Requirement, ...]:
+    operation_price: OperationPrice, rules: Mapping[ChainId, ChainRules], *, timeout_s: int
+) -> tuple[PaymentRequirement, ...]:
     """What a 402 quotes: the given version's, in the order of its networks, then of its assets."""
-    return tuple(_requirements_of(tariff, rules, find_chains([tariff.terms], rules), timeout_s))
+    return tuple(
+        _requirements_of(operation_price, rules, find_chains([operation_price.terms], rules), timeout_s)
+    )
 
 
 def _requirements_of(
-    tariff: Tariff, rules: Mapping[ChainId, ChainRules], chains: Sequence[ChainId], timeout_s: int
-) -> list[Requirement]:
-    terms, price = tariff.terms, tariff.price
+    operation_price: OperationPrice,
+    rules: Mapping[ChainId, ChainRules],
+    chains: Sequence[ChainId],
+    timeout_s: int,
+) -> list[PaymentRequirement]:
+    terms, price = operation_price.terms, operation_price.price
     if price.is_free:
         return []
     networks = [chain_id for chain_id in terms.networks if chain_id in chains]
     assets = (asset for chain_id in networks for asset in rules[chain_id].assets)
     return [
-        Requirement(
+        PaymentRequirement(
             asset=asset,
             price=price,
             units=price.units_in(asset),

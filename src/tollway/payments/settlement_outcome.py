@@ -7,7 +7,7 @@ from tollway.identifiers import ListingId, TxHash
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.ledger.book import Close
 from tollway.money import Asset
-from tollway.payments.settling_notes import SettlementEnd
+from tollway.payments.settling_notes import OutcomeLabel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SettlementOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The money moved, and the books say so: the call is `consumed`."""
+    """The money moved, and the ledger says so: the call is `consumed`."""
 
     transfer: SettledTransfer
 
@@ -43,38 +43,38 @@ class NotSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecided:
-    """The call stays in `settling`; the sweeper finishes it once it is adrift. `tx_hash`: what was broadcast for it so far,
+    """The call stays in `settling`; settlement recovery finishes it once it is orphaned. `tx_hash`: what was broadcast for it so far,
     for the log."""
 
     tx_hash: TxHash | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FencedOff:
+class SettlementFenced:
     """Somebody else moved this call on. Stop."""
 
 
-SettlementOutcome = Settled | NotSettled | Undecided | FencedOff
+SettlementOutcome = Settled | NotSettled | Undecided | SettlementFenced
 
 
-def name_end(outcome: SettlementOutcome) -> SettlementEnd | None:
+def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
     """How it is counted; None where another gateway counts it."""
     match outcome:
         case Settled():
-            return SettlementEnd.SETTLED
+            return OutcomeLabel.SETTLED
         case NotSettled():
-            return SettlementEnd.FAILED
+            return OutcomeLabel.FAILED
         case Undecided():
-            return SettlementEnd.UNDECIDED
-        case FencedOff():
+            return OutcomeLabel.UNDECIDED
+        case SettlementFenced():
             return None
         case _:
             assert_never(outcome)
 
 
-def describe_end(outcome: SettlementOutcome) -> dict[str, str | None]:
+def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
     """The same for the log: nothing in it is a secret."""
-    end = name_end(outcome)
+    end = outcome_label(outcome)
     tx_hash = outcome.tx_hash if isinstance(outcome, Undecided) else None
     if isinstance(outcome, Settled):
         tx_hash = outcome.transfer.tx_hash

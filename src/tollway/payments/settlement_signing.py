@@ -26,7 +26,7 @@ _VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeeOffer:
+class TransactionFees:
     """Prices per gas: the most in all, and what of it goes to whoever builds the block."""
 
     max_fee_wei: int
@@ -34,7 +34,7 @@ class FeeOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carriage:
+class TransferCall:
     """For which call a transaction is signed, and the most gas that it may use. `code_hash`: of the payer's code."""
 
     authorization: Authorization
@@ -44,7 +44,7 @@ class Carriage:
     code_hash: bytes | None = None
 
 
-def encode_call(authorization: Authorization) -> bytes:
+def encode_transfer_call(authorization: Authorization) -> bytes:
     """Calldata of `transferWithAuthorization`."""
     return encode_transfer_with_authorization(
         payer=authorization.payer,
@@ -62,75 +62,75 @@ def limit_gas(estimate: int, *, gas_max: int) -> int:
     return min(estimate * GAS_MARGIN_NUMERATOR // GAS_MARGIN_DENOMINATOR + GAS_MARGIN, gas_max)
 
 
-def offer_fee(fees: Fees, *, price_max_wei: int) -> FeeOffer:
+def choose_fees(fees: Fees, *, price_max_wei: int) -> TransactionFees:
     """Twice the base fee, so that six full blocks in a row do not overtake it; never above the operator's ceiling."""
     max_fee_wei = min(2 * fees.base_fee_wei + fees.tip_wei, price_max_wei)
-    return FeeOffer(max_fee_wei=max_fee_wei, tip_wei=min(fees.tip_wei, max_fee_wei))
+    return TransactionFees(max_fee_wei=max_fee_wei, tip_wei=min(fees.tip_wei, max_fee_wei))
 
 
-def bump_fee(earlier: FeeOffer, fees: Fees, *, price_max_wei: int) -> FeeOffer | None:
+def bump_fees(earlier: TransactionFees, fees: Fees, *, price_max_wei: int) -> TransactionFees | None:
     """The offer that replaces an earlier one; None when that would be above the ceiling."""
-    fresh = offer_fee(fees, price_max_wei=price_max_wei)
-    tip_wei = max(fresh.tip_wei, _raise(earlier.tip_wei))
-    max_fee_wei = max(fresh.max_fee_wei, _raise(earlier.max_fee_wei), tip_wei)
-    return None if max_fee_wei > price_max_wei else FeeOffer(max_fee_wei=max_fee_wei, tip_wei=tip_wei)
+    fresh = choose_fees(fees, price_max_wei=price_max_wei)
+    tip_wei = max(fresh.tip_wei, _raise_price(earlier.tip_wei))
+    max_fee_wei = max(fresh.max_fee_wei, _raise_price(earlier.max_fee_wei), tip_wei)
+    return None if max_fee_wei > price_max_wei else TransactionFees(max_fee_wei=max_fee_wei, tip_wei=tip_wei)
 
 
-def _raise(wei: int) -> int:
+def _raise_price(wei: int) -> int:
     return -(-wei * BUMP_NUMERATOR // BUMP_DENOMINATOR) + 1
 
 
 def sign_attempt(
-    carriage: Carriage, key: GasKey, *, nonce: int, offer: FeeOffer, now_ms: int
+    transfer_call: TransferCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Signed, and not sent: it goes into the books first."""
-    authorization = carriage.authorization
+    """Signed, and not sent: it goes into the ledger first."""
+    authorization = transfer_call.authorization
     signed = key.sign(
         chain_id=authorization.chain_id,
         nonce=nonce,
         to=authorization.token,
-        calldata=encode_call(authorization),
-        gas=carriage.gas,
-        max_fee_wei=offer.max_fee_wei,
-        tip_wei=offer.tip_wei,
+        calldata=encode_transfer_call(authorization),
+        gas=transfer_call.gas,
+        max_fee_wei=tx_fees.max_fee_wei,
+        tip_wei=tx_fees.tip_wei,
     )
     return SettlementAttempt(
         chain_id=authorization.chain_id,
         tx_hash=signed.tx_hash,
-        call_id=carriage.call_id,
-        listing_id=carriage.listing_id,
+        call_id=transfer_call.call_id,
+        listing_id=transfer_call.listing_id,
         sender=key.address,
         nonce=nonce,
         raw=signed.raw,
-        fee_max_wei=carriage.gas * offer.max_fee_wei,
+        fee_max_wei=transfer_call.gas * tx_fees.max_fee_wei,
         created_ms=now_ms,
-        code_hash=carriage.code_hash,
+        code_hash=transfer_call.code_hash,
     )
 
 
-def sign_dearer(
-    attempt: SettlementAttempt, key: GasKey, *, offer: FeeOffer, now_ms: int
+def sign_replacement(
+    attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
     """The same once more, at another price."""
     before = read_transaction(attempt.raw)
     return _sign_instead(
-        attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, offer=offer, now_ms=now_ms
+        attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, tx_fees=tx_fees, now_ms=now_ms
     )
 
 
 def sign_filler(
-    attempt: SettlementAttempt, key: GasKey, *, offer: FeeOffer, now_ms: int
+    attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
     """Nothing but the nonce: the key pays itself nothing. It may use as much gas as the one before, for networks on which
     the plainest transaction takes more than it does elsewhere."""
     gas = read_transaction(attempt.raw).gas
-    return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, offer=offer, now_ms=now_ms)
+    return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, tx_fees=tx_fees, now_ms=now_ms)
 
 
-def read_offer(attempt: SettlementAttempt) -> FeeOffer:
+def read_fees(attempt: SettlementAttempt) -> TransactionFees:
     """What an attempt of ours offered: read from what was signed."""
-    offered = read_transaction(attempt.raw)
-    return FeeOffer(max_fee_wei=offered.max_fee_wei, tip_wei=offered.tip_wei)
+    tx_fields = read_transaction(attempt.raw)
+    return TransactionFees(max_fee_wei=tx_fields.max_fee_wei, tip_wei=tx_fields.tip_wei)
 
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
@@ -150,7 +150,7 @@ def _sign_instead(
     to: Address,
     calldata: bytes,
     gas: int,
-    offer: FeeOffer,
+    tx_fees: TransactionFees,
     now_ms: int,
 ) -> SettlementAttempt:
     signed = key.sign(
@@ -159,13 +159,13 @@ def _sign_instead(
         to=to,
         calldata=calldata,
         gas=gas,
-        max_fee_wei=offer.max_fee_wei,
-        tip_wei=offer.tip_wei,
+        max_fee_wei=tx_fees.max_fee_wei,
+        tip_wei=tx_fees.tip_wei,
     )
     return replace(
         attempt,
         tx_hash=signed.tx_hash,
         raw=signed.raw,
-        fee_max_wei=gas * offer.max_fee_wei,
+        fee_max_wei=gas * tx_fees.max_fee_wei,
         created_ms=now_ms,
     )

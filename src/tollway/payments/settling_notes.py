@@ -10,8 +10,8 @@ from enum import StrEnum
 from tollway.identifiers import Address, ChainId
 
 
-class SettlementEnd(StrEnum):
-    """Public (a label of the metrics). How a settlement ended while its caller waited, or in the sweeper later."""
+class OutcomeLabel(StrEnum):
+    """Public (a label of the metrics). How a settlement ended while its caller waited, or in settlement recovery later."""
 
     SETTLED = "settled"
     FAILED = "failed"  # refused before anything was broadcast
@@ -40,18 +40,18 @@ def _ignore(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettlingNotes:
-    """`mined`: seconds from a transaction's signature to its receipt. `lane`: how many transactions of that key are
-    signed and not mined yet. `adrift`: calls that the sweeper found, its batch at most. `withdrawn`: how many rails of
+class SettlementMetrics:
+    """`mined`: seconds from a transaction's signature to its receipt. `unmined`: how many transactions of that key are
+    signed and not mined yet. `orphaned`: calls that settlement recovery found, its batch at most. `withdrawn`: how many rails of
     that network for that reason."""
 
-    end: Callable[[ChainId, SettlementEnd], None] = _ignore
+    end: Callable[[ChainId, OutcomeLabel], None] = _ignore
     mined: Callable[[ChainId, float], None] = _ignore
     balance: Callable[[ChainId, Address, int], None] = _ignore
-    lane: Callable[[ChainId, Address, int], None] = _ignore
-    adrift: Callable[[int], None] = _ignore
+    unmined: Callable[[ChainId, Address, int], None] = _ignore
+    orphaned: Callable[[int], None] = _ignore
     withdrawn: Callable[[ChainId, WithdrawalReason, int], None] = _ignore
 
 
-SILENT = SettlingNotes()
+NO_METRICS = SettlementMetrics()
 """Nobody counts."""

@@ -16,7 +16,7 @@ from tollway.registry.listing import ChargeOn, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
+class OperationPrice:
     """One version of a listing's terms with the price that it asks for one particular operation."""
 
     terms: Terms
@@ -32,7 +32,7 @@ class Payee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class AmountDue:
     """What a call costs in one asset. `charge_on` is the rule of the version whose price is charged."""
 
     asset: Asset
@@ -41,9 +41,14 @@ class Due:
     charge_on: ChargeOn
 
 
-def find_due(
-    tariffs: Sequence[Tariff], asset: Asset, *, now_ms: int, limits: Limits, first_block_s: int | None
-) -> Due | None:
+def find_amount_due(
+    operation_prices: Sequence[OperationPrice],
+    asset: Asset,
+    *,
+    now_ms: int,
+    limits: Limits,
+    first_block_s: int | None,
+) -> AmountDue | None:
     """The lowest paid price in `asset`'s currency in force within the last ten minutes.
 
     `first_block_s`: the block time of a payment that has bought nothing yet; its first call costs the lowest price
@@ -52,16 +57,16 @@ def find_due(
     moment_ms = now_ms if first_block_s is None else min(now_ms, first_block_s * 1000)
     since_ms = moment_ms - limits.price_memory_s * 1000
     counting = [
-        tariff
-        for tariff in tariffs
-        if tariff.terms.currency == asset.symbol
-        and not tariff.price.is_free
-        and tariff.terms.is_in_force_since(since_ms)
+        operation_price
+        for operation_price in operation_prices
+        if operation_price.terms.currency == asset.symbol
+        and not operation_price.price.is_free
+        and operation_price.terms.is_in_force_since(since_ms)
     ]
     if not counting:
         return None
-    cheapest = min(counting, key=lambda tariff: tariff.price.nano)
-    return Due(
+    cheapest = min(counting, key=lambda operation_price: operation_price.price.nano)
+    return AmountDue(
         asset=asset,
         price=cheapest.price,
         units=cheapest.price.units_in(asset),
@@ -109,7 +114,7 @@ def find_chains(versions: Sequence[Terms], rules: Mapping[ChainId, ChainRules]) 
 def does_credit_count(
     versions: Sequence[Terms], *, payee: Address, chain_id: ChainId, block_time_s: int, limits: Limits
 ) -> bool:
-    """Whether a payment that is in the books counts for a listing: the rule of `find_payees`, but without its
+    """Whether a payment that is in the ledger counts for a listing: the rule of `find_payees`, but without its
     beginning. Credit buys calls of every listing that pays the same wallet, whenever it was published."""
     since_ms = (block_time_s - limits.payee_memory_s) * 1000
     counting = [version for version in versions if version.is_in_force_since(since_ms)]

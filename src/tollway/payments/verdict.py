@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from tollway.chain.reader import ChainFacts
 from tollway.chain.rules import ChainRules
-from tollway.chain.tokens import authorizers, parse_authorizations_used, parse_transfers
+from tollway.chain.tokens import find_authorizers, parse_authorizations_used, parse_transfers
 from tollway.identifiers import ZERO_ADDRESS, Address
 from tollway.ledger.call import NewPayment, Payment
 from tollway.limits import Limits
@@ -18,7 +18,7 @@ from tollway.money import UNITS_MAX, Asset
 from tollway.payments.terms import Payee
 
 
-class Reason(StrEnum):
+class TransactionReason(StrEnum):
     """Why a transaction is not a payment for this listing. Public (`reason` of `payment_verification_failed`)."""
 
     TRANSACTION_FAILED = "transaction_failed"
@@ -35,8 +35,8 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a verdict is asked about: the payments of one transaction to one listing on one network.
+class VerificationInput:
+    """What a verification is given: the payments of one transaction to one listing on one network.
 
     `assets`: accepted ones on that chain. `age_credit_s`: for how long of the payment's life no gateway was ready.
     `is_admitted`: the operator or the provider lets it be shown late. `held_before_s`: a restore of the database
@@ -68,7 +68,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class BlockInFuture:
     """It pays, but its block's time lies further in the future than clocks may differ. Ask again."""
 
     seconds: int
@@ -93,10 +93,10 @@ class HeldByRestore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    reason: Reason
+    reason: TransactionReason
 
 
-Verdict = Accepted | Pending | Ahead | NotThePayer | TooOld | HeldByRestore | Refused
+VerificationResult = Accepted | Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,73 +110,77 @@ class Movement:
     is_by_authorization: bool
 
 
-def find_movements(facts: ChainFacts, question: Question) -> tuple[Movement, ...]:
+def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movement, ...]:
     """Every (asset, payer, payee) of the transaction with an accepted asset and a payee that counts."""
     found: list[Movement] = []
-    for asset in question.assets:
+    for asset in given.assets:
         found += (
-            _native(facts, asset, question.payees) if asset.token is None else _token(facts, asset, question)
+            _find_native_movements(facts, asset, given.payees)
+            if asset.token is None
+            else _find_token_movements(facts, asset, given)
         )
     return tuple(found)
 
 
-def judge(facts: ChainFacts, question: Question, signers: Sequence[Address], *, limits: Limits) -> Verdict:
-    """The verdict on one mined transaction for a caller who is any of `signers`.
+def verify_transaction(
+    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], *, limits: Limits
+) -> VerificationResult:
+    """The result for one mined transaction for a caller who is any of `signers`.
 
     Nothing that a shallow block says is final, its refusals no more than its payments: it may be mined again
     elsewhere and do otherwise. Shapes: amounts become ledger units, floored once per sum. Source: the payments
     design, "The verdict".
     """
-    if facts.chain_id != question.rules.chain_id:
-        return Refused(reason=Reason.WRONG_CHAIN)
-    worth = _judge_worth(facts, question, signers, limits)
-    pending = _find_pending(facts, question, worth if isinstance(worth, list) else [])
+    if facts.chain_id != given.rules.chain_id:
+        return Refused(reason=TransactionReason.WRONG_CHAIN)
+    worth = _find_worth(facts, given, signers, limits)
+    pending = _find_pending(facts, given, worth if isinstance(worth, list) else [])
     if pending is not None:
         return pending
     if not isinstance(worth, list):
         return worth
-    return _judge_time(facts, question, tuple(payment for _, payment in worth), limits)
+    return _check_age(facts, given, tuple(payment for _, payment in worth), limits)
 
 
-def _judge_worth(
-    facts: ChainFacts, question: Question, signers: Sequence[Address], limits: Limits
+def _find_worth(
+    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], limits: Limits
 ) -> "list[_Worth] | NotThePayer | Refused":
     """What it pays to this listing, whatever its depth and age; never an empty list."""
     if not facts.succeeded:
-        return Refused(reason=Reason.TRANSACTION_FAILED)
-    movements = find_movements(facts, question)
+        return Refused(reason=TransactionReason.TRANSACTION_FAILED)
+    movements = find_movements(facts, given)
     if not movements:
-        return Refused(reason=_explain_nothing_moved(facts, question))
+        return Refused(reason=_explain_nothing_moved(facts, given))
     mine = [m for m in movements if m.payer in signers and m.payer != ZERO_ADDRESS]
     if not mine:
         return NotThePayer()
     unauthorized = [m for m in mine if not m.is_by_authorization]
     if not unauthorized:
-        return Refused(reason=Reason.AUTHORIZATION_TRANSFER)
+        return Refused(reason=TransactionReason.AUTHORIZATION_TRANSFER)
     timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - limits.payee_slack_s]
     if not timely:
-        return Refused(reason=Reason.BEFORE_LISTING)
+        return Refused(reason=TransactionReason.BEFORE_LISTING)
     payments = [(m.asset, _new_payment(facts, m)) for m in timely if m.base_units > 0]
     if not payments:
-        return Refused(reason=Reason.RETURNED)
+        return Refused(reason=TransactionReason.RETURNED)
     worth = [(asset, payment) for asset, payment in payments if payment.value_units > 0]
     if not worth:
-        return Refused(reason=Reason.BELOW_LEDGER_UNIT)
+        return Refused(reason=TransactionReason.BELOW_LEDGER_UNIT)
     if any(payment.value_units > UNITS_MAX for _, payment in worth):
-        return Refused(reason=Reason.AMOUNT_TOO_LARGE)
+        return Refused(reason=TransactionReason.AMOUNT_TOO_LARGE)
     return worth
 
 
 _Worth = tuple[Asset, NewPayment]
 
 
-def _find_pending(facts: ChainFacts, question: Question, worth: "Sequence[_Worth]") -> Pending | None:
+def _find_pending(facts: ChainFacts, given: VerificationInput, worth: "Sequence[_Worth]") -> Pending | None:
     """The depth that its value needs; without one, the least that this network asks for."""
-    rules = question.rules
+    rules = given.rules
     if worth:
         needed = max(rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
     else:
-        needed = min((rules.confirmations_for(asset, 0) for asset in question.assets), default=1)
+        needed = min((rules.confirmations_for(asset, 0) for asset in given.assets), default=1)
     if facts.canonical_hash != facts.block_hash:
         return Pending(confirmations=0, needed=needed)
     if facts.confirmations < needed:
@@ -184,24 +188,24 @@ def _find_pending(facts: ChainFacts, question: Question, worth: "Sequence[_Worth
     return None
 
 
-def _judge_time(
-    facts: ChainFacts, question: Question, payments: tuple[NewPayment, ...], limits: Limits
-) -> Verdict:
-    ahead_s = facts.block_time - question.now_s
+def _check_age(
+    facts: ChainFacts, given: VerificationInput, payments: tuple[NewPayment, ...], limits: Limits
+) -> VerificationResult:
+    ahead_s = facts.block_time - given.now_s
     if ahead_s > limits.payee_slack_s:
-        return Ahead(seconds=ahead_s)
-    if question.is_admitted:
+        return BlockInFuture(seconds=ahead_s)
+    if given.is_admitted:
         return Accepted(payments=payments)
-    if question.held_before_s is not None and facts.block_time <= question.held_before_s:
+    if given.held_before_s is not None and facts.block_time <= given.held_before_s:
         return HeldByRestore()
-    age_s = question.now_s - facts.block_time - question.age_credit_s
+    age_s = given.now_s - facts.block_time - given.age_credit_s
     if age_s > limits.payment_age_s:
         return TooOld(age_s=age_s)
     return Accepted(payments=payments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StillPays:
     """The transaction pays what `payment` says. `is_deep`: deep enough for that value."""
 
     payment: NewPayment
@@ -209,35 +213,37 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Displaced:
+class NotCanonical:
     """The node named a block that its own chain does not have. Nothing follows from that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
+class NoLongerPays:
     """The transaction is mined and pays nothing of the kind (any more)."""
 
     reason: str
 
 
-def judge_again(facts: ChainFacts, payment: Payment, rules: ChainRules) -> Standing | Displaced | Void:
-    """The verdict's basics on a payment that is in the books: what the chain says of it now.
+def recheck_payment(
+    facts: ChainFacts, payment: Payment, rules: ChainRules
+) -> StillPays | NotCanonical | NoLongerPays:
+    """The basic rules on a payment that is in the ledger: what the chain says of it now.
 
     Who signed, the listing's terms and the age were judged when it was recorded, and do not change. A payment that an
     authorisation made stands by an authorised transfer, and every other one never does.
     """
     asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
     if facts.canonical_hash != facts.block_hash or asset is None:
-        return Displaced()
+        return NotCanonical()
     if not facts.succeeded:
-        return Void(reason=Reason.TRANSACTION_FAILED)
+        return NoLongerPays(reason=TransactionReason.TRANSACTION_FAILED)
     for movement in _find_recorded(facts, payment, asset, rules):
         if movement.payer == payment.payer and movement.is_by_authorization == payment.is_authorized:
             found = _new_payment(facts, movement)
             if 0 < found.value_units <= UNITS_MAX:
                 needed = rules.confirmations_for(asset, found.value_units)
-                return Standing(payment=found, is_deep=facts.confirmations >= needed)
-    return Void(reason=Reason.NO_TRANSFER)
+                return StillPays(payment=found, is_deep=facts.confirmations >= needed)
+    return NoLongerPays(reason=TransactionReason.NO_TRANSFER)
 
 
 def _find_recorded(
@@ -247,7 +253,9 @@ def _find_recorded(
     its call: nothing is subtracted that came back beside it."""
     payee = Payee(address=payment.payee, since_s=0)
     if not payment.is_authorized or asset.token is None:
-        return find_movements(facts, Question(rules=rules, assets=(asset,), payees=(payee,), now_s=0))
+        return find_movements(
+            facts, VerificationInput(rules=rules, assets=(asset,), payees=(payee,), now_s=0)
+        )
     way = (payment.payer, payment.payee)
     transfers = parse_transfers(facts.logs, token=asset.token)
     moved = Movement(
@@ -262,16 +270,16 @@ def _find_recorded(
     return (moved,)
 
 
-def _token(facts: ChainFacts, asset: Asset, question: Question) -> list[Movement]:
+def _find_token_movements(facts: ChainFacts, asset: Asset, given: VerificationInput) -> list[Movement]:
     """A wallet that pays itself has paid nobody: what comes back is subtracted, and that is all of it."""
     assert asset.token is not None
     transfers = [t for t in parse_transfers(facts.logs, token=asset.token) if t.base_units > 0]
-    authorized = authorizers(facts.logs, token=asset.token)
+    authorized = find_authorizers(facts.logs, token=asset.token)
     moved: dict[tuple[Address, Address], int] = {}
     for transfer in transfers:
         way = (transfer.sender, transfer.recipient)
         moved[way] = moved.get(way, 0) + transfer.base_units
-    payees = {payee.address: payee for payee in question.payees}
+    payees = {payee.address: payee for payee in given.payees}
     return [
         Movement(
             asset=asset,
@@ -285,7 +293,7 @@ def _token(facts: ChainFacts, asset: Asset, question: Question) -> list[Movement
     ]
 
 
-def _native(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
+def _find_native_movements(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
     """Only the transaction's own value counts: a transfer inside a contract leaves no log that proves it."""
     return [
         Movement(
@@ -315,19 +323,19 @@ def _new_payment(facts: ChainFacts, movement: Movement) -> NewPayment:
     )
 
 
-def _explain_nothing_moved(facts: ChainFacts, question: Question) -> Reason:
+def _explain_nothing_moved(facts: ChainFacts, given: VerificationInput) -> TransactionReason:
     """The most helpful reason for a transaction that moved nothing to a payee in an accepted asset."""
-    payees = {payee.address for payee in question.payees}
-    tokens = {asset.token for asset in question.assets if asset.token is not None}
+    payees = {payee.address for payee in given.payees}
+    tokens = {asset.token for asset in given.assets if asset.token is not None}
     accepted = [t for token in tokens for t in parse_transfers(facts.logs, token=token)]
     if any(t.base_units > 0 for t in accepted):
-        return Reason.WRONG_RECIPIENT
+        return TransactionReason.WRONG_RECIPIENT
     foreign = (log for log in facts.logs if log.address not in tokens)
     others = [t for log in foreign for t in parse_transfers((log,), token=log.address)]
     if any(t.recipient in payees for t in others) or (facts.recipient in payees and facts.value > 0):
-        return Reason.WRONG_TOKEN
-    if any(asset.token is None for asset in question.assets) and facts.value > 0:
-        return Reason.WRONG_RECIPIENT
+        return TransactionReason.WRONG_TOKEN
+    if any(asset.token is None for asset in given.assets) and facts.value > 0:
+        return TransactionReason.WRONG_RECIPIENT
     if others:
-        return Reason.WRONG_TOKEN
-    return Reason.NO_TRANSFER
+        return TransactionReason.WRONG_TOKEN
+    return TransactionReason.NO_TRANSFER

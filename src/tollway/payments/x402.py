@@ -18,16 +18,16 @@ from tollway.limits import Limits
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.authorization_wire import (
     SIGNED_FIELDS,
-    SignedTransfer,
+    AuthorizationFields,
     decode_object,
-    find_unknown,
+    find_unknown_member,
     parse_transfer,
     take_address,
     take_object,
     take_text,
     unreadable,
 )
-from tollway.payments.requirement import Requirement
+from tollway.payments.requirement import PaymentRequirement
 
 PAYMENT_HEADER = b"payment-signature"
 PAYMENT_HEADER_V1 = b"x-payment"
@@ -99,13 +99,13 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownPayment:
+class PaymentPayload:
     """A payment as it was shown. `token` None: version 1 does not name it. `identifier`: of `payment-identifier`.
-    `fault`: a member that the protocol does not have. It is judged only after the books were asked (`Presented`)."""
+    `fault`: a member that the protocol does not have. It is judged only after the ledger was asked (`PresentedAuthorization`)."""
 
     chain_id: ChainId
     token: Address | None
-    transfer: SignedTransfer = field(repr=False)
+    transfer: AuthorizationFields = field(repr=False)
     identifier: str | None = None
     fault: Problem | None = None
 
@@ -113,7 +113,7 @@ class ShownPayment:
 # ---- In.
 
 
-def parse_payment(value: bytes, *, limits: Limits) -> ShownPayment:
+def parse_payment(value: bytes, *, limits: Limits) -> PaymentPayload:
     """The value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 2)
@@ -124,18 +124,18 @@ def parse_payment(value: bytes, *, limits: Limits) -> ShownPayment:
     except ValueError as exc:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
     payload = take_object(content, "payload")
-    return ShownPayment(
+    return PaymentPayload(
         chain_id=chain_id,
         token=take_address(accepted, "asset"),
         transfer=_parse_payload(payload),
         identifier=_find_identifier(content.get("extensions")),
-        fault=find_unknown(
+        fault=find_unknown_member(
             ("", content, _ENVELOPE), ("accepted", accepted, _ACCEPTED), *_list_signed_places(payload)
         ),
     )
 
 
-def parse_payment_v1(value: bytes, *, limits: Limits) -> ShownPayment:
+def parse_payment_v1(value: bytes, *, limits: Limits) -> PaymentPayload:
     """The value of `X-PAYMENT` (version 1). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 1)
@@ -144,11 +144,11 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> ShownPayment:
     if chain_id is None:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK))
     payload = take_object(content, "payload")
-    return ShownPayment(
+    return PaymentPayload(
         chain_id=ChainId(chain_id),
         token=None,
         transfer=_parse_payload(payload),
-        fault=find_unknown(("", content, _ENVELOPE_V1), *_list_signed_places(payload)),
+        fault=find_unknown_member(("", content, _ENVELOPE_V1), *_list_signed_places(payload)),
     )
 
 
@@ -165,7 +165,7 @@ def _check_scheme(fields: Mapping[str, Any]) -> None:
         raise Refusal(explain_authorization(AuthorizationReason.SCHEME))
 
 
-def _parse_payload(payload: Mapping[str, Any]) -> SignedTransfer:
+def _parse_payload(payload: Mapping[str, Any]) -> AuthorizationFields:
     if "authorization" not in payload and ("permit2Authorization" in payload or "delegator" in payload):
         raise Refusal(explain_authorization(AuthorizationReason.TRANSFER_METHOD))
     return parse_transfer(take_object(payload, "authorization"), payload.get("signature"))
@@ -174,7 +174,7 @@ def _parse_payload(payload: Mapping[str, Any]) -> SignedTransfer:
 def _list_signed_places(
     payload: Mapping[str, Any],
 ) -> tuple[tuple[str, Mapping[str, Any], frozenset[str]], ...]:
-    """For `find_unknown`, once the payload is read."""
+    """For `find_unknown_member`, once the payload is read."""
     authorization = take_object(payload, "authorization")
     return ("payload", payload, _PAYLOAD), ("payload.authorization", authorization, SIGNED_FIELDS)
 
@@ -209,7 +209,7 @@ def resource_json(resource: Resource) -> dict[str, Any]:
     return content
 
 
-def requirement_json(requirement: Requirement) -> dict[str, Any]:
+def requirement_json(requirement: PaymentRequirement) -> dict[str, Any]:
     """`PaymentRequirements` of version 2."""
     return {
         "scheme": SCHEME,
@@ -222,7 +222,7 @@ def requirement_json(requirement: Requirement) -> dict[str, Any]:
     }
 
 
-def requirement_json_v1(requirement: Requirement, resource: Resource) -> dict[str, Any] | None:
+def requirement_json_v1(requirement: PaymentRequirement, resource: Resource) -> dict[str, Any] | None:
     """The same for version 1; None where its clients would choke on the network or the amount."""
     name = _V1_NAMES.get(requirement.asset.chain_id)
     amount = str(requirement.base_units)
@@ -242,7 +242,7 @@ def requirement_json_v1(requirement: Requirement, resource: Resource) -> dict[st
     }
 
 
-def domain_json(requirement: Requirement) -> dict[str, str]:
+def domain_json(requirement: PaymentRequirement) -> dict[str, str]:
     domain = requirement.asset.domain
     assert domain is not None  # a requirement is of a token with a domain
     return {"name": domain.name, "version": domain.version}

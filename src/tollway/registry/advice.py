@@ -9,7 +9,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.offered_operations import list_unforwarded
 from tollway.registry.pricing import payable_assets
 
-HEADERS_TOLD = 5
+HEADERS_NAMED_MAX = 5
 
 _STOCK_PRICE_NANO_MAX = 10**9
 """Stock x402 clients pay at most one dollar a call unless their owner allows more."""
@@ -19,7 +19,7 @@ _STOCK_USDC_NETWORKS = frozenset(ChainId(number) for number in (1, 137, 8453, 42
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class ListingWarning:
     """A warning: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field it is about."""
 
     code: str
@@ -27,32 +27,32 @@ class Advice:
     pointer: str
 
 
-PAYTO_SHARED = Advice(
+PAYTO_SHARED = ListingWarning(
     code="payto_shared",
     detail="Another provider's listing names the same wallet. A payment to it can be shown there too.",
     pointer="/payTo",
 )
-ENDPOINT_UNPROTECTED = Advice(
+ENDPOINT_UNPROTECTED = ListingWarning(
     code="endpoint_unprotected",
     detail="The endpoint answers without the listing's secret, so that anybody can call it unpaid.",
     pointer="/endpoint",
 )
 
 
-def advise(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice, ...]:
+def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
     """Warnings that follow from the listing alone."""
-    return (*_advise_on_price(listing, assets), *_advise_on_headers(listing))
+    return (*_warn_about_price(listing, assets), *_warn_about_headers(listing))
 
 
-def _advise_on_headers(listing: Listing) -> tuple[Advice, ...]:
-    names = list_unforwarded(listing, most=HEADERS_TOLD)
+def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
+    names = list_unforwarded(listing, most=HEADERS_NAMED_MAX)
     if not names:
         return ()
     detail = f"The document has callers send headers that forwardHeaders does not name: {', '.join(names)}."
-    return (Advice(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
+    return (ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
 
 
-def _advise_on_price(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice, ...]:
+def _warn_about_price(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
     prices = [listing.price, *(operation.price for operation in listing.operations)]
     if all(price.is_free for price in prices):
         return ()
@@ -60,15 +60,15 @@ def _advise_on_price(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice,
     payable = payable_assets(assets, currency=listing.currency, networks=listing.networks)
     if not any(_is_stock(asset) for asset in payable):
         found.append(
-            Advice(
+            ListingWarning(
                 code="unusual_currency",
                 detail="Stock x402 clients do not pay in this currency on these networks by default.",
                 pointer="/currency",
             )
         )
-    elif _dearest(prices).nano > _STOCK_PRICE_NANO_MAX:
+    elif _highest_price(prices).nano > _STOCK_PRICE_NANO_MAX:
         found.append(
-            Advice(
+            ListingWarning(
                 code="price_above_client_default",
                 detail="Stock x402 clients pay at most 1 dollar a call by default.",
                 pointer="/pricePerRequest",
@@ -81,5 +81,5 @@ def _is_stock(asset: Asset) -> bool:
     return asset.symbol == "USDC" and asset.token is not None and asset.chain_id in _STOCK_USDC_NETWORKS
 
 
-def _dearest(prices: Iterable[Price]) -> Price:
+def _highest_price(prices: Iterable[Price]) -> Price:
     return max(prices, key=lambda price: price.nano)

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tollway.identifiers import Address, ChainId, ListingId
-from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.listing import Listing, Shelf, Terms
-from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.registry.creation import CreationBegun, CreationResponse
+from tollway.registry.listing import CatalogEntry, Listing, Terms
+from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
 
 TOTAL_EXACT_MAX = 10_000
 """Totals of filtered lists are counted up to here; beyond, the total is a lower bound."""
 
-TERMS_MEMORY_S = 2 * 86_400 + 7_200
-"""How long ended terms ride along in a `Shelf`: a payment's age (24 h), its payee memory (24 h), and some slack."""
+TERMS_RETENTION_S = 2 * 86_400 + 7_200
+"""How long ended terms ride along in a `CatalogEntry`: a payment's age (24 h), its payee memory (24 h), and some slack."""
 
 Sort = Literal["newest", "price", "-price", "name", "relevance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class NetworkCurrency:
     """A network and a currency in which something is sold."""
 
     chain_id: ChainId
@@ -33,11 +33,11 @@ class ListingQuery:
     stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
 
     `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
-    first. `relevance` is that of the words, weighed by measured quality (`standing.weigh_rank`). `tag` is compared without
+    first. `relevance` is that of the words, weighed by measured quality (`reputation.rank_weight`). `tag` is compared without
     case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
     those whose ownership is proved, or is not. `skip`: how many are passed over before the first page.
 
-    `markets`: only active listings that cost something (whole, or one of their operations) and are sold in one of these;
+    `network_currencies`: only active listings that cost something (whole, or one of their operations) and are sold in one of these;
     in none of no markets.
     """
 
@@ -52,7 +52,7 @@ class ListingQuery:
     min_success_rate: float | None = None
     verified: bool | None = None
     pay_to: Address | None = None
-    markets: tuple[Market, ...] | None = None
+    network_currencies: tuple[NetworkCurrency, ...] | None = None
     sort: Sort = "newest"
     skip: int = 0
 
@@ -63,18 +63,18 @@ class ListingQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ListingMatch:
     """One listing of a page, without its `openapi` and `upstream_auth` (None): a page must not read a hundred
     documents, nor open a secret. `match`: which fields the words were found in (`name`, `description`, `tags`)."""
 
     listing: Listing
     match: tuple[str, ...] = ()
-    standing: Standing = UNKNOWN_STANDING
+    reputation: Reputation = UNKNOWN_REPUTATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingPage:
-    found: tuple[Found, ...]
+    found: tuple[ListingMatch, ...]
     total: int
     is_lower_bound: bool = False
 
@@ -85,7 +85,7 @@ class Revised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stale:
+class RevisionConflict:
     """Somebody else changed the listing first; `revision` is the one it has now."""
 
     revision: int
@@ -98,12 +98,12 @@ class Catalog(Protocol):
         """Adds a listing and its first terms."""
         ...
 
-    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+    async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
         """`publish`, and in the same transaction the answer under its idempotency key. False when the key is somebody
         else's by now: then nothing was written."""
         ...
 
-    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
         """Replaces a listing that still has `expected_revision`; new terms begin when they differ from the last.
 
         The stored revision is `expected_revision` + 1, whatever the record carries. A listing with `retired_ms` or
@@ -111,7 +111,7 @@ class Catalog(Protocol):
         """
         ...
 
-    async def find(self, listing_id: ListingId) -> Shelf | None:
+    async def find(self, listing_id: ListingId) -> CatalogEntry | None:
         """The listing with its recent terms, retired and suspended ones included. Cheap: the hot path asks it for
         every call. A change by this process shows at once, one by another process within a second."""
         ...
@@ -120,8 +120,8 @@ class Catalog(Protocol):
         """All versions that were in force at any time since `moment_ms`, newest first."""
         ...
 
-    async def standing(self, listing_id: ListingId) -> Standing:
-        """What is known of a listing beside its words; `UNKNOWN_STANDING` of one that is not there. One look into an
+    async def reputation(self, listing_id: ListingId) -> Reputation:
+        """What is known of a listing beside its words; `UNKNOWN_REPUTATION` of one that is not there. One look into an
         index. Measured quality may be a minute behind the calls."""
         ...
 

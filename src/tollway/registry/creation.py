@@ -22,7 +22,7 @@ class KeyedCreation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class CreationBegun:
     """The key is this request's until its lease ends; `claim` is the proof."""
 
     wallet: Address
@@ -31,7 +31,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InProgress:
+class CreationInProgress:
     """The same request is running. `wait_s`: by then it has ended, or lost the key."""
 
     wait_s: int
@@ -44,11 +44,11 @@ class OtherRequest:
 
 @dataclass(frozen=True, slots=True)
 class TooManyKeys:
-    """The wallet has as many keys in the books as it may."""
+    """The wallet has as many keys in the ledger as it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreationAnswer:
+class CreationResponse:
     """What was answered when the listing was created. `body` None: it was too long to keep, or was dropped
     for newer ones when all that are kept came to `creation_answers_bytes_max`."""
 
@@ -58,18 +58,18 @@ class CreationAnswer:
     body: bytes | None
 
 
-Beginning = Begun | InProgress | OtherRequest | TooManyKeys | CreationAnswer
+CreationOutcome = CreationBegun | CreationInProgress | OtherRequest | TooManyKeys | CreationResponse
 
 
 class Creations(Protocol):
     """Every method is atomic, and raises `StorageUnavailable` when the store is away or does not know keys yet."""
 
-    async def begin(self, asked: KeyedCreation, *, claim: bytes) -> Beginning:
-        """Takes the key, or says what became of it. Of many who ask at once, at any gateway, one gets `Begun`. A key
+    async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
+        """Takes the key, or says what became of it. Of many who ask at once, at any gateway, one gets `CreationBegun`. A key
         whose lease has ended without a listing, or that is older than `creation_key_ttl_s`, is free again."""
         ...
 
-    async def give_up(self, begun: Begun) -> None:
+    async def give_up(self, begun: CreationBegun) -> None:
         """Frees the key, unless a listing was created under it or somebody else has taken it meanwhile."""
         ...
 

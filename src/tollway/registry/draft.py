@@ -12,7 +12,7 @@ from tollway.errors import FieldError
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.draft_rules import DraftRules
-from tollway.registry.form import Form
+from tollway.registry.form import ObjectReader
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.offer_rules import (
     find_decimals_max,
@@ -23,7 +23,7 @@ from tollway.registry.offer_rules import (
     read_pay_to,
     read_price,
 )
-from tollway.registry.offered_operations import has_documented
+from tollway.registry.offered_operations import has_documented_operations
 from tollway.registry.plain_text import find_unclean
 from tollway.registry.upstream_rules import (
     read_endpoint,
@@ -103,58 +103,60 @@ def parse_draft(
     """
     if not isinstance(body, dict):
         return (FieldError(code="type", detail="the body must be a JSON object", pointer=""),)
-    form = Form(body)
-    form.refuse_unknown(_FIELDS)
-    name = _name(form)
-    currency = read_currency(form, rules)
-    networks = read_networks(form, rules, currency)
+    reader = ObjectReader(body)
+    reader.refuse_unknown(_FIELDS)
+    name = _name(reader)
+    currency = read_currency(reader, rules)
+    networks = read_networks(reader, rules, currency)
     decimals_max = find_decimals_max(rules, currency, networks)
-    price = read_price(form, decimals_max, is_required=True)
-    endpoint = read_endpoint(form, rules)
-    methods = read_methods(form)
-    operations = read_operations(form, decimals_max, methods)
-    forward_headers = read_forward_headers(form)
+    price = read_price(reader, decimals_max, is_required=True)
+    endpoint = read_endpoint(reader, rules)
+    methods = read_methods(reader)
+    operations = read_operations(reader, decimals_max, methods)
+    forward_headers = read_forward_headers(reader)
     draft = Draft(
         name=name or "",
-        description=_description(form),
+        description=_description(reader),
         endpoint=endpoint or "",
         price=price or Price.from_nano(0),
         currency=currency or "",
-        pay_to=read_pay_to(form, rules),
+        pay_to=read_pay_to(reader, rules),
         networks=networks,
         methods=methods,
-        tags=_tags(form),
+        tags=_tags(reader),
         operations=operations,
-        other_paths=cast(Literal["serve", "refuse"], _choice(form, "otherPaths", ("serve", "refuse"))),
-        charge_on=ChargeOn(_choice(form, "chargeOn", tuple(ChargeOn))),
-        timeout_s=_timeout(form),
+        other_paths=cast(Literal["serve", "refuse"], _choice(reader, "otherPaths", ("serve", "refuse"))),
+        charge_on=ChargeOn(_choice(reader, "chargeOn", tuple(ChargeOn))),
+        timeout_s=_timeout(reader),
         forward_headers=forward_headers,
-        upstream_auth=read_upstream_auth(form, rules, previous, endpoint=endpoint, forwarded=forward_headers),
-        openapi=read_openapi(form, previous),
-        openapi_url=read_openapi_url(form, previous),
-        is_document_wanted=_is_given(form, "openapiUrl") and not _is_given(form, "openapi"),
-        signature=cast(Literal["any", "bound"], _choice(form, "signature", ("any", "bound"))),
-        rate_limit=_rate_limit(form),
-        status=cast(Literal["active", "paused"], _choice(form, "status", ("active", "paused"))),
+        upstream_auth=read_upstream_auth(
+            reader, rules, previous, endpoint=endpoint, forwarded=forward_headers
+        ),
+        openapi=read_openapi(reader, previous),
+        openapi_url=read_openapi_url(reader, previous),
+        is_document_wanted=_is_given(reader, "openapiUrl") and not _is_given(reader, "openapi"),
+        signature=cast(Literal["any", "bound"], _choice(reader, "signature", ("any", "bound"))),
+        rate_limit=_rate_limit(reader),
+        status=cast(Literal["active", "paused"], _choice(reader, "status", ("active", "paused"))),
     )
-    is_known = not draft.is_document_wanted and not any(one.pointer == "/openapi" for one in form.errors)
-    conflict = find_nothing_served(draft) if is_known and not form.has("operations") else None
+    is_known = not draft.is_document_wanted and not any(one.pointer == "/openapi" for one in reader.errors)
+    conflict = find_nothing_served(draft) if is_known and not reader.has("operations") else None
     if conflict is not None:
-        form.refuse("otherPaths", conflict.code, conflict.detail)
+        reader.refuse("otherPaths", conflict.code, conflict.detail)
     # The stand-ins above (an empty name, a zero price) never leave: each of them has an error beside it.
-    return tuple(form.errors) or draft
+    return tuple(reader.errors) or draft
 
 
 def find_nothing_served(draft: Draft) -> FieldError | None:
     """A listing that refuses every path but its operations', and has none: neither priced nor documented."""
     is_open = draft.other_paths == "serve" or bool(draft.operations)
-    if is_open or has_documented(draft.openapi, draft.methods):
+    if is_open or has_documented_operations(draft.openapi, draft.methods):
         return None
     detail = "without operations, priced or in the document, nothing would be served"
     return FieldError(code="conflict", detail=detail, pointer="/otherPaths")
 
 
-def open_listing(draft: Draft, *, listing_id: ListingId, provider: Address, now_ms: int) -> Listing:
+def create_listing(draft: Draft, *, listing_id: ListingId, provider: Address, now_ms: int) -> Listing:
     """A new listing from a draft."""
     return _to_listing(
         draft, listing_id=listing_id, provider=provider, created_ms=now_ms, updated_ms=now_ms, revision=1
@@ -214,60 +216,62 @@ def _to_listing(
     )
 
 
-def _is_given(form: Form, name: str) -> bool:
-    return form.has(name) and not form.is_null(name)
+def _is_given(reader: ObjectReader, name: str) -> bool:
+    return reader.has(name) and not reader.is_null(name)
 
 
-def _choice(form: Form, name: str, options: tuple[str, ...]) -> str:
+def _choice(reader: ObjectReader, name: str, options: tuple[str, ...]) -> str:
     """The first option is the default."""
-    return (form.choice(name, options) if form.has(name) else None) or options[0]
+    return (reader.one_of(name, options) if reader.has(name) else None) or options[0]
 
 
-def _clean(form: Form, pointer: str, text: str, *, is_multiline: bool = False) -> bool:
+def _clean(reader: ObjectReader, pointer: str, text: str, *, is_multiline: bool = False) -> bool:
     unclean = find_unclean(text, is_multiline=is_multiline)
     if unclean is not None:
-        form.refuse_at(pointer, "bad_character", f"must not hold control or invisible characters ({unclean})")
+        reader.refuse_at(
+            pointer, "bad_character", f"must not hold control or invisible characters ({unclean})"
+        )
     return unclean is None
 
 
-def _name(form: Form) -> str | None:
-    name = form.required_text("name", length_max=NAME_LENGTH_MAX)
-    if name is not None and _clean(form, "/name", name) and not name.strip():
-        form.refuse("name", "too_short", "must not be blank")
+def _name(reader: ObjectReader) -> str | None:
+    name = reader.required_text("name", length_max=NAME_LENGTH_MAX)
+    if name is not None and _clean(reader, "/name", name) and not name.strip():
+        reader.refuse("name", "too_short", "must not be blank")
     return name
 
 
-def _description(form: Form) -> str:
-    if not form.has("description"):
+def _description(reader: ObjectReader) -> str:
+    if not reader.has("description"):
         return ""
-    description = form.text("description", length_max=DESCRIPTION_LENGTH_MAX) or ""
-    _clean(form, "/description", description, is_multiline=True)
+    description = reader.text("description", length_max=DESCRIPTION_LENGTH_MAX) or ""
+    _clean(reader, "/description", description, is_multiline=True)
     return description
 
 
-def _tags(form: Form) -> tuple[str, ...]:
-    if not form.has("tags"):
+def _tags(reader: ObjectReader) -> tuple[str, ...]:
+    if not reader.has("tags"):
         return ()
-    tags = form.texts("tags", count_max=TAGS_MAX, length_max=TAG_LENGTH_MAX) or []
+    tags = reader.texts("tags", count_max=TAGS_MAX, length_max=TAG_LENGTH_MAX) or []
     for pointer, tag in tags:
-        if _clean(form, pointer, tag) and tag != tag.strip():
-            form.refuse_at(pointer, "tag", "must not begin or end with a space")
+        if _clean(reader, pointer, tag) and tag != tag.strip():
+            reader.refuse_at(pointer, "tag", "must not begin or end with a space")
     return tuple(tag for _, tag in tags)
 
 
-def _timeout(form: Form) -> int:
-    if not form.has("timeoutSeconds"):
+def _timeout(reader: ObjectReader) -> int:
+    if not reader.has("timeoutSeconds"):
         return TIMEOUT_S_DEFAULT
-    return form.whole("timeoutSeconds", least=1, most=TIMEOUT_S_MAX) or TIMEOUT_S_DEFAULT
+    return reader.integer("timeoutSeconds", least=1, most=TIMEOUT_S_MAX) or TIMEOUT_S_DEFAULT
 
 
-def _rate_limit(form: Form) -> RateLimit | None:
-    if not _is_given(form, "rateLimit"):
+def _rate_limit(reader: ObjectReader) -> RateLimit | None:
+    if not _is_given(reader, "rateLimit"):
         return None
-    limit = form.form("rateLimit")
+    limit = reader.reader("rateLimit")
     if limit is None:
         return None
     limit.refuse_unknown(("calls", "perSeconds"))
-    calls = limit.whole("calls", least=1, most=RATE_CALLS_MAX)
-    per_s = limit.whole("perSeconds", least=1, most=RATE_PER_S_MAX)
+    calls = limit.integer("calls", least=1, most=RATE_CALLS_MAX)
+    per_s = limit.integer("perSeconds", least=1, most=RATE_PER_S_MAX)
     return RateLimit(calls=calls, per_s=per_s) if calls and per_s else None

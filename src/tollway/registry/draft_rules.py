@@ -26,7 +26,7 @@ class DraftRules:
     assets: tuple[Asset, ...]
     main_networks: frozenset[ChainId]
     allow_private_endpoints: bool
-    judge_endpoint: Callable[[str], EndpointFault | None]
+    check_endpoint: Callable[[str], EndpointFault | None]
 
     def networks_of(self, currency: str) -> tuple[ChainId, ...]:
         """Where a currency is accepted."""

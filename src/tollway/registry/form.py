@@ -11,11 +11,11 @@ from tollway.errors import FieldError
 T = TypeVar("T")
 
 POINTER_NAME_MAX = 64
-UNKNOWN_SHOWN_MAX = 20
+UNKNOWN_NAMED_MAX = 20
 ERRORS_MAX = 100
 
 
-class Form:
+class ObjectReader:
     """An object at `pointer` (RFC 6901). Forms of nested objects share the list of errors."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Form:
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
         """Members that nobody knows are mistakes: a misspelt `payTo` must not silently pay somebody else."""
-        for name in [name for name in self._members if name not in known][:UNKNOWN_SHOWN_MAX]:
+        for name in [name for name in self._members if name not in known][:UNKNOWN_NAMED_MAX]:
             self.refuse(name[:POINTER_NAME_MAX], "unknown_field", "there is no such field")
 
     def has(self, name: str) -> bool:
@@ -60,7 +60,7 @@ class Form:
             return None
         return self.text(name, length_max=length_max, length_min=length_min)
 
-    def whole(self, name: str, *, least: int, most: int) -> int | None:
+    def integer(self, name: str, *, least: int, most: int) -> int | None:
         """An integer in `least..most`. A JSON `true` or `1.0` is none."""
         number = self._members.get(name)
         if type(number) is not int:
@@ -71,7 +71,7 @@ class Form:
             return number
         return None
 
-    def choice(self, name: str, options: Sequence[str]) -> str | None:
+    def one_of(self, name: str, options: Sequence[str]) -> str | None:
         value = self._members.get(name)
         if not isinstance(value, str) or value not in options:
             self.refuse(name, "unknown_value", "must be one of: " + ", ".join(options))
@@ -105,7 +105,7 @@ class Form:
                 found.append((pointer, text))
         return found
 
-    def forms(self, name: str, *, count_max: int) -> "list[tuple[str, Form]] | None":
+    def readers(self, name: str, *, count_max: int) -> "list[tuple[str, ObjectReader]] | None":
         """`(pointer, form)` of each element of a list of objects."""
         elements = self._elements(name, count_max)
         if elements is None:
@@ -113,7 +113,7 @@ class Form:
         found = []
         for pointer, element in elements:
             if isinstance(element, dict):
-                found.append((pointer, Form(element, pointer=pointer, errors=self.errors)))
+                found.append((pointer, ObjectReader(element, pointer=pointer, errors=self.errors)))
             else:
                 self.refuse_at(pointer, "type", "must be an object")
         return found
@@ -126,11 +126,11 @@ class Form:
             return None
         return value
 
-    def form(self, name: str) -> "Form | None":
+    def reader(self, name: str) -> "ObjectReader | None":
         value = self.object(name)
         if value is None:
             return None
-        return Form(value, pointer=f"{self._pointer}/{_escape(name)}", errors=self.errors)
+        return ObjectReader(value, pointer=f"{self._pointer}/{_escape(name)}", errors=self.errors)
 
     def _elements(self, name: str, count_max: int) -> list[tuple[str, Any]] | None:
         value = self._members.get(name)

@@ -25,7 +25,7 @@ class ChargeOn(StrEnum):
     """2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429: those say that the gateway or its load was refused."""
 
 
-_NOT_THE_CALLERS_FAULT = frozenset({401, 402, 403, 407, 408, 425, 429})
+_UNCHARGED_STATUSES = frozenset({401, 402, 403, 407, 408, 425, 429})
 
 
 def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
@@ -34,7 +34,7 @@ def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
         return True
     if charge_on is ChargeOn.SUCCESS:
         return False
-    return 200 <= upstream_status <= 499 and upstream_status not in _NOT_THE_CALLERS_FAULT
+    return 200 <= upstream_status <= 499 and upstream_status not in _UNCHARGED_STATUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Terms:
     until_ms: int | None
 
     @property
-    def is_for_sale(self) -> bool:
+    def is_active(self) -> bool:
         """False for a version that refused each call: it sets no price."""
         return self.status == "active"
 
@@ -160,10 +160,10 @@ class Listing:
         """In the order of the document, up to the maximum."""
         if self.other_paths == "serve" or self.openapi is None:
             return ()
-        room, found = DESCRIBED_CHARACTERS_MAX, []
+        remaining, found = DESCRIBED_CHARACTERS_MAX, []
         for operation in walk_operations(self.openapi):
-            room -= len(operation.method) + len(operation.path)
-            if room < 0:
+            remaining -= len(operation.method) + len(operation.path)
+            if remaining < 0:
                 break
             found.append((operation.method, operation.path))
         return tuple(found)
@@ -175,7 +175,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class CatalogEntry:
     """A listing with the versions of its terms that may still count, newest first (the current one is the first)."""
 
     listing: Listing

@@ -11,7 +11,7 @@ from tollway.identifiers import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class BlockedWallet:
     wallet: Address
     reason: str
     since_ms: int
@@ -36,7 +36,7 @@ class Moderation(Protocol):
         """False when the wallet was not blocked."""
         ...
 
-    async def blocks(self) -> tuple[Block, ...]:
+    async def list_blocked(self) -> tuple[BlockedWallet, ...]:
         """Every block, oldest first."""
         ...
 

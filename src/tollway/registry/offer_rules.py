@@ -5,14 +5,14 @@ import re
 from tollway.identifiers import ZERO_ADDRESS, Address, ChainId, parse_network
 from tollway.money import Price
 from tollway.registry.draft_rules import DraftRules
-from tollway.registry.form import Form
+from tollway.registry.form import ObjectReader
 from tollway.registry.listing import Operation
 from tollway.registry.operation_path import find_path_fault, path_shape
 from tollway.registry.pricing import payable_assets
 
 PATH_LENGTH_MAX = 2_048
 METHODS_MAX = 16
-OPERATIONS_MAX = 200
+PRICED_OPERATIONS_MAX = 200
 NETWORKS_MAX = 32
 
 # Upper case, because methods are case-sensitive and nobody's API answers `get` (RFC 9110 §9.1).
@@ -20,96 +20,98 @@ _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _TUNNELS = frozenset({"CONNECT", "TRACE"})
 
 
-def read_currency(form: Form, rules: DraftRules) -> str | None:
-    if not form.has("currency"):
-        form.refuse("currency", "required", "is required")
+def read_currency(reader: ObjectReader, rules: DraftRules) -> str | None:
+    if not reader.has("currency"):
+        reader.refuse("currency", "required", "is required")
         return None
-    return form.choice("currency", tuple(dict.fromkeys(asset.symbol for asset in rules.assets)))
+    return reader.one_of("currency", tuple(dict.fromkeys(asset.symbol for asset in rules.assets)))
 
 
-def read_networks(form: Form, rules: DraftRules, currency: str | None) -> tuple[ChainId, ...]:
-    if not form.has("networks"):
+def read_networks(reader: ObjectReader, rules: DraftRules, currency: str | None) -> tuple[ChainId, ...]:
+    if not reader.has("networks"):
         return rules.default_networks(currency) if currency else ()
     accepted = rules.networks_of(currency) if currency else ()
     networks = []
-    texts = form.texts("networks", count_max=NETWORKS_MAX, length_max=32)
+    texts = reader.texts("networks", count_max=NETWORKS_MAX, length_max=32)
     for pointer, text in texts or ():
         try:
             chain_id = parse_network(text)
         except ValueError as exc:
-            form.refuse_at(pointer, "network", str(exc))
+            reader.refuse_at(pointer, "network", str(exc))
             continue
         networks.append(chain_id)
         if currency and chain_id not in accepted:
-            form.refuse_at(pointer, "network", f"{currency} is not accepted on {text}")
-    if form.is_empty("networks"):
-        form.refuse("networks", "too_few", "must name at least one network")
+            reader.refuse_at(pointer, "network", f"{currency} is not accepted on {text}")
+    if reader.is_empty("networks"):
+        reader.refuse("networks", "too_few", "must name at least one network")
     return tuple(networks)
 
 
 def find_decimals_max(rules: DraftRules, currency: str | None, networks: tuple[ChainId, ...]) -> int | None:
-    """The least that the books keep over the assets the listing can be paid in; None when there are none."""
+    """The least that the ledger keeps over the assets the listing can be paid in; None when there are none."""
     payable = payable_assets(rules.assets, currency=currency or "", networks=networks)
     return min((asset.ledger_decimals for asset in payable), default=None)
 
 
-def read_price(form: Form, decimals_max: int | None, *, is_required: bool) -> Price | None:
-    if is_required and not form.has("pricePerRequest"):
-        form.refuse("pricePerRequest", "required", "is required")
+def read_price(reader: ObjectReader, decimals_max: int | None, *, is_required: bool) -> Price | None:
+    if is_required and not reader.has("pricePerRequest"):
+        reader.refuse("pricePerRequest", "required", "is required")
         return None
-    price = form.parsed("pricePerRequest", Price.parse, code="price", length_max=64)
+    price = reader.parsed("pricePerRequest", Price.parse, code="price", length_max=64)
     if price is not None and decimals_max is not None and price.decimals > decimals_max:
-        form.refuse("pricePerRequest", "price", f"must have at most {decimals_max} decimals")
+        reader.refuse("pricePerRequest", "price", f"must have at most {decimals_max} decimals")
     return price
 
 
-def read_pay_to(form: Form, rules: DraftRules) -> Address | None:
-    if not form.has("payTo"):
+def read_pay_to(reader: ObjectReader, rules: DraftRules) -> Address | None:
+    if not reader.has("payTo"):
         return None
-    pay_to = form.parsed("payTo", Address.parse, code="address", length_max=64)
+    pay_to = reader.parsed("payTo", Address.parse, code="address", length_max=64)
     if pay_to == ZERO_ADDRESS:
-        form.refuse("payTo", "address", "must not be the zero address: nobody can spend from it")
+        reader.refuse("payTo", "address", "must not be the zero address: nobody can spend from it")
     elif pay_to is not None and any(asset.token == pay_to for asset in rules.assets):
-        form.refuse("payTo", "address", "must be a wallet, not a token contract")
+        reader.refuse("payTo", "address", "must be a wallet, not a token contract")
     return pay_to
 
 
-def read_methods(form: Form) -> tuple[str, ...]:
-    if not form.has("methods"):
+def read_methods(reader: ObjectReader) -> tuple[str, ...]:
+    if not reader.has("methods"):
         return ()
-    methods = form.texts("methods", count_max=METHODS_MAX, length_max=32) or []
+    methods = reader.texts("methods", count_max=METHODS_MAX, length_max=32) or []
     for pointer, method in methods:
-        _check_method(form, pointer, method)
+        _check_method(reader, pointer, method)
     return tuple(method for _, method in methods)
 
 
-def _check_method(form: Form, pointer: str, method: str) -> None:
+def _check_method(reader: ObjectReader, pointer: str, method: str) -> None:
     if not _METHOD.fullmatch(method):
-        form.refuse_at(pointer, "method", "must be an HTTP method in upper case")
+        reader.refuse_at(pointer, "method", "must be an HTTP method in upper case")
     elif method in _TUNNELS:
-        form.refuse_at(pointer, "method", f"{method} does not go through a gateway")
+        reader.refuse_at(pointer, "method", f"{method} does not go through a gateway")
 
 
-def read_operations(form: Form, decimals_max: int | None, methods: tuple[str, ...]) -> tuple[Operation, ...]:
-    if not form.has("operations"):
+def read_operations(
+    reader: ObjectReader, decimals_max: int | None, methods: tuple[str, ...]
+) -> tuple[Operation, ...]:
+    if not reader.has("operations"):
         return ()
     operations = []
     seen: set[tuple[str, str]] = set()
-    for pointer, row in form.forms("operations", count_max=OPERATIONS_MAX) or ():
+    for pointer, row in reader.readers("operations", count_max=PRICED_OPERATIONS_MAX) or ():
         operation = _operation(row, pointer, decimals_max)
         if operation is None:
             continue
         key = (operation.method, path_shape(operation.path))
         if key in seen:
-            form.refuse_at(pointer, "duplicate", "another operation has the same method and path")
+            reader.refuse_at(pointer, "duplicate", "another operation has the same method and path")
         elif methods and operation.method not in methods:
-            form.refuse_at(f"{pointer}/method", "method", "is not among the listing's methods")
+            reader.refuse_at(f"{pointer}/method", "method", "is not among the listing's methods")
         seen.add(key)
         operations.append(operation)
     return tuple(operations)
 
 
-def _operation(row: Form, pointer: str, decimals_max: int | None) -> Operation | None:
+def _operation(row: ObjectReader, pointer: str, decimals_max: int | None) -> Operation | None:
     row.refuse_unknown(("method", "path", "pricePerRequest"))
     method = row.required_text("method", length_max=32)
     path = row.required_text("path", length_max=PATH_LENGTH_MAX)

@@ -14,12 +14,12 @@ _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
 """OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
 
 
-def takes_method(methods: Sequence[str], method: str) -> bool:
+def accepts_method(methods: Sequence[str], method: str) -> bool:
     """`methods`: a listing's. HEAD is where GET is."""
     return not methods or method in methods or priced_verb(method) in methods
 
 
-def is_asked_for(listing: Listing, parameter: DocumentParameter) -> bool:
+def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
     """Not what the gateway adds by itself, nor a header that belongs to HTTP or to the gateway."""
     auth, lower = listing.upstream_auth, parameter.name.lower()
     if auth is not None and lower == auth.name.lower():
@@ -29,10 +29,10 @@ def is_asked_for(listing: Listing, parameter: DocumentParameter) -> bool:
     return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_reserved_header(lower)
 
 
-def has_documented(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
+def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
     """Whether a document names anything that a listing of those methods would serve."""
     operations = ProviderDocument(content or {}).operations
-    return any(takes_method(methods, operation.method) for operation in operations)
+    return any(accepts_method(methods, operation.method) for operation in operations)
 
 
 def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
@@ -43,7 +43,7 @@ def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
     for operation in document.operations:
         for parameter in document.list_parameters(operation):
             lower = parameter.name.lower()
-            if parameter.place == "header" and lower not in passed and is_asked_for(listing, parameter):
+            if parameter.place == "header" and lower not in passed and is_sent_by_caller(listing, parameter):
                 found.setdefault(lower, parameter.name)
         if len(found) >= most:
             break

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from tollway.registry.plain_text import find_unclean
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
-OPERATIONS_MAX = 2_000
+DOCUMENT_OPERATIONS_MAX = 2_000
 PARAMETERS_MAX, NAME_LENGTH_MAX = 50, 128
 REFERENCES_MAX = 8
 PATH_LENGTH_MAX = 2_048
@@ -97,7 +97,7 @@ class ProviderDocument:
 
 def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
     """In the order of the document."""
-    room = OPERATIONS_MAX
+    remaining = DOCUMENT_OPERATIONS_MAX
     paths = content.get("paths")
     for path, raw in paths.items() if isinstance(paths, Mapping) else ():
         template = _read_path(path)
@@ -108,9 +108,9 @@ def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
             operation = entry.get(method)
             if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
                 continue
-            if room == 0:
+            if remaining == 0:
                 return
-            room -= 1
+            remaining -= 1
             shared = list_in(entry, "parameters")
             yield DocumentOperation(method=method.upper(), path=template, content=operation, shared=shared)
 
@@ -129,11 +129,11 @@ def resolve_in(content: Mapping[str, Any], raw: object) -> Mapping[str, Any] | N
         reference = raw.get("$ref")
         if reference is None:
             return raw
-        raw = point_in(content, reference)
+        raw = resolve_pointer(content, reference)
     return None
 
 
-def point_in(content: Mapping[str, Any], reference: object) -> object:
+def resolve_pointer(content: Mapping[str, Any], reference: object) -> object:
     """What a reference within the document names (RFC 6901); None for one that leads elsewhere or nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

@@ -6,14 +6,14 @@ A template is written in normal form, because that is what calls are matched in:
 
 import re
 
-PARAMETERS_MAX = 16
+PATH_PARAMETERS_MAX = 16
 
 # RFC 3986 `pchar` without `;`: matrix parameters are dropped before matching, so they could never match.
 _LITERAL = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-F]{2})+")
 _PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 _DOTS = re.compile(r"(?:\.|%2[eE]){1,2}")
-_ESCAPE = re.compile(r"%([0-9A-F]{2})")
-_UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_UPPER_ESCAPE = re.compile(r"%([0-9A-F]{2})")
+_UNRESERVED_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _SEPARATORS = frozenset(b"/\\;%")
 
 
@@ -31,8 +31,8 @@ def find_path_fault(path: str) -> str | None:
             parameters.append(parameter[1])
         elif fault := _find_literal_fault(segment):
             return fault
-    if len(set(parameters)) != len(parameters) or len(parameters) > PARAMETERS_MAX:
-        return f"must name each parameter once, and at most {PARAMETERS_MAX}"
+    if len(set(parameters)) != len(parameters) or len(parameters) > PATH_PARAMETERS_MAX:
+        return f"must name each parameter once, and at most {PATH_PARAMETERS_MAX}"
     return None
 
 
@@ -48,9 +48,9 @@ def _find_literal_fault(segment: str) -> str | None:
         return "must not hold . or .. segments"
     if not _LITERAL.fullmatch(segment):
         return "must be a path: no query, no fragment, other characters percent-encoded in upper case"
-    for escape in _ESCAPE.findall(segment):
+    for escape in _UPPER_ESCAPE.findall(segment):
         byte = int(escape, 16)
-        if byte in _UNRESERVED:
+        if byte in _UNRESERVED_BYTES:
             return f"must write %{escape} as the plain character"
         if byte in _SEPARATORS or byte < 0x20 or byte == 0x7F:
             return f"must not hold %{escape}"

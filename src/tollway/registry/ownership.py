@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self
 
 from tollway.errors import Code, Problem
 from tollway.identifiers import Address, ChainId, ListingId
-from tollway.registry.advice import Advice
+from tollway.registry.advice import ListingWarning
 from tollway.registry.listing import Listing
 
 Method = Literal["wellKnown", "dns", "signature"]
@@ -104,7 +104,7 @@ class Ownership:
         return self.verified_ms is not None
 
 
-def note_check(
+def apply_check(
     before: Ownership | None,
     challenge: Challenge,
     proved: Iterable[Method],
@@ -145,7 +145,7 @@ def is_still_of(ownership: Ownership, *, origin: str, pay_to: Address) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stake:
+class OwnershipClaim:
     """Of a listing, what a proof is about."""
 
     listing_id: ListingId
@@ -172,18 +172,18 @@ class Ownerships(Protocol):
         """None: never checked, or there is no such listing."""
         ...
 
-    async def note(
+    async def record_check(
         self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
     ) -> Ownership | None:
         """Writes what a check found. None, and nothing written, when the listing has changed since in what the proof is
         about, or is retired."""
         ...
 
-    async def find_due(self, *, before_ms: int, limit: int) -> tuple[Stake, ...]:
+    async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
         """Proved listings that were last checked before that, the longest ago first."""
         ...
 
-    async def find_holder(self, origin: str) -> Address | None:
+    async def find_owner(self, origin: str) -> Address | None:
         """The provider of the oldest listing for which this origin is proved."""
         ...
 
@@ -197,11 +197,11 @@ UNVERIFIED = Problem(
     detail="The provider has not proved yet that this API's endpoint is theirs; until then nothing is sold here.",
     payment_state="none",
 )
-HELD_BY_ANOTHER = Problem(
+OWNED_BY_ANOTHER = Problem(
     code=Code.ALREADY_EXISTS,
     detail="Another wallet has proved that this origin is theirs. Publish with that wallet, or let its proof end.",
 )
-NOT_SHOWN_YET = Advice(
+UNVERIFIED_WARNING = ListingWarning(
     code="ownership_unverified",
     detail="The listing is neither shown nor called until you have proved that the endpoint's origin is yours: "
     "GET /api/v2/apis/{apiId}/ownership says how.",

@@ -54,10 +54,10 @@ class PricedOperation(Protocol):
     def price(self) -> object: ...
 
 
-Op = TypeVar("Op", bound=PricedOperation)
+PricedOperationT = TypeVar("PricedOperationT", bound=PricedOperation)
 
 
-def only_of_method(operations: Sequence[Op], method: str) -> list[Op]:
+def filter_by_method(operations: Sequence[PricedOperationT], method: str) -> list[PricedOperationT]:
     """HEAD costs what GET costs; a method is compared in upper case, as it is sent."""
     verb = priced_verb(method)
     return [operation for operation in operations if priced_verb(operation.method) == verb]
@@ -68,12 +68,14 @@ def priced_verb(method: str) -> str:
     return "GET" if verb == "HEAD" else verb
 
 
-def pick(operations: Sequence[Op], path: str, *, is_loose: bool = False) -> Op | None:
+def find_most_specific(
+    operations: Sequence[PricedOperationT], path: str, *, is_loose: bool = False
+) -> PricedOperationT | None:
     """The most specific operation whose template is `path`, in normal form. `is_loose`: as a server reads it that ignores
     case and decodes."""
-    found = [one for one in operations if read_template(one.path).find(is_loose=is_loose).fullmatch(path)]
+    found = [one for one in operations if compile_template(one.path).find(is_loose=is_loose).fullmatch(path)]
     # Segment by segment from the left: text before text with a variable in it before a bare variable.
-    return min(found, key=lambda operation: read_template(operation.path).rank, default=None)
+    return min(found, key=lambda operation: compile_template(operation.path).rank, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +92,20 @@ _VARIABLE = re.compile(r"\{[^{}/]*\}")
 
 
 @lru_cache(maxsize=4096)
-def read_template(path: str) -> PathTemplate:
+def compile_template(path: str) -> PathTemplate:
     normal = normal_path(path)
     return PathTemplate(
-        exact=re.compile(_pattern(normal), re.S),
-        loose=re.compile(_pattern(loose_path(normal)), re.I | re.S),
-        rank=tuple(_rank(segment) for segment in normal.split("/")),
+        exact=re.compile(_template_pattern(normal), re.S),
+        loose=re.compile(_template_pattern(loose_path(normal)), re.I | re.S),
+        rank=tuple(_segment_rank(segment) for segment in normal.split("/")),
     )
 
 
-def _pattern(path: str) -> str:
+def _template_pattern(path: str) -> str:
     return "[^/]+".join(re.escape(text) for text in _VARIABLE.split(path))
 
 
-def _rank(segment: str) -> tuple[int, int]:
+def _segment_rank(segment: str) -> tuple[int, int]:
     text = _VARIABLE.sub("", segment)
     if text == segment:
         return (0, 0)

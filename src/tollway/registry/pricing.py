@@ -20,7 +20,7 @@ SETTLEMENT_MARGIN_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class PaymentOption:
     """One way to pay: one transfer of `amount_base_units` of `asset` to `pay_to`.
 
     Rail `tx`: by a transaction of the caller's own, that deep. Rail `x402`: by a signed authorisation, valid for
@@ -35,7 +35,7 @@ class Option:
     max_timeout_s: int | None = None
 
 
-def list_options(
+def list_payment_options(
     terms: Terms | Listing,
     price: Price,
     *,
@@ -43,20 +43,20 @@ def list_options(
     confirmations_for: ConfirmationsFor,
     timeout_s: int,
     is_offered: IsOffered,
-) -> tuple[Option, ...]:
+) -> tuple[PaymentOption, ...]:
     """Every way to pay `price`: in the order of the listing's networks, then of `assets`; for each asset a transaction
     of the caller's own, then an authorisation where the token takes one and `is_offered` says so."""
-    found: list[Option] = []
-    for option in tx_options(terms, price, assets=assets, confirmations_for=confirmations_for):
+    found: list[PaymentOption] = []
+    for option in list_transaction_options(terms, price, assets=assets, confirmations_for=confirmations_for):
         found.append(option)
         if option.asset.domain is not None and is_offered(option.asset, price.units_in(option.asset)):
             found.append(replace(option, rail="x402", max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S))
     return tuple(found)
 
 
-def tx_options(
+def list_transaction_options(
     terms: Terms | Listing, price: Price, *, assets: Iterable[Asset], confirmations_for: ConfirmationsFor
-) -> tuple[Option, ...]:
+) -> tuple[PaymentOption, ...]:
     """Every asset in which `price` can be paid by a transaction of the caller's own.
 
     In the order of the listing's networks, then of `assets`. Empty for a free price: nothing is to be paid.
@@ -65,7 +65,7 @@ def tx_options(
         return ()
     payable = payable_assets(assets, currency=terms.currency, networks=terms.networks)
     return tuple(
-        Option(
+        PaymentOption(
             rail="tx",
             asset=asset,
             amount_base_units=asset.to_base_units(price.units_in(asset)),

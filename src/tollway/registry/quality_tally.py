@@ -13,12 +13,12 @@ DAYS = 30
 """UTC days that count, today included."""
 CALLS_MIN = 20
 """Fewer say nothing."""
-KEYS_MAX = 50_000
+TALLY_KEYS_MAX = 50_000
 """Listings and buckets that a tally holds while nobody can write them down; what is more is not counted."""
 
 Bucket = NewType("Bucket", int)
 """How a call ended: 0 failed; above, it succeeded, within a range of latencies."""
-Counts = Mapping[tuple[ListingId, Bucket], int]
+QualityCounts = Mapping[tuple[ListingId, Bucket], int]
 
 FAILED = Bucket(0)
 
@@ -88,22 +88,22 @@ class QualityTally:
     def __init__(self) -> None:
         self._counts: dict[tuple[ListingId, Bucket], int] = {}
 
-    def note(self, listing_id: ListingId, bucket: Bucket) -> None:
+    def count_call(self, listing_id: ListingId, bucket: Bucket) -> None:
         """One call more. It is on every paid call's way."""
         key = (listing_id, bucket)
         known = self._counts.get(key)
         if known is not None:
             self._counts[key] = known + 1
-        elif len(self._counts) < KEYS_MAX:
+        elif len(self._counts) < TALLY_KEYS_MAX:
             self._counts[key] = 1
 
-    def take(self) -> Counts:
+    def take_counts(self) -> QualityCounts:
         """Everything; from now on it is the taker's."""
         taken, self._counts = self._counts, {}
         return taken
 
-    def give_back(self, counts: Counts) -> None:
+    def restore_counts(self, counts: QualityCounts) -> None:
         """What could not be written down."""
         for key, count in counts.items():
-            if key in self._counts or len(self._counts) < KEYS_MAX:
+            if key in self._counts or len(self._counts) < TALLY_KEYS_MAX:
                 self._counts[key] = self._counts.get(key, 0) + count

@@ -16,7 +16,7 @@ from tollway.registry.listing import Listing
 T = TypeVar("T")
 
 
-class RevisionMemory(Generic[T]):
+class RevisionCache(Generic[T]):
     """Keeps at most `entries_max` things; who was not asked for longest goes first. For one event loop."""
 
     def __init__(self, entries_max: int) -> None:
@@ -35,7 +35,7 @@ class RevisionMemory(Generic[T]):
         self._entries.move_to_end(place)
         return entry[1]
 
-    def keep(self, listing: Listing, key: Hashable, made: T) -> T:
+    def put(self, listing: Listing, key: Hashable, made: T) -> T:
         """Remembers it, in place of what an older state had there; gives it back."""
         place = (listing.id, key)
         self._entries[place] = (weakref.ref(listing), made)

@@ -7,9 +7,9 @@ from typing import Any, Literal, cast
 
 from tollway.limits import MIB
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules
-from tollway.registry.form import Form
+from tollway.registry.form import ObjectReader
 from tollway.registry.listing import Listing, UpstreamAuth
-from tollway.registry.openapi_document import OPERATIONS_MAX, count_operations
+from tollway.registry.openapi_document import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.reserved import is_header_name, is_reserved_header
 
 URL_LENGTH_MAX = 2_048
@@ -25,62 +25,62 @@ _QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-def read_endpoint(form: Form, rules: DraftRules) -> str | None:
-    endpoint = form.required_text("endpoint", length_max=URL_LENGTH_MAX)
+def read_endpoint(reader: ObjectReader, rules: DraftRules) -> str | None:
+    endpoint = reader.required_text("endpoint", length_max=URL_LENGTH_MAX)
     if endpoint is None:
         return None
-    fault = rules.judge_endpoint(endpoint)
+    fault = rules.check_endpoint(endpoint)
     if fault is not None:
-        form.refuse("endpoint", ENDPOINT_POLICY if fault.is_policy else "endpoint", fault.detail)
+        reader.refuse("endpoint", ENDPOINT_POLICY if fault.is_policy else "endpoint", fault.detail)
     return endpoint
 
 
-def read_forward_headers(form: Form) -> tuple[str, ...]:
-    if not form.has("forwardHeaders"):
+def read_forward_headers(reader: ObjectReader) -> tuple[str, ...]:
+    if not reader.has("forwardHeaders"):
         return ()
-    names = form.texts("forwardHeaders", count_max=FORWARD_HEADERS_MAX, length_max=HEADER_NAME_LENGTH_MAX)
+    names = reader.texts("forwardHeaders", count_max=FORWARD_HEADERS_MAX, length_max=HEADER_NAME_LENGTH_MAX)
     for pointer, name in names or ():
-        _check_header(form, pointer, name)
+        _check_header(reader, pointer, name)
     return tuple(name for _, name in names or ())
 
 
-def _check_header(form: Form, pointer: str, name: str) -> None:
+def _check_header(reader: ObjectReader, pointer: str, name: str) -> None:
     if not is_header_name(name):
-        form.refuse_at(pointer, "header", "must be a header name of letters, digits and -")
+        reader.refuse_at(pointer, "header", "must be a header name of letters, digits and -")
     elif is_reserved_header(name):
-        form.refuse_at(pointer, "header", f"{name} belongs to HTTP or to the gateway")
+        reader.refuse_at(pointer, "header", f"{name} belongs to HTTP or to the gateway")
 
 
 def read_upstream_auth(
-    form: Form,
+    reader: ObjectReader,
     rules: DraftRules,
     previous: Listing | None,
     *,
     endpoint: str | None,
     forwarded: tuple[str, ...],
 ) -> UpstreamAuth | None:
-    if form.is_null("upstreamAuth"):
+    if reader.is_null("upstreamAuth"):
         return None
-    if form.has("upstreamAuth"):
-        auth = _read_secret(form)
+    if reader.has("upstreamAuth"):
+        auth = _read_secret(reader)
     else:
         auth = previous.upstream_auth if previous is not None else None
     if auth is None:
         return None
     if auth.location == "header" and auth.name.lower() in {name.lower() for name in forwarded}:
-        form.refuse("forwardHeaders", "conflict", f"{auth.name} is set by upstreamAuth")
+        reader.refuse("forwardHeaders", "conflict", f"{auth.name} is set by upstreamAuth")
     is_plain = endpoint is not None and not endpoint.lower().startswith("https:")
     if is_plain and not rules.allow_private_endpoints:
-        form.refuse("endpoint", "endpoint", "must be https: the gateway sends the listing's secret there")
+        reader.refuse("endpoint", "endpoint", "must be https: the gateway sends the listing's secret there")
     return auth
 
 
-def _read_secret(form: Form) -> UpstreamAuth | None:
-    auth = form.form("upstreamAuth")
+def _read_secret(reader: ObjectReader) -> UpstreamAuth | None:
+    auth = reader.reader("upstreamAuth")
     if auth is None:
         return None
     auth.refuse_unknown(("in", "name", "value"))
-    location = auth.choice("in", ("header", "query"))
+    location = auth.one_of("in", ("header", "query"))
     name = auth.required_text("name", length_max=HEADER_NAME_LENGTH_MAX)
     value = auth.required_text("value", length_max=SECRET_LENGTH_MAX)
     if location == "header" and name is not None:
@@ -94,16 +94,16 @@ def _read_secret(form: Form) -> UpstreamAuth | None:
     return UpstreamAuth(location=cast(Literal["header", "query"], location), name=name, value=value)
 
 
-def read_openapi(form: Form, previous: Listing | None) -> Mapping[str, Any] | None:
-    if not form.has("openapi"):
+def read_openapi(reader: ObjectReader, previous: Listing | None) -> Mapping[str, Any] | None:
+    if not reader.has("openapi"):
         # A new address for the document is fetched by the caller, and replaces what was there.
         return previous.openapi if previous is not None else None
-    if form.is_null("openapi"):
+    if reader.is_null("openapi"):
         return None
-    document = form.object("openapi")
+    document = reader.object("openapi")
     fault = find_document_fault(document) if document is not None else None
     if fault is not None:
-        form.refuse("openapi", "openapi", fault)
+        reader.refuse("openapi", "openapi", fault)
     return document
 
 
@@ -118,8 +118,8 @@ def find_document_fault(document: Mapping[str, Any]) -> str | None:
     if not isinstance(document.get("paths", {}), Mapping):
         return "must have an object of paths"
     count = count_operations(document)
-    if count > OPERATIONS_MAX:
-        return f"must have at most {OPERATIONS_MAX} operations; it has {count}"
+    if count > DOCUMENT_OPERATIONS_MAX:
+        return f"must have at most {DOCUMENT_OPERATIONS_MAX} operations; it has {count}"
     try:
         size = len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
     except UnicodeEncodeError:
@@ -129,12 +129,12 @@ def find_document_fault(document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_openapi_url(form: Form, previous: Listing | None) -> str | None:
-    if not form.has("openapiUrl"):
+def read_openapi_url(reader: ObjectReader, previous: Listing | None) -> str | None:
+    if not reader.has("openapiUrl"):
         return previous.openapi_url if previous is not None else None
-    if form.is_null("openapiUrl"):
+    if reader.is_null("openapiUrl"):
         return None
-    url = form.text("openapiUrl", length_max=URL_LENGTH_MAX)
+    url = reader.text("openapiUrl", length_max=URL_LENGTH_MAX)
     if url is not None and not _DOCUMENT_URL.fullmatch(url):
-        form.refuse("openapiUrl", "url", "must be an absolute http(s) URL without user name and fragment")
+        reader.refuse("openapiUrl", "url", "must be an absolute http(s) URL without user name and fragment")
     return url

@@ -93,7 +93,7 @@ def rank_fields(fields: Iterable[Sequence[str]], words: Sequence[str]) -> float:
     return rank
 
 
-def holds_all(texts: Iterable[str], words: Sequence[str]) -> bool:
+def contains_all(texts: Iterable[str], words: Sequence[str]) -> bool:
     """True when there is a word to look for and each one stands in some of the texts."""
     present = {word for text in texts for word in split_words(text)}
     return bool(words) and present.issuperset(words)

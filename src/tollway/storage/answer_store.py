@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import Address, CallId
-from tollway.ledger.kept_answers import StoredAnswer, decode_answer, encode_answer
+from tollway.ledger.kept_answers import StoredResponse, decode_stored_response, encode_stored_response
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database, metadata
 from tollway.storage.sealer import Sealer
@@ -42,22 +42,22 @@ answer_table = Table(
     Index("ix_answer_time", "created_ms", "call_id", "bytes"),
 )
 
-DROPPED_AT_ONCE = 500
-COUNT_AGAIN_PART = 16
+DELETE_BATCH_MAX = 500
+RECOUNT_PART = 16
 """The whole is added up again when this process has added one such part of its maximum."""
 
 
-class AnswerStore:
-    """Keeps the promises of `Answers`."""
+class ResponseStore:
+    """Keeps the promises of `StoredResponses`."""
 
     def __init__(self, database: Database, *, sealer: Sealer, limits: Limits = DEFAULT_LIMITS) -> None:
         self._database = database
         self._sealer = sealer
         self._limits = limits
-        self._room: int | None = None
+        self._free_bytes: int | None = None
 
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer, *, now_ms: int) -> bool:
-        limits, plain = self._limits, encode_answer(answer)
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
+        limits, plain = self._limits, encode_stored_response(answer)
         size = len(plain)
         if size > min(limits.answer_bytes_max, limits.answers_per_payer_bytes_max, limits.answers_bytes_max):
             return False
@@ -65,17 +65,17 @@ class AnswerStore:
             "call_id": call_id,
             "payer": bytes(payer),
             "bytes": size,
-            "sealed": self._sealer.seal(plain, label=answer_label(call_id)),
+            "sealed": self._sealer.seal(plain, label=response_label(call_id)),
             "created_ms": now_ms,
         }
-        must_count = self._room is None or self._room < size
+        must_count = self._free_bytes is None or self._free_bytes < size
         await self._database.write(lambda connection: self._keep(connection, row, size, must_count))
-        part = limits.answers_bytes_max // COUNT_AGAIN_PART
-        self._room = part if must_count else (self._room or 0)
-        self._room -= size
+        part = limits.answers_bytes_max // RECOUNT_PART
+        self._free_bytes = part if must_count else (self._free_bytes or 0)
+        self._free_bytes -= size
         return True
 
-    async def find(self, call_id: CallId, *, now_ms: int) -> StoredAnswer | None:
+    async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
         columns = answer_table.c
         query = select(columns.sealed).where(
             columns.call_id == call_id, columns.created_ms > self._oldest_ms(now_ms)
@@ -83,7 +83,7 @@ class AnswerStore:
         sealed = await self._database.read(lambda connection: connection.execute(query).scalar())
         if sealed is None:
             return None
-        return decode_answer(self._sealer.open(bytes(sealed), label=answer_label(call_id)))
+        return decode_stored_response(self._sealer.open(bytes(sealed), label=response_label(call_id)))
 
     async def prune(self, *, now_ms: int) -> int:
         old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
@@ -93,11 +93,11 @@ class AnswerStore:
         columns, limits = answer_table.c, self._limits
         connection.execute(delete(answer_table).where(columns.call_id == row["call_id"]))
         own = columns.payer == row["payer"]
-        _make_room(connection, own, limits.answers_per_payer_bytes_max - size)
+        _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
         if must_count:
             # What may be added before the next count is made room for now.
-            ahead = limits.answers_bytes_max // COUNT_AGAIN_PART
-            _make_room(connection, None, limits.answers_bytes_max - max(size, ahead))
+            ahead = limits.answers_bytes_max // RECOUNT_PART
+            _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         connection.execute(dialect.insert(answer_table).on_conflict_do_nothing(), row)
 
@@ -105,12 +105,12 @@ class AnswerStore:
         return now_ms - self._limits.answer_ttl_s * 1000
 
 
-def has_answer(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
+def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
     columns = answer_table.c
     return exists(select(columns.call_id).where(columns.call_id == call_id, columns.created_ms > since_ms))
 
 
-def _make_room(connection: Connection, which: ColumnElement[bool] | None, bytes_max: int) -> None:
+def _delete_oldest(connection: Connection, which: ColumnElement[bool] | None, bytes_max: int) -> None:
     """Drops the oldest until the others fit."""
     columns = answer_table.c
     total = select(cast(func.coalesce(func.sum(columns.bytes), 0), BigInteger))
@@ -118,18 +118,18 @@ def _make_room(connection: Connection, which: ColumnElement[bool] | None, bytes_
     if which is not None:
         total, oldest = total.where(which), oldest.where(which)
     # Others may be making room as well: what they hold is theirs to drop.
-    oldest = oldest.limit(DROPPED_AT_ONCE).with_for_update(skip_locked=True)
+    oldest = oldest.limit(DELETE_BATCH_MAX).with_for_update(skip_locked=True)
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:
-        doomed = []
+        deleted = []
         for call_id, size in connection.execute(oldest).all():
             if surplus > 0:
-                doomed.append(call_id)
+                deleted.append(call_id)
                 surplus -= size
-        if not doomed:
+        if not deleted:
             return
-        connection.execute(delete(answer_table).where(columns.call_id.in_(doomed)))
+        connection.execute(delete(answer_table).where(columns.call_id.in_(deleted)))
 
 
-def answer_label(call_id: CallId) -> bytes:
+def response_label(call_id: CallId) -> bytes:
     return b"answer:" + call_id.encode()

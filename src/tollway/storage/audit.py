@@ -17,8 +17,8 @@ LINES_MAX = 1_000
 def audit(connection: Connection) -> AuditReport:
     """One snapshot; reads every row, so it takes seconds on millions of calls."""
     return AuditReport(
-        payments=_count(connection, payment_table.c.id),
-        calls=_count(connection, call_table.c.id),
+        payments=_count_rows(connection, payment_table.c.id),
+        calls=_count_rows(connection, call_table.c.id),
         wrong=(*_wrong_payments(connection), *_wrong_calls(connection)),
         held_calls=tuple(_held_calls(connection)),
         held_payments=tuple(_held_payments(connection)),
@@ -100,5 +100,5 @@ def _sums(key: Any, units: Any) -> Any:
     return select(key.label("key"), cast(func.sum(units), BigInteger).label("units")).group_by(key)
 
 
-def _count(connection: Connection, key: Any) -> int:
+def _count_rows(connection: Connection, key: Any) -> int:
     return int(connection.execute(select(func.count(key))).scalar_one())

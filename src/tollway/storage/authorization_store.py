@@ -1,4 +1,4 @@
-"""Authorisations in SQL: who holds them, what counts against a balance, and what waits for the sweeper.
+"""Authorisations in SQL: who holds them, what counts against a balance, and what waits for settlement recovery.
 
 Plain functions over a connection; `posting` and `book_store` run them. Who decides is `ledger/covers`. On PostgreSQL
 claims on one wallet's balance take turns by an advisory lock, taken before every other lock of a batch; on SQLite the
@@ -32,17 +32,17 @@ from tollway.ledger.authorization import (
 )
 from tollway.ledger.book import POSTPONED_MS_MAX, Claim
 from tollway.ledger.call import CallState
-from tollway.ledger.covers import KnownAuthorization, Wallet, wallet_of
-from tollway.storage.answer_store import has_answer
+from tollway.ledger.covers import KnownAuthorization, PayerAccount, payer_account_of
+from tollway.storage.answer_store import has_stored_response
 from tollway.storage.authorization_tables import attempt_table, authorization_table
 from tollway.storage.book_page import check_count
 from tollway.storage.book_tables import MOVING, call_table
-from tollway.storage.turns import take_turns
+from tollway.storage.turns import take_advisory_locks
 
 LOCK_SPACE = 0x70757273  # any constant of ours
 
 
-def find_authorized(
+def find_authorized_call(
     connection: Connection, key: AuthorizationKey, *, answered_since_ms: int
 ) -> AuthorizedCall | None:
     columns = authorization_table.c
@@ -66,7 +66,7 @@ def read_authorized(
 def take_unsettled(
     connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    """The calls adrift, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
+    """The orphaned calls, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
     that queue. One that is postponed has its next look where others have their last."""
     columns, calls = authorization_table.c, call_table.c
     # Set by a clock that has been set back since.
@@ -74,18 +74,18 @@ def take_unsettled(
         columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
     )
     connection.execute(too_far.values(looked_ms=now_ms))
-    turn = (
+    in_turn = (
         select(columns.looked_ms, columns.call_id)
         .where(columns.looked_ms <= now_ms)
         .order_by(columns.looked_ms, columns.call_id)
         .limit(limit)
         .with_for_update(skip_locked=True, of=authorization_table)
     )
-    adrift = turn.where(text("is_adrift"))
-    overdue = turn.join(call_table, calls.id == columns.call_id).where(
+    orphaned = in_turn.where(text("is_adrift"))
+    overdue = in_turn.join(call_table, calls.id == columns.call_id).where(
         _is_unknown(), calls.moved_ms <= now_ms - hold_ms, columns.settled_block.is_(None)
     )
-    rows = [tuple(row) for query in (adrift, overdue) for row in connection.execute(query)]
+    rows = [tuple(row) for query in (orphaned, overdue) for row in connection.execute(query)]
     ids = [call_id for _, call_id in sorted(rows)[:limit]]
     if not ids:
         return ()
@@ -112,12 +112,12 @@ def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAtte
 
 
 def lock_wallets(
-    connection: Connection, claims: Iterable[Claim], *, limited: Collection[Wallet] = frozenset()
+    connection: Connection, claims: Iterable[Claim], *, limited: Collection[PayerAccount] = frozenset()
 ) -> None:
     """Lets other gateways wait that claim on the balance of the same wallets, or on one of `limited`, until this
     transaction has ended."""
-    wallets = {wallet_of(one.authorization.key) for one in claims if one.authorization is not None}
-    take_turns(connection, map(_name_of, wallets.union(limited)), space=LOCK_SPACE)
+    wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
+    take_advisory_locks(connection, map(_lock_name_of, wallets.union(limited)), space=LOCK_SPACE)
 
 
 def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
@@ -204,14 +204,14 @@ def write_claimed(
         check_count(connection.execute(at.values(row)).rowcount, 1)
 
 
-def set_adrift(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
+def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
     calls = call_table.c
     is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
     return _cast_adrift(connection, [call_id], is_own) == 1
 
 
 def cast_adrift(connection: Connection, call_ids: Collection[CallId]) -> int:
-    """What is still settling waits for the sweeper from now on. Returns how many that are."""
+    """What is still settling waits for settlement recovery from now on. Returns how many that are."""
     return _cast_adrift(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
 
 
@@ -259,7 +259,7 @@ def _authorized_query(answered_since_ms: int) -> Select[Any]:
         calls.cut,
         calls.created_ms,
         calls.idempotency_key,
-        has_answer(columns.call_id, since_ms=answered_since_ms).label("has_answer"),
+        has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
     ).join(call_table, calls.id == columns.call_id)
 
 
@@ -288,9 +288,9 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
         attempts=row.attempts,
         price=row.price,
         price_units=row.price_units,
-        is_adrift=row.is_adrift,
+        is_orphaned=row.is_adrift,
         is_lost=state is CallState.CONSUMED and row.cut == "cut",
-        has_answer=bool(row.has_answer),
+        has_stored_response=bool(row.has_stored_response),
         seen_block=row.seen_block,
         transfer=None if row.transfer is None else TxHash(row.transfer),
         created_ms=row.created_ms,
@@ -333,5 +333,5 @@ def _key_of(row: Any) -> AuthorizationKey:
     return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
 
 
-def _name_of(wallet: Wallet) -> bytes:
+def _lock_name_of(wallet: PayerAccount) -> bytes:
     return f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}".encode()

@@ -108,7 +108,7 @@ wallet_gas_table = Table(
 """One row for each nonce that was taken for a payer with code: contract wallets and delegated accounts have a part of the
 gas budgets of their own."""
 
-lane_table = Table(
+settlement_nonce_table = Table(
     "gas_lane",
     metadata,
     Column("sender", LargeBinary(20), nullable=False),

@@ -20,14 +20,14 @@ from pathlib import Path
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import AuditReport
 from tollway.storage.audit import audit
-from tollway.storage.database import SqliteDatabase, beside, keep_private
+from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
 from tollway.storage.generation import (
     bump_generation,
+    mark_as_backup,
     mark_path,
     read_generation,
     read_mark,
-    stamp_copy,
     write_mark,
 )
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
@@ -36,12 +36,12 @@ _BUSY_S = 30.0
 _AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
 
 
-class CopyUnusable(Exception):
+class BackupUnusable(Exception):
     """The file is no database that a gateway of this version can serve from. Says why, in plain words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class BackupCopy:
     """`generation`: of the database that was copied. `report`: None where its tables are too old to be audited."""
 
     generation: int
@@ -50,32 +50,32 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
+class RestoredBackup:
     """`kept`: where the database is that was replaced; None when there was none."""
 
-    copy: Copy
+    copy: BackupCopy
     kept: Path | None
 
 
-async def back_up(database_path: Path, target: Path) -> Copy:
+async def back_up(database_path: Path, target: Path) -> BackupCopy:
     """A copy of the database as it is at one moment, readable by nobody else. Replaces what is at `target`. Raises
-    `CopyUnusable`, and OSError."""
+    `BackupUnusable`, and OSError."""
     with _draft(target) as draft:
         await asyncio.to_thread(_copy, database_path, draft)
         database = SqliteDatabase(draft)
         try:
             copy = await _examine(database)
-            await database.write(stamp_copy)
+            await database.write(mark_as_backup)
         finally:
             await database.close()
-        await asyncio.to_thread(_finish, draft)
-        await asyncio.to_thread(_put, draft, target)
+        await asyncio.to_thread(_close_journal, draft)
+        await asyncio.to_thread(_move_into_place, draft, target)
     return copy
 
 
-async def put_back(copy_path: Path, database_path: Path, *, now_ms: int) -> Restore:
+async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -> RestoredBackup:
     """Puts a copy in the place of the database, brought to this version's tables, with every balance held. Raises
-    `CopyUnusable`: then nothing has changed; and OSError."""
+    `BackupUnusable`: then nothing has changed; and OSError."""
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
@@ -86,36 +86,36 @@ async def put_back(copy_path: Path, database_path: Path, *, now_ms: int) -> Rest
             generation = await database.write(bump)
         finally:
             await database.close()
-        await asyncio.to_thread(_finish, draft)
+        await asyncio.to_thread(_close_journal, draft)
         # First, so that whatever stands there after a crash in between is taken for a restored one.
         await asyncio.to_thread(write_mark, mark, generation.number)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
-        await asyncio.to_thread(_put, draft, database_path)
-    return Restore(copy=copy, kept=kept)
+        await asyncio.to_thread(_move_into_place, draft, database_path)
+    return RestoredBackup(copy=copy, kept=kept)
 
 
-async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> Copy:
+async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> BackupCopy:
     """`is_to_serve`: brings older tables to this version."""
     try:
         sound = await database.read(
             lambda connection: connection.exec_driver_sql("PRAGMA quick_check").scalar()
         )
         if sound != "ok":
-            raise CopyUnusable("the file is damaged")
+            raise BackupUnusable("the file is damaged")
         state = await schema_state(database)
         if state == "empty":
-            raise CopyUnusable("the file is no database of Tollway")
+            raise BackupUnusable("the file is no database of Tollway")
         if state == "foreign":
-            raise CopyUnusable("the file needs a newer version of Tollway than this one")
+            raise BackupUnusable("the file needs a newer version of Tollway than this one")
         if state == "too_old" and is_to_serve:
-            raise CopyUnusable(TOO_OLD)
+            raise BackupUnusable(TOO_OLD)
         generation = await database.read(read_generation)
         if is_to_serve:
             state = await upgrade(database)
         report = await database.read(audit) if state in _AUDITED else None
     except StorageUnavailable as exc:
-        raise CopyUnusable("the file is damaged") from exc
-    return Copy(generation=generation, size_bytes=database.path.stat().st_size, report=report)
+        raise BackupUnusable("the file is damaged") from exc
+    return BackupCopy(generation=generation, size_bytes=database.path.stat().st_size, report=report)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -126,7 +126,7 @@ def _copy(source: Path, target: Path) -> None:
         with contextlib.closing(origin), contextlib.closing(_sqlite.connect(str(target))) as copy:
             origin.backup(copy)
     except _sqlite.DatabaseError as exc:
-        raise CopyUnusable(f"{source} cannot be read as a SQLite database: {exc}") from exc
+        raise BackupUnusable(f"{source} cannot be read as a SQLite database: {exc}") from exc
 
 
 @contextlib.contextmanager
@@ -138,17 +138,17 @@ def _draft(target: Path) -> Iterator[Path]:
     try:
         yield draft
     finally:
-        for path in (draft, *beside(draft)):
+        for path in (draft, *list_auxiliary_files(draft)):
             path.unlink(missing_ok=True)
 
 
-def _finish(draft: Path) -> None:
+def _close_journal(draft: Path) -> None:
     """One file, without a log beside it."""
     with contextlib.closing(_sqlite.connect(str(draft))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE").close()
 
 
-def _put(draft: Path, target: Path) -> None:
+def _move_into_place(draft: Path, target: Path) -> None:
     """Written through, and under its name."""
     with draft.open("rb") as written:
         os.fsync(written.fileno())
@@ -168,10 +168,10 @@ def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     kept = database_path.with_name(f"{database_path.name}.replaced-{moment}")
     os.link(database_path, kept)
-    for before, after in zip(beside(database_path), beside(kept), strict=True):
+    for before, after in zip(list_auxiliary_files(database_path), list_auxiliary_files(kept), strict=True):
         if before.exists():
             before.replace(after)
-    keep_private(kept)
+    restrict_to_owner(kept)
     owner = database_path.stat()
     with contextlib.suppress(PermissionError):  # only root gives files away
         os.chown(draft, owner.st_uid, owner.st_gid)

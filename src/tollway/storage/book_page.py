@@ -1,4 +1,4 @@
-"""The rows that one transaction of the books may change: locked, changed in memory, written back once.
+"""The rows that one transaction of the ledger may change: locked, changed in memory, written back once.
 
 Locks are taken in one order everywhere: payments by id, then calls by id. Who moves a paid call holds the locks of
 the payments that it draws from, so a payment's row and the sum of its calls change together. SQLite's writer is
@@ -17,7 +17,7 @@ from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
 from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState, is_move_allowed
 from tollway.ledger.claims import Debit
-from tollway.ledger.parts import Parts, held_after
+from tollway.ledger.parts import Parts, debits_after
 from tollway.storage.book_rows import PAYMENT_COLUMNS, parse_payment_row
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.statements import Prepared, Rows, Within
@@ -47,7 +47,7 @@ class LockedCall:
         return self.payment_id is None and self.rail in AUTHORIZED_RAILS
 
 
-class BookPage:
+class LockedRows:
     """Belongs to one transaction and dies with it. Not shared between threads."""
 
     def __init__(self, connection: Connection) -> None:
@@ -61,7 +61,7 @@ class BookPage:
         """Reads and locks payments, by ascending id. Call once, with all of them."""
         wanted = sorted(set(payment_ids))
         if wanted:
-            self._note_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
+            self._remember_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
 
     def read_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
         """Reads calls without locking: to learn which payments to lock."""
@@ -80,28 +80,28 @@ class BookPage:
             return {}
         if self._connection.dialect.name == "sqlite":  # nobody else writes, so one look is enough
             calls = self.read_calls(call_ids)
-            self.lock_payments({*others, *(key for call in calls.values() for key in drawn_from(call))})
+            self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
             return calls
-        found = _LOCK_DRAWN.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
-        self._note_payments(found)
+        found = _LOCK_CALL_PAYMENTS.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
+        self._remember_payments(found)
         return self.lock_calls(call_ids)
 
-    def _note_payments(self, rows: Rows) -> None:
+    def _remember_payments(self, rows: Rows) -> None:
         for row in rows:
             payment = parse_payment_row(row)
             self.payments[payment.id] = payment
             self._taken_before[payment.id] = payment.taken_units
 
     def move(self, call: LockedCall, after: CallState, **columns: object) -> CallState:
-        """Moves a locked call and what it holds; returns the state that it really gets (see `held_after`)."""
+        """Moves a locked call and what it holds; returns the state that it really gets (see `debits_after`)."""
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
-        holding = held_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
-        self.hold(call, holding.parts)
+        holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
+        self.set_parts(call, holding.parts)
         self.change(call, state=holding.state.value, **columns)
         return holding.state
 
-    def hold(self, call: LockedCall, parts: Parts) -> None:
+    def set_parts(self, call: LockedCall, parts: Parts) -> None:
         """Lets a call hold `parts` instead of what it held."""
         if parts == call.parts:
             return
@@ -112,7 +112,7 @@ class BookPage:
                 self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
         self._parts[call.id] = (call, parts)
 
-    def show(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
+    def set_payment(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
         """Lets another payment be the one that was shown for a call; what the call holds stays as it is."""
         shown = replace(call, payment_id=payment_id)
         self._parts[call.id] = (shown, call.parts)
@@ -179,7 +179,7 @@ class BookPage:
         if not call_ids:
             return {}
         rows = statement.fetch(self._connection, call_ids=list(call_ids))
-        short = [row[_ID] for row in rows if row[_SHOWN] is not None and row[_TAKEN] < row[_PRICE]]
+        short = [row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]]
         topups: dict[str, dict[int, int]] = {}
         if short:
             for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=short):
@@ -187,7 +187,7 @@ class BookPage:
         return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
 
 
-def drawn_from(call: LockedCall) -> frozenset[int]:
+def payment_ids_of(call: LockedCall) -> frozenset[int]:
     """The payments whose locks a move of this call needs."""
     return frozenset(call.parts) | ({call.payment_id} if call.payment_id is not None else set())
 
@@ -206,7 +206,7 @@ _LOCK_PAYMENTS = Prepared(
 )
 
 
-def _lock_drawn() -> Select[Any]:
+def _lock_call_payments() -> Select[Any]:
     """PostgreSQL only. Which payments the calls draw from is looked up once, before the first lock is waited for."""
     given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
     shown = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
@@ -217,7 +217,7 @@ def _lock_drawn() -> Select[Any]:
     )
 
 
-_LOCK_DRAWN = Prepared(_lock_drawn())
+_LOCK_CALL_PAYMENTS = Prepared(_lock_call_payments())
 
 _CALL_COLUMNS = (
     "id",
@@ -234,7 +234,7 @@ _CALL_COLUMNS = (
     "price_units",
     "taken_units",
 )
-_ID, _SHOWN, _PRICE, _TAKEN = (
+_ID, _PAYMENT_ID, _PRICE, _TAKEN = (
     _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
 )
 _CALLS = (

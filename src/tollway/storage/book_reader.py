@@ -1,4 +1,4 @@
-"""What is asked of the books and changes nothing: payments, calls, debts, authorisations. Half of `BookStore`."""
+"""What is asked of the ledger and changes nothing: payments, calls, debts, authorisations. Half of `LedgerStore`."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
 from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed
-from tollway.ledger.call import CallRecord, Payment, Recorded
+from tollway.ledger.call import CallRecord, Payment, RecordedTransaction
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.open_calls import OpenCall
 from tollway.ledger.statement import HistoryPage, HistoryQuery
@@ -25,23 +25,23 @@ from tollway.storage import (
     statement_store,
 )
 from tollway.storage.database import Database, Work
-from tollway.storage.gathering import Gathering
+from tollway.storage.gathering import BatchLoader
 
 T = TypeVar("T")
 
 
-class _Request(NamedTuple):
+class _RepeatQuery(NamedTuple):
     payment_id: int
     digest: bytes
 
 
-class _Newest(NamedTuple):
+class _NewestQuery(NamedTuple):
     payment_id: int
     limit: int
 
 
-class BookReader:
-    """Keeps the promises of `Statement`, and those of `Book` that only read."""
+class LedgerReader:
+    """Keeps the promises of `CallHistory`, and those of `Ledger` that only read."""
 
     def __init__(
         self, database: Database, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS
@@ -50,26 +50,26 @@ class BookReader:
         self._now_ms = now_ms
         self._limits = limits
         # What each of a crowd asks when it shows one payment.
-        self._payments: Gathering[TxHash, tuple[Payment, ...]] = Gathering(self._find_payments)
-        self._repeats: Gathering[_Request, OpenCall | None] = Gathering(self._find_repeats)
-        self._spent: Gathering[Claim, Exhausted | NonceUsed | None] = Gathering(self._find_spent)
-        self._recorded: Gathering[TxHash, Recorded] = Gathering(self._find_recorded)
-        self._spending: Gathering[_Newest, tuple[CallId, ...]] = Gathering(self._spending_calls)
+        self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
+        self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
+        self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
+        self._transactions: BatchLoader[TxHash, RecordedTransaction] = BatchLoader(self._find_transactions)
+        self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._spending_calls)
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._payments.ask(tx_hash)
+        return await self._payments.load(tx_hash)
 
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._repeats.ask(_Request(payment_id, digest))
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        return await self._open_calls.load(_RepeatQuery(payment_id, digest))
 
-    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        return await self._spent.ask(claim)
+    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        return await self._exhausted.load(claim)
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        return await self._spending.ask(_Newest(payment_id, limit))
+        return await self._spending.load(_NewestQuery(payment_id, limit))
 
-    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
-        return await self._recorded.ask(tx_hash)
+    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
+        return await self._transactions.load(tx_hash)
 
     async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
         work = partial(operator_notes.downtime_ms, since_ms=since_ms, now_ms=now_ms)
@@ -99,9 +99,9 @@ class BookReader:
         work = partial(statement_store.unknown_calls, payment_id=payment_id, limit=limit)
         return await self._database.read(work)
 
-    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
         since_ms = self._answered_since_ms()
-        work = partial(authorization_store.find_authorized, key=key, answered_since_ms=since_ms)
+        work = partial(authorization_store.find_authorized_call, key=key, answered_since_ms=since_ms)
         return await self._database.read(work)
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
@@ -116,9 +116,11 @@ class BookReader:
         )
         return await self._database.read(work)
 
-    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+    async def find_keyed_call(
+        self, payer: Address, idempotency_key: str, *, since_ms: int
+    ) -> KeyedCall | None:
         work = partial(
-            key_store.find_keyed,
+            key_store.find_keyed_call,
             payer=payer,
             idempotency_key=idempotency_key,
             since_ms=since_ms,
@@ -134,20 +136,20 @@ class BookReader:
     async def _find_payments(self, tx_hashes: Sequence[TxHash]) -> list[tuple[Payment, ...]]:
         return await self._read_each([partial(payment_store.find_payments, tx_hash=one) for one in tx_hashes])
 
-    async def _find_repeats(self, requests: Sequence[_Request]) -> list[OpenCall | None]:
+    async def _find_open_calls(self, requests: Sequence[_RepeatQuery]) -> list[OpenCall | None]:
         return await self._read_each(
-            [partial(open_call_store.find_repeat, **one._asdict()) for one in requests]
+            [partial(open_call_store.find_open_call, **one._asdict()) for one in requests]
         )
 
-    async def _find_spent(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
-        return await self._database.read(partial(spent_store.find_spent, claims=claims))
+    async def _find_exhausted(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+        return await self._database.read(partial(spent_store.find_exhausted, claims=claims))
 
-    async def _find_recorded(self, tx_hashes: Sequence[TxHash]) -> list[Recorded]:
-        return await self._read_each([partial(recording.find_recorded, tx_hash=one) for one in tx_hashes])
+    async def _find_transactions(self, tx_hashes: Sequence[TxHash]) -> list[RecordedTransaction]:
+        return await self._read_each([partial(recording.find_transaction, tx_hash=one) for one in tx_hashes])
 
-    async def _spending_calls(self, asked: Sequence[_Newest]) -> list[tuple[CallId, ...]]:
+    async def _spending_calls(self, queries: Sequence[_NewestQuery]) -> list[tuple[CallId, ...]]:
         return await self._read_each(
-            [partial(statement_store.spending_calls, **one._asdict()) for one in asked]
+            [partial(statement_store.spending_calls, **one._asdict()) for one in queries]
         )
 
     def _answered_since_ms(self) -> int:

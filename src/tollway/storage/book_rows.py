@@ -1,4 +1,4 @@
-"""Rows of the books' tables to records of the ledger. Nothing else."""
+"""Rows of the ledger's tables to records of the ledger. Nothing else."""
 
 from collections.abc import Sequence
 from typing import Any

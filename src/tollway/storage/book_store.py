@@ -1,4 +1,4 @@
-"""The books in SQL: `Book` and `Statement` over one database, SQLite or PostgreSQL.
+"""The ledger in SQL: `Ledger` and `CallHistory` over one database, SQLite or PostgreSQL.
 
 Claims, closes, reopens and finishes go through one queue and are written in groups (`group_commit`), so `run` must
 be running while they are used; everything else is a transaction of its own. Decides nothing about money itself:
@@ -37,9 +37,16 @@ from tollway.ledger.book import (
     Finish,
     NonceUsed,
 )
-from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, Recorded, is_move_allowed
+from tollway.ledger.call import (
+    CallState,
+    Interruption,
+    NewPayment,
+    Payment,
+    RecordedTransaction,
+    is_move_allowed,
+)
 from tollway.ledger.claims import check_claim, check_units
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import NonceUnavailable
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.open_calls import OpenCall
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -48,47 +55,47 @@ from tollway.storage import (
     finality_store,
     operator_notes,
     payment_store,
-    recording,
     recovery,
     relocation_store,
     settling,
 )
 from tollway.storage.audit import audit
-from tollway.storage.book_reader import BookReader
-from tollway.storage.call_totals import count_lot
+from tollway.storage.book_reader import LedgerReader
+from tollway.storage.call_totals import count_batch
 from tollway.storage.database import Database, Work, is_retryable
-from tollway.storage.gathering import Gathering
+from tollway.storage.gathering import BatchLoader
 from tollway.storage.group_commit import RETRY_S, GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.outage import ValueRefused
-from tollway.storage.posting import Posting, Reopen, Reopened
+from tollway.storage.posting import BatchContext, Reopen, Reopened
+from tollway.storage.recording import Recording, record_each
 from tollway.storage.recovery import (
+    AbandonedCall,
     BootMark,
-    OwnCall,
+    OwnOpenCall,
     SharedClock,
-    Stranded,
     read_boot_mark,
     read_shared_clock,
 )
-from tollway.storage.setback import SetbackWatch, WentBack
+from tollway.storage.setback import RestoreDetected, RestoreDetector
 from tollway.storage.settling import Conclude, Settle
-from tollway.storage.shared_time import SharedTime
+from tollway.storage.shared_time import ClusterClock
 
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-_Found = TypeVar("_Found", AuthorizedCall, KeyedCall, OpenCall)
+_FoundCall = TypeVar("_FoundCall", AuthorizedCall, KeyedCall, OpenCall)
 
 ROLLBACKS_MAX = 8
 """How often a transaction that the database rolled back (deadlock) is tried again."""
-SETTLE_MAX = 500
+RECOVERY_BATCH_MAX = 500
 """Calls that one transaction of recovery moves."""
 RENEW_TIMEOUT_S = 5.0
 """A renewal that hangs is given up so early that several more fit into the lease."""
 
 
-class BookStore(BookReader):
-    """Keeps the promises of `Book` and `Statement`. One for each gateway process; `owner_id` is new at each start."""
+class LedgerStore(LedgerReader):
+    """Keeps the promises of `Ledger` and `CallHistory`. One for each gateway process; `owner_id` is new at each start."""
 
     def __init__(
         self,
@@ -103,38 +110,38 @@ class BookStore(BookReader):
         ticks_ms: Callable[[], int] | None = None,
         on_batch: Callable[[int], None] = lambda size: None,
         on_lapse: Callable[[], None] = lambda: None,
-        on_setback: Callable[[], None] = lambda: None,
+        on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
         close_retry_s: float = RETRY_S,
     ) -> None:
         """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
-        `on_setback`: the database was found to have gone back in time; its balances are held.
+        `on_restore`: the database was found to have gone back in time; its balances are held.
         `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is.
         `close_retry_s`: between two tries of a close that found no database."""
         self._own_ms = now_ms
-        self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
-        super().__init__(database, now_ms=self._time.read, limits=limits)
-        self._recordings: Gathering[recording.Recording, tuple[Payment, ...]] = Gathering(self._record_each)
+        self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
+        super().__init__(database, now_ms=self._clock.read, limits=limits)
+        self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
         self._shared_clock = shared_clock
         self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
-        self._setbacks = SetbackWatch(
+        self._restore_detector = RestoreDetector(
             database,
             owner_id,
             now_ms=self._now_ms,
             shared_clock=shared_clock,
             kept_ms=recovery.OWNER_KEPT_MS,
-            on_setback=on_setback,
+            on_restore=on_restore,
         )
-        self._batches = GroupCommit(
+        self._group_commit = GroupCommit(
             database,
-            posting=self._posting,
+            batch_context=self._batch_context,
             batch_max=limits.claim_batch_max,
-            witness=self._setbacks.witness,
-            on_went_back=self._setbacks.hold,
+            acknowledged=self._restore_detector.acknowledged,
+            on_restore_detected=self._restore_detector.hold_balances,
             ticks_ms=ticks_ms or now_ms,
             grant_ms_max=int(limits.owner_lease_s * 500),
             patience_s=limits.close_patience_s,
@@ -152,67 +159,69 @@ class BookStore(BookReader):
 
     async def run(self) -> None:
         """Writes the batches until `stop`. A task of the house, for as long as calls are made."""
-        await self._batches.run()
+        await self._group_commit.run()
 
     def stop(self) -> None:
         """Lets `run` return when all that waits is written."""
-        self._batches.stop()
+        self._group_commit.stop()
 
     async def wait_closed(self, *, timeout_s: float) -> None:
         """Returns when no call of this gateway is left open, at the latest after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._batches.wait_closed()
+                await self._group_commit.wait_closed()
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_claim(claim)
-        outcome = await self._batches.submit(claim)
-        assert not isinstance(outcome, Closed | Fenced | Reopened | LaneTaken | CallState | None)
+        outcome = await self._group_commit.submit(claim)
+        assert not isinstance(outcome, Closed | Fenced | Reopened | NonceUnavailable | CallState | None)
         return outcome
 
     async def close(self, close: Close) -> Closed | Fenced:
         if not is_move_allowed(CallState.FORWARDING, close.after):
             raise ValueError(f"a forwarding never ends in {close.after}")
-        outcome = await self._batches.submit(close)
+        outcome = await self._group_commit.submit(close)
         assert isinstance(outcome, Closed | Fenced)
         return outcome
 
     def finish(self, finish: Finish) -> None:
-        self._batches.note(finish)
+        self._group_commit.submit_nowait(finish)
 
     # ---- What is asked of a call whose end is not written yet: it is written first.
 
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._find_written(partial(super().find_repeat, payment_id, digest))
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        return await self._find_written(partial(super().find_open_call, payment_id, digest))
 
-    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+    async def find_keyed_call(
+        self, payer: Address, idempotency_key: str, *, since_ms: int
+    ) -> KeyedCall | None:
         return await self._find_written(
-            partial(super().find_keyed, payer, idempotency_key, since_ms=since_ms)
+            partial(super().find_keyed_call, payer, idempotency_key, since_ms=since_ms)
         )
 
-    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        return await self._find_written(partial(super().find_authorized, key))
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        return await self._find_written(partial(super().find_authorized_call, key))
 
-    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        if self._batches.has_late():  # perhaps that of the call that holds the payment, or has spent it
-            await self._batches.write_late()
-        if self._batches.has_late():
+    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        if self._group_commit.has_late():  # perhaps that of the call that holds the payment, or has spent it
+            await self._group_commit.write_late()
+        if self._group_commit.has_late():
             raise StorageUnavailable
-        return await super().find_spent(claim)
+        return await super().find_exhausted(claim)
 
-    async def _find_written(self, find: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
+    async def _find_written(self, find: Callable[[], Awaitable[_FoundCall | None]]) -> _FoundCall | None:
         found = await find()
-        if found is None or not self._batches.is_late(found.call_id):
+        if found is None or not self._group_commit.is_late(found.call_id):
             return found
-        await self._batches.write_late(found.call_id)
-        if self._batches.is_late(found.call_id):
+        await self._group_commit.write_late(found.call_id)
+        if self._group_commit.is_late(found.call_id):
             raise StorageUnavailable
         return await find()
 
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
     ) -> Claimed | Fenced:
-        outcome = await self._batches.submit(Reopen(call_id=call_id, epoch=epoch, is_plain=is_plain))
+        outcome = await self._group_commit.submit(Reopen(call_id=call_id, epoch=epoch, is_plain=is_plain))
         if isinstance(outcome, Reopened):
             return outcome.claimed
         assert isinstance(outcome, Fenced)
@@ -220,34 +229,40 @@ class BookStore(BookReader):
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | LaneTaken:
+    ) -> Closed | Fenced | NonceUnavailable:
         if close.after is not CallState.SETTLING:
             raise ValueError("to settle is to go to settling")
-        outcome = await self._batches.submit(Settle(close=close, attempt=attempt, digest=digest))
-        assert isinstance(outcome, Closed | Fenced | LaneTaken)
+        outcome = await self._group_commit.submit(Settle(close=close, attempt=attempt, digest=digest))
+        assert isinstance(outcome, Closed | Fenced | NonceUnavailable)
         return outcome
 
-    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
         work = partial(settling.add_attempt, attempt=attempt, is_filling=is_filling)
         return await self._write(work)
 
     async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
-        shared_ms = self._time.translate(now_ms)
-        outcome = await self._batches.submit(
-            Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=shared_ms)
+        shared_ms = self._clock.translate(now_ms)
+        outcome = await self._group_commit.submit(
+            Conclude(
+                call_id=call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=shared_ms
+            )
         )
         assert outcome is None or isinstance(outcome, CallState)
         return outcome
 
-    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
-        work = partial(authorization_store.set_adrift, call_id=call_id, epoch=epoch, owner_id=self._owner_id)
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+        work = partial(
+            authorization_store.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self._owner_id
+        )
         try:
             return await self._write(work)
         finally:
             # Where it failed, recovery does it: nobody here waits for this call.
-            self._batches.forget(OpenKey(call_id, epoch))
+            self._group_commit.forget(OpenKey(call_id, epoch))
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
         work = partial(
@@ -260,30 +275,28 @@ class BookStore(BookReader):
         return await self._write(work, flush=False)
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        due_ms = self._time.translate(until_ms)
+        due_ms = self._clock.translate(until_ms)
         work = partial(authorization_store.postpone, call_id=call_id, until_ms=due_ms)
         await self._write(work, flush=False)
 
     async def record_payments(
-        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+        self, payments: Sequence[NewPayment], *, now_ms: int, based_on: RecordedTransaction | None = None
     ) -> tuple[Payment, ...]:
         for payment in payments:
             check_units(payment.value_units)
         if not payments:
             return ()
-        return await self._recordings.ask(recording.Recording(tuple(payments), judged_by, now_ms))
+        return await self._recordings.load(Recording(tuple(payments), based_on, now_ms))
 
-    async def _record_each(
-        self, asked: Sequence[recording.Recording]
-    ) -> list[tuple[Payment, ...] | Exception]:
+    async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
         """In one transaction; where a value of one is at fault, in halves, so that only that one fails."""
         try:
-            return [*await self._write(partial(recording.record_each, recordings=asked))]
+            return [*await self._write(partial(record_each, recordings=recordings))]
         except (IntegrityError, ValueRefused) as exc:
-            if len(asked) == 1:
+            if len(recordings) == 1:
                 return [exc]
-        middle = len(asked) // 2
-        return [*await self._record_each(asked[:middle]), *await self._record_each(asked[middle:])]
+        middle = len(recordings) // 2
+        return [*await self._record_each(recordings[:middle]), *await self._record_each(recordings[middle:])]
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -292,26 +305,26 @@ class BookStore(BookReader):
 
     async def renew_ownership(self, *, now_ms: int) -> None:
         work = partial(
-            recovery.renew,
+            recovery.renew_owner,
             owner_id=self._owner_id,
             now_ms=now_ms,
             shared_clock=self._shared_clock,
             boot_mark=self._boot_mark,
-            witness=self._setbacks.witness,
+            acknowledged=self._restore_detector.acknowledged,
         )
         try:
             seen_ms = await self._renew(work)
-        except WentBack:
-            await self._setbacks.hold()
+        except RestoreDetected:
+            await self._restore_detector.hold_balances()
             seen_ms = await self._renew(work)
-        self._setbacks.witness.note_renewed(seen_ms)
-        self._time.note(seen_ms)
+        self._restore_detector.acknowledged.note_renewed(seen_ms)
+        self._clock.set_shared_ms(seen_ms)
         silent_ms = self._lease.note_renewed(seen_ms)
         if silent_ms is not None and self._database.dialect == "postgresql":
             _log.warning("owner_lease_lapsed", silent_s=silent_ms / 1000)
             self._on_lapse()
         if self._database.dialect == "sqlite":
-            while await self._database.write(count_lot, flush=False):
+            while await self._database.write(count_batch, flush=False):
                 pass
 
     async def _renew(self, work: Work[int]) -> int:
@@ -322,13 +335,13 @@ class BookStore(BookReader):
             raise StorageUnavailable from exc
 
     async def recover(self, *, now_ms: int) -> int:
-        self._batches.retry_late()
-        await self._batches.write_late()
-        shared_ms = self._time.translate(now_ms)
-        stranded = await self._find_lost()
-        stranded += await self._database.read(
+        self._group_commit.retry_late()
+        await self._group_commit.write_late()
+        shared_ms = self._clock.translate(now_ms)
+        abandoned = await self._find_lost_calls()
+        abandoned += await self._database.read(
             partial(
-                recovery.find_stranded,
+                recovery.find_abandoned,
                 owner_id=self._owner_id,
                 now_ms=shared_ms,
                 lease=self._lease,
@@ -338,9 +351,9 @@ class BookStore(BookReader):
             )
         )
         moved = 0
-        for start in range(0, len(stranded), SETTLE_MAX):
-            some = stranded[start : start + SETTLE_MAX]
-            moved += await self._write(partial(recovery.settle, stranded=some, now_ms=shared_ms))
+        for start in range(0, len(abandoned), RECOVERY_BATCH_MAX):
+            some = abandoned[start : start + RECOVERY_BATCH_MAX]
+            moved += await self._write(partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms))
         await self._write(
             partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark)
         )
@@ -352,45 +365,45 @@ class BookStore(BookReader):
                 shared_clock=self._shared_clock,
             )
         )
-        await self._setbacks.check_file(now_ms=now_ms)
+        await self._restore_detector.check_file(now_ms=now_ms)
         return moved
 
     def shared_ms(self) -> int:
         """The time that all gateways of this database go by, as of the last renewal."""
-        return self._time.read()
+        return self._clock.read()
 
     def _hold_ms(self) -> int:
         """A clock that was set forward must not free a call early: nobody knows what became of it."""
-        return self._limits.unknown_hold_s * 1000 + self._time.ahead_ms
+        return self._limits.unknown_hold_s * 1000 + self._clock.ahead_ms
 
-    async def _find_lost(self) -> list[Stranded]:
+    async def _find_lost_calls(self) -> list[AbandonedCall]:
         """Calls of this gateway that nobody here will close: claims whose answer was lost, closes that a crash of
         the database server undid. Looked up first and compared after, because a new claim is noted as open before
         it is written."""
         found = await self._database.read(partial(recovery.find_own_open, owner_id=self._owner_id))
         return [
-            self._name_lost(one)
+            self._plan_lost_call(one)
             for one in found
-            if not self._batches.is_open(OpenKey(one.call_id, one.epoch))
+            if not self._group_commit.is_open(OpenKey(one.call_id, one.epoch))
         ]
 
-    def _name_lost(self, call: OwnCall) -> Stranded:
+    def _plan_lost_call(self, call: OwnOpenCall) -> AbandonedCall:
         """Nothing was sent for a claim or a repeat of doubtful outcome: it goes back to where it was."""
         if call.state is CallState.SETTLING:
-            return Stranded(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
+            return AbandonedCall(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
         key = OpenKey(call.call_id, call.epoch)
-        is_doubtful = key in self._batches.doubtful
-        after, error = CallState.UNKNOWN, None if is_doubtful else Interruption.OUTCOME_LOST
-        if is_doubtful and key.epoch == 1:
+        is_in_doubt = key in self._group_commit.in_doubt
+        after, error = CallState.UNKNOWN, None if is_in_doubt else Interruption.OUTCOME_LOST
+        if is_in_doubt and key.epoch == 1:
             after, error = CallState.RELEASED, Interruption.NEVER_SENT
-        elif is_doubtful and call.was_consumed:
+        elif is_in_doubt and call.was_consumed:
             after = CallState.CONSUMED
-        return Stranded(
+        return AbandonedCall(
             call_id=key.call_id,
             epoch=key.epoch,
             before=CallState.FORWARDING,
             after=after,
-            clock_releases=is_doubtful,
+            clock_releases=is_in_doubt,
             error=error,
         )
 
@@ -408,7 +421,7 @@ class BookStore(BookReader):
         return await self._database.read(work)
 
     async def unfinal_in(
-        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unread_only: bool = False
+        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unchecked_only: bool = False
     ) -> tuple[Payment, ...]:
         return await self._database.read(
             partial(
@@ -416,7 +429,7 @@ class BookStore(BookReader):
                 block=block,
                 after_id=after_id,
                 limit=limit,
-                is_unread_only=is_unread_only,
+                is_unchecked_only=is_unchecked_only,
             )
         )
 
@@ -429,8 +442,10 @@ class BookStore(BookReader):
             )
         )
 
-    async def finish_block(self, block: UnfinalBlock, *, is_read_only: bool, now_ms: int) -> int:
-        work = partial(finality_store.finish_block, block=block, is_read_only=is_read_only, now_ms=now_ms)
+    async def finish_block(self, block: UnfinalBlock, *, is_checked_only: bool, now_ms: int) -> int:
+        work = partial(
+            finality_store.finish_block, block=block, is_checked_only=is_checked_only, now_ms=now_ms
+        )
         return await self._write(work, flush=False)
 
     async def mark_checked(
@@ -458,32 +473,32 @@ class BookStore(BookReader):
     async def free_disputed(self, payment_ids: Sequence[int]) -> int:
         return await self._write(partial(finality_store.free_disputed, payment_ids=payment_ids))
 
-    async def relocate(
+    async def move_transfer(
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
     ) -> bool:
         work = partial(
-            relocation_store.relocate, call_id=call_id, before=before, transfer=transfer, now_ms=now_ms
+            relocation_store.move_transfer, call_id=call_id, before=before, transfer=transfer, now_ms=now_ms
         )
         return await self._write(work)
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         await self._write(partial(operator_notes.admit, tx_hash=tx_hash, now_ms=now_ms))
 
-    async def note_ready(self, *, now_ms: int) -> None:
-        await self._write(partial(operator_notes.note_ready, now_ms=now_ms))
+    async def mark_ready(self, *, now_ms: int) -> None:
+        await self._write(partial(operator_notes.mark_ready, now_ms=now_ms))
 
-    async def note_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, now_ms: int) -> None:
         """The operator says that the database was restored to an older moment. On SQLite it is found out."""
-        await self._write(partial(operator_notes.note_restored, now_ms=now_ms), is_long=True)
+        await self._write(partial(operator_notes.mark_restored, now_ms=now_ms), is_long=True)
 
-    def _posting(self) -> Posting:
-        return Posting(
+    def _batch_context(self) -> BatchContext:
+        return BatchContext(
             owner_id=self._owner_id,
             now_ms=self._now_ms(),
             attempts_max=self._limits.attempts_max,
             unfinal_max_nano=self._unfinal_max_nano,
             answered_since_ms=self._answered_since_ms(),
-            ahead_ms=self._time.translate(0),
+            ahead_ms=self._clock.translate(0),
         )
 
     async def _write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:

@@ -1,4 +1,4 @@
-"""The tables of the books. Columns only; what they mean is decided in `ledger/`.
+"""The tables of the ledger. Columns only; what they mean is decided in `ledger/`.
 
 A payment's `taken_units` is always the sum of what its calls hold of it: `call.taken_units` where it is the shown
 payment, `call_topup.units` where it helped out. The CHECK is the second line of defence; the first is the decision
@@ -141,13 +141,13 @@ call_table = Table(
     *(
         Index(
             f"ix_call_{owner}_{name}",
-            *(owner, "created_ms", "id", "listing_id", *told),
+            *(owner, "created_ms", "id", "listing_id", *extra),
             sqlite_where=text(predicate),
             postgresql_where=text(predicate),
         )
         for owner in ("payer", "provider")
         # What the predicate reads stands in the index: SQLite asks it once more.
-        for name, predicate, told in (
+        for name, predicate, extra in (
             ("failed", FAILED, ("state", "upstream_status")),
             ("unknown", UNKNOWN, ()),
         )
@@ -226,7 +226,7 @@ call_total_table = Table(
     Column("calls", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""How many calls a wallet has as payer and as provider: the sum over its slots (see `call_totals.py`)."""
+"""How many calls a wallet has as payer and as provider: the sum over its slots (see `history`)."""
 
 owner_table = Table(
     "gateway_owner",

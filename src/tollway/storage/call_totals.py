@@ -12,7 +12,7 @@ from tollway.identifiers import Address
 from tollway.ledger.statement import HistoryRole
 from tollway.storage.book_tables import call_total_table
 
-LOT = 2_000
+CALLS_PER_BATCH = 2_000
 """Calls that are counted in one transaction: about two milliseconds in which nobody else writes."""
 
 _MARK = {"wallet": b"", "role": "mark", "slot": 0}
@@ -42,11 +42,11 @@ def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:
     return total
 
 
-def count_lot(connection: Connection) -> bool:
+def count_batch(connection: Connection) -> bool:
     """Counts the next calls above the mark, on SQLite alone. Whether more are waiting."""
     mark = _read_mark(connection)
     last: int = connection.scalar(text("SELECT max(rowid) FROM call")) or 0
-    upto = min(last, mark + LOT)
+    upto = min(last, mark + CALLS_PER_BATCH)
     if upto > mark:
         for role in ("payer", "provider"):
             connection.execute(text(_ADD.format(role=role)), {"mark": mark, "upto": upto})

@@ -30,12 +30,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
-from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, Market
-from tollway.registry.standing import RANK_LEAST, RANK_SPAN, least_ppm
+from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, NetworkCurrency
+from tollway.registry.standing import RANK_WEIGHT_MIN, RANK_WEIGHT_SPAN, round_up_ppm
 from tollway.registry.words import fold
 from tollway.storage.catalog_rows import NO_OPERATIONS
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table
-from tollway.storage.named_index import ReadBy
+from tollway.storage.named_index import IndexHint
 from tollway.storage.standing_tables import ownership_table, quality_table
 
 _INDEX = "ix_listing_"
@@ -52,7 +52,7 @@ vector_table = table("listing_search", column("listing_seq", BigInteger), column
 class Facet:
     """`index`: the one that it is walked by. `is_match`: what the words found; `rank`: its order of relevance, where the
     database knows one. Where that index holds
-    the set in another order: `by_age` is the same set newest first, and `asked` finds one listing of it. `few`: how to
+    the set in another order: `by_age` is the same set newest first, and `by_listing` finds one listing of it. `few`: how to
     read it when it is known to be small."""
 
     source: FromClause
@@ -62,7 +62,7 @@ class Facet:
     is_match: bool = False
     rank: ColumnElement[Any] | None = None
     by_age: "Facet | None" = None
-    asked: "Facet | None" = None
+    by_listing: "Facet | None" = None
     few: "Facet | None" = None
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
@@ -72,9 +72,9 @@ class Facet:
     def holds(self, seq: ColumnElement[int]) -> ColumnElement[bool]:
         """Whether a listing of another facet is in this one too. A look for each: as an EXISTS, PostgreSQL would rather
         read the whole set than look a few times."""
-        asked = self.asked or self
-        look: Select[Any] = select(literal_column("1")).select_from(asked.source)
-        return look.where(*asked.where, asked.seq == seq).limit(1).scalar_subquery().is_not(None)
+        by_listing = self.by_listing or self
+        look: Select[Any] = select(literal_column("1")).select_from(by_listing.source)
+        return look.where(*by_listing.where, by_listing.seq == seq).limit(1).scalar_subquery().is_not(None)
 
     @property
     def is_of_all(self) -> bool:
@@ -132,12 +132,12 @@ def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]
     return every, (columns.price_nano, columns.seq)
 
 
-def sold_in(markets: Sequence[Market], seq: ColumnElement[int]) -> ColumnElement[bool]:
+def sold_in(network_currencies: Sequence[NetworkCurrency], seq: ColumnElement[int]) -> ColumnElement[bool]:
     """Active, not free, and in a market: one condition a currency, each a look into the narrow table of networks."""
     sold, network = listing_table.alias("sold"), network_table.alias("sold_on")
     chains: dict[str, list[int]] = {}
-    for market in markets:
-        chains.setdefault(market.currency, []).append(market.chain_id)
+    for network_currency in network_currencies:
+        chains.setdefault(network_currency.currency, []).append(network_currency.chain_id)
     is_there = or_(
         *(
             and_(
@@ -170,14 +170,16 @@ def _priced(query: ListingQuery) -> Facet:
 
     alias = listing_table.alias("asked")
     where = (alias.c.currency == query.currency, alias.c.is_shown == true())
-    asked = cheap(Facet(source=alias, seq=alias.c.seq, where=where))
-    return replace(cheap(price), by_age=cheap(_shown("currency", currency=query.currency)), asked=asked)
+    by_listing = cheap(Facet(source=alias, seq=alias.c.seq, where=where))
+    return replace(
+        cheap(price), by_age=cheap(_shown("currency", currency=query.currency)), by_listing=by_listing
+    )
 
 
 def _shown(name: str, **equal: object) -> Facet:
     """Listings that lists show and whose columns are equal to these values."""
     index = _INDEX + name
-    source = ReadBy(listing_table, index)
+    source = IndexHint(listing_table, index)
     columns = source.c
     where = tuple(columns[key] == value for key, value in equal.items())
     return Facet(source=source, seq=columns.seq, where=(*where, columns.is_shown == true()), index=index)
@@ -185,35 +187,35 @@ def _shown(name: str, **equal: object) -> Facet:
 
 def _succeeding(rate: float) -> Facet:
     """Measured, and not worse than that; hidden ones too."""
-    least = least_ppm(rate)
+    least = round_up_ppm(rate)
 
     def good(source: FromClause) -> Facet:
         # What is added keeps SQLite from the index by rate, where the one by listing is meant.
         return Facet(source=source, seq=source.c.listing_seq, where=(source.c.success_ppm + 0 >= least,))
 
-    by_rate = ReadBy(quality_table, _SUCCESS)
+    by_rate = IndexHint(quality_table, _SUCCESS)
     return Facet(
         source=by_rate,
         seq=by_rate.c.listing_seq,
         where=(by_rate.c.success_ppm >= least,),
         index=_SUCCESS,
         by_age=good(quality_table.alias("measured")),
-        asked=good(quality_table.alias("asked_quality")),
+        by_listing=good(quality_table.alias("asked_quality")),
     )
 
 
 def _verified() -> Facet:
     """Of a proved origin; hidden ones too."""
-    source = ReadBy(ownership_table, _VERIFIED)
+    source = IndexHint(ownership_table, _VERIFIED)
     where = (source.c.verified_ms.is_not(None),)
     return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
 
 
 def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
-    """`weigh_rank`, of the quality of a listing."""
+    """`rank_weight`, of the quality of a listing."""
     of = quality_table.alias("weighed")
     rate = of.c.success_ppm / literal(1_000_000.0, Double)
-    factor = select(literal(RANK_LEAST, Double) + literal(RANK_SPAN, Double) * rate * rate)
+    factor = select(literal(RANK_WEIGHT_MIN, Double) + literal(RANK_WEIGHT_SPAN, Double) * rate * rate)
     return func.coalesce(factor.where(of.c.listing_seq == seq).scalar_subquery(), literal(1.0, Double))
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, delete, desc, func, insert, select, t
 
 from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery
 from tollway.registry.listing import Listing
-from tollway.registry.standing import weigh_rate
+from tollway.registry.standing import rate_weight
 from tollway.registry.words import query_words, rank_fields, searched_texts, split_words
 from tollway.storage.catalog_facets import (
     Facet,
@@ -55,21 +55,27 @@ class _Hits:
         others = [
             facet.holds(lead.seq) for facet in self.facets if facet is not lead and facet is not instead_of
         ]
-        if self.query.markets is not None:
-            others.append(sold_in(self.query.markets, lead.seq))
+        if self.query.network_currencies is not None:
+            others.append(sold_in(self.query.network_currencies, lead.seq))
         if self.query.verified is False:
             others.append(is_unverified(lead.seq))
         return lead.select(*others)
 
     @property
     def is_one_set(self) -> bool:
-        return len(self.facets) == 1 and self.query.markets is None and self.query.verified is not False
+        return (
+            len(self.facets) == 1
+            and self.query.network_currencies is None
+            and self.query.verified is not False
+        )
 
 
 def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], int, bool]:
     """Numbers of the listings of a page, the total, and whether that is only a lower bound."""
     words = query_words(query.words) if query.words is not None else ()
-    if query.markets == () or (query.words is not None and not words):  # nothing is found by no word
+    if query.network_currencies == () or (
+        query.words is not None and not words
+    ):  # nothing is found by no word
         return [], 0, False
     facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
     hits = _begin_with_smallest(connection, query, facets)
@@ -172,7 +178,7 @@ def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> lis
     words = query_words(hits.query.words or "")
     quality, fts = quality_table.c, fts_table.c
     graded = select(quality.listing_seq, quality.success_ppm).where(quality.listing_seq.in_(seqs))
-    weights = {row.listing_seq: weigh_rate(row.success_ppm) for row in connection.execute(graded)}
+    weights = {row.listing_seq: rate_weight(row.success_ppm) for row in connection.execute(graded)}
     texts = select(fts.rowid, fts.name, fts.description, fts.tags).where(fts.rowid.in_(seqs))
     ranks = {
         rowid: rank_fields([field.split() for field in fields], words) * weights.get(rowid, 1.0)

@@ -15,16 +15,16 @@ from sqlalchemy.exc import IntegrityError
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import (
-    TERMS_MEMORY_S,
-    Found,
+    TERMS_RETENTION_S,
+    ListingMatch,
     ListingPage,
     ListingQuery,
     Revised,
-    Stale,
+    RevisionConflict,
 )
-from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.listing import Listing, Shelf, Terms, UpstreamAuth
-from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.registry.creation import CreationBegun, CreationResponse
+from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
+from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
     is_shown,
@@ -48,8 +48,8 @@ from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
 from tollway.storage.ownership_store import end_stale_proof
 from tollway.storage.sealer import Sealer
-from tollway.storage.shelf_cache import ShelfCache
-from tollway.storage.standing_rows import find_standings
+from tollway.storage.shelf_cache import ListingCache
+from tollway.storage.standing_rows import find_reputations
 
 ID_LENGTH_MAX = 64
 
@@ -70,9 +70,9 @@ class CatalogStore:
         self._database = database
         self._sealer = sealer
         self._now_ms = now_ms
-        self._cache = ShelfCache()
+        self._cache = ListingCache()
 
-    def forget_shelves(self) -> None:
+    def clear_cache(self) -> None:
         """The database has gone back in time: nothing that was read from it counts any more."""
         self._cache.forget_all()
 
@@ -84,7 +84,7 @@ class CatalogStore:
 
         await self._add(listing, work)
 
-    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+    async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> bool:
@@ -95,10 +95,10 @@ class CatalogStore:
 
         return await self._add(listing, work)
 
-    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
         sealed = self._seal(listing)
 
-        def work(connection: Connection) -> Revised | Stale:
+        def work(connection: Connection) -> Revised | RevisionConflict:
             return _revise(connection, listing, sealed, expected_revision)
 
         try:
@@ -106,12 +106,12 @@ class CatalogStore:
         finally:
             self._cache.forget(listing.id)  # also when the outcome is unknown
 
-    async def find(self, listing_id: ListingId) -> Shelf | None:
+    async def find(self, listing_id: ListingId) -> CatalogEntry | None:
         if not _is_plausible(listing_id):
             return None
         read_ms = self._now_ms()
         cached = self._cache.find(listing_id, now_ms=read_ms)
-        if isinstance(cached, Shelf):
+        if isinstance(cached, CatalogEntry):
             return cached
         writes = self._cache.writes
         if cached == "stale":
@@ -120,18 +120,18 @@ class CatalogStore:
                     lambda connection: _find_revision(connection, listing_id)
                 )
             finally:
-                self._cache.give_up(listing_id)
+                self._cache.end_check(listing_id)
             confirmed = self._cache.confirm(listing_id, revision, read_ms=read_ms, writes=writes)
             if confirmed is not None:
                 return confirmed
             writes = self._cache.writes
-        since_ms = read_ms - TERMS_MEMORY_S * 1000
+        since_ms = read_ms - TERMS_RETENTION_S * 1000
         found = await self._database.read(lambda connection: self._load(connection, listing_id, since_ms))
         if found is None:
             return None
-        shelf, weight = found
-        self._cache.keep(shelf, weight=weight, read_ms=read_ms, writes=writes)
-        return shelf
+        entry, weight = found
+        self._cache.keep(entry, weight=weight, read_ms=read_ms, writes=writes)
+        return entry
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
         if not _is_plausible(listing_id):
@@ -145,13 +145,13 @@ class CatalogStore:
 
         return await self._database.read(work)
 
-    async def standing(self, listing_id: ListingId) -> Standing:
+    async def reputation(self, listing_id: ListingId) -> Reputation:
         if not _is_plausible(listing_id):
-            return UNKNOWN_STANDING
+            return UNKNOWN_REPUTATION
 
-        def work(connection: Connection) -> Standing:
-            found = find_standings(connection, listing_table.c.id == listing_id)
-            return next(iter(found.values()), UNKNOWN_STANDING)
+        def work(connection: Connection) -> Reputation:
+            found = find_reputations(connection, listing_table.c.id == listing_id)
+            return next(iter(found.values()), UNKNOWN_REPUTATION)
 
         return await self._database.read(work)
 
@@ -190,7 +190,9 @@ class CatalogStore:
         label = secret_label(listing.id, auth.location, auth.name)
         return {"auth_sealed": self._sealer.seal(auth.value.encode(), label=label)}
 
-    def _load(self, connection: Connection, listing_id: ListingId, since_ms: int) -> tuple[Shelf, int] | None:
+    def _load(
+        self, connection: Connection, listing_id: ListingId, since_ms: int
+    ) -> tuple[CatalogEntry, int] | None:
         listing = listing_table.c
         joined = listing_table.outerjoin(document_table, document_table.c.listing_seq == listing.seq)
         row = connection.execute(
@@ -202,7 +204,7 @@ class CatalogStore:
             return None
         record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
         versions = _load_terms(connection, row.seq, since_ms)
-        return Shelf(listing=record, versions=versions), len(row.openapi or "")
+        return CatalogEntry(listing=record, versions=versions), len(row.openapi or "")
 
     def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
         """One that does not open is told, and not called with; its provider can set another."""
@@ -234,32 +236,32 @@ def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
     _write_document(connection, seq, listing)
     _begin_terms(connection, seq, 1, listing.current_terms(since_ms=listing.created_ms))
     if is_shown(listing):
-        _show(connection, seq, listing)
+        _index_listing(connection, seq, listing)
 
 
 def _revise(
     connection: Connection, listing: Listing, sealed: _Sealed, expected_revision: int
-) -> Revised | Stale:
+) -> Revised | RevisionConflict:
     values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
     found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
     row = connection.execute(found.where(listing_table.c.id == listing.id).with_for_update()).one_or_none()
     if row is None:
-        return Stale(revision=0)
+        return RevisionConflict(revision=0)
     moved = connection.execute(
         update(listing_table)
         .where(listing_table.c.id == listing.id, listing_table.c.revision == expected_revision)
         .values(values)
     )
     if moved.rowcount == 0:
-        return Stale(revision=row.revision)
+        return RevisionConflict(revision=row.revision)
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing)
     end_stale_proof(connection, row.seq, listing)
     if row.is_shown:
-        _hide(connection, row.seq)
+        _unindex_listing(connection, row.seq)
     if is_shown(listing):
-        _show(connection, row.seq, listing)
+        _index_listing(connection, row.seq, listing)
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
     return Revised(listing=read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi))
 
@@ -297,7 +299,7 @@ def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms,
     return tuple(read_terms(row) for row in rows)
 
 
-def _show(connection: Connection, seq: int, listing: Listing) -> None:
+def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
     """Puts a listing where lists look."""
     tags = {fold(tag) for tag in listing.tags}
     if tags:
@@ -309,7 +311,7 @@ def _show(connection: Connection, seq: int, listing: Listing) -> None:
     connection.execute(update(total_table).values(shown=total_table.c.shown + 1))
 
 
-def _hide(connection: Connection, seq: int) -> None:
+def _unindex_listing(connection: Connection, seq: int) -> None:
     """Takes a listing out of all lists."""
     connection.execute(delete(tag_table).where(tag_table.c.listing_seq == seq))
     connection.execute(delete(network_table).where(network_table.c.listing_seq == seq))
@@ -325,13 +327,13 @@ def _search(connection: Connection, query: ListingQuery) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
     listings = {row.seq: read_listing(row, auth=None, openapi=None) for row in rows}
-    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
+    reputations = find_reputations(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
     words = query_words(query.words) if query.words is not None else ()
     found = tuple(
-        Found(
+        ListingMatch(
             listing=listings[seq],
             match=matched_fields(listings[seq], words) if words else (),
-            standing=standings.get(seq, UNKNOWN_STANDING),
+            reputation=reputations.get(seq, UNKNOWN_REPUTATION),
         )
         for seq in seqs
     )

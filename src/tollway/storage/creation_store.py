@@ -33,10 +33,10 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.creation import (
-    Beginning,
-    Begun,
-    CreationAnswer,
-    InProgress,
+    CreationBegun,
+    CreationInProgress,
+    CreationOutcome,
+    CreationResponse,
     KeyedCreation,
     OtherRequest,
     TooManyKeys,
@@ -60,8 +60,8 @@ creation_table = Table(
     Index("ix_creation_key_created_ms", "created_ms"),
 )
 
-DROPPED_AT_ONCE = 500
-COUNT_AGAIN_PART = 16
+CLEAR_BATCH_MAX = 500
+RECOUNT_PART = 16
 """All answers are added up again when this process has begun creations for one such part of their maximum."""
 
 
@@ -81,19 +81,19 @@ class CreationStore:
         self._limits = limits
         self._shared_clock = shared_clock
         self._answer_bytes = min(limits.answer_bytes_max, limits.creation_answers_bytes_max)
-        self._room = 0
+        self._free_bytes = 0
 
-    async def begin(self, asked: KeyedCreation, *, claim: bytes) -> Beginning:
-        must_count = self._room < self._answer_bytes
+    async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
+        must_count = self._free_bytes < self._answer_bytes
         known = await self._database.write(
-            lambda connection: self._begin(connection, asked, claim, must_count)
+            lambda connection: self._begin(connection, request, claim, must_count)
         )
-        if isinstance(known, Begun):
-            part = self._limits.creation_answers_bytes_max // COUNT_AGAIN_PART
-            self._room = (part if must_count else self._room) - self._answer_bytes
+        if isinstance(known, CreationBegun):
+            part = self._limits.creation_answers_bytes_max // RECOUNT_PART
+            self._free_bytes = (part if must_count else self._free_bytes) - self._answer_bytes
         return known
 
-    async def give_up(self, begun: Begun) -> None:
+    async def give_up(self, begun: CreationBegun) -> None:
         columns = creation_table.c
         unused = delete(creation_table).where(*_is_held_by(begun), columns.listing_id.is_(None))
         await self._database.write(lambda connection: connection.execute(unused))
@@ -102,51 +102,51 @@ class CreationStore:
         return await self._database.write(self._prune, flush=False)
 
     def _begin(
-        self, connection: Connection, asked: KeyedCreation, claim: bytes, must_count: bool
-    ) -> Beginning:
-        known = self._take(connection, asked, claim)
-        if must_count and isinstance(known, Begun):
+        self, connection: Connection, request: KeyedCreation, claim: bytes, must_count: bool
+    ) -> CreationOutcome:
+        known = self._take_key(connection, request, claim)
+        if must_count and isinstance(known, CreationBegun):
             # What may be added before the next count is made room for now.
             most = self._limits.creation_answers_bytes_max
-            _make_room(connection, most - max(self._answer_bytes, most // COUNT_AGAIN_PART))
+            _clear_oldest_bodies(connection, most - max(self._answer_bytes, most // RECOUNT_PART))
         return known
 
-    def _take(self, connection: Connection, asked: KeyedCreation, claim: bytes) -> Beginning:
+    def _take_key(self, connection: Connection, request: KeyedCreation, claim: bytes) -> CreationOutcome:
         now_ms = self._shared_clock(connection, self._now_ms())
-        begun = Begun(wallet=asked.wallet, key=asked.key, claim=claim)
+        begun = CreationBegun(wallet=request.wallet, key=request.key, claim=claim)
         taken = {
-            "fingerprint": asked.fingerprint,
+            "fingerprint": request.fingerprint,
             "claim": claim,
             "lease_until_ms": now_ms + self._lease_ms,
             "created_ms": now_ms,
         }
         if _insert_new(connection, begun, taken):
-            if not self._has_too_many(connection, asked.wallet, now_ms):
+            if not self._has_too_many(connection, request.wallet, now_ms):
                 return begun
             connection.execute(delete(creation_table).where(*_is_held_by(begun)))
             return TooManyKeys()
         named = _is_named(begun)
         row = connection.execute(select(creation_table).where(*named).with_for_update()).one_or_none()
         if row is None:  # given up in this very moment
-            return InProgress(wait_s=1)
-        if (known := self._recall(row, asked, now_ms)) is not None:
+            return CreationInProgress(wait_s=1)
+        if (known := self._read_known(row, request, now_ms)) is not None:
             return known
         blank = {"listing_id": None, "location": None, "etag": None, "body": None}
         connection.execute(update(creation_table).where(*named).values({**taken, **blank}))
         return begun
 
-    def _recall(self, row: Row[Any], asked: KeyedCreation, now_ms: int) -> Beginning | None:
+    def _read_known(self, row: Row[Any], request: KeyedCreation, now_ms: int) -> CreationOutcome | None:
         """What is known of a key; None when it is free again."""
         left_ms = row.lease_until_ms - now_ms
         # A clock that was set back must not make a lease longer. Whoever loses the key too early is fenced.
         is_running = row.listing_id is None and 0 < left_ms <= self._lease_ms
         if row.created_ms <= self._oldest_ms(now_ms) or not (is_running or row.listing_id is not None):
             return None
-        if row.fingerprint != asked.fingerprint:
+        if row.fingerprint != request.fingerprint:
             return OtherRequest()
         if is_running:
-            return InProgress(wait_s=-(-left_ms // 1000))
-        return CreationAnswer(
+            return CreationInProgress(wait_s=-(-left_ms // 1000))
+        return CreationResponse(
             listing_id=ListingId(row.listing_id), location=row.location, etag=row.etag, body=row.body
         )
 
@@ -172,7 +172,7 @@ class CreationStore:
         return now_ms - self._limits.creation_key_ttl_s * 1000
 
 
-def finish_creation(connection: Connection, begun: Begun, answer: CreationAnswer) -> bool:
+def finish_creation(connection: Connection, begun: CreationBegun, answer: CreationResponse) -> bool:
     """Writes what is answered, in the transaction that writes the listing. False: the key is somebody else's by now;
     nothing was written, and the listing must not be either."""
     written = update(creation_table).where(*_is_held_by(begun), creation_table.c.listing_id.is_(None))
@@ -185,14 +185,14 @@ def finish_creation(connection: Connection, begun: Begun, answer: CreationAnswer
     return connection.execute(written.values(values)).rowcount == 1
 
 
-def _insert_new(connection: Connection, begun: Begun, values: Mapping[str, object]) -> bool:
+def _insert_new(connection: Connection, begun: CreationBegun, values: Mapping[str, object]) -> bool:
     """False when the key is there. On PostgreSQL it first waits for whoever is inserting it at the same time."""
     insert = insert_postgresql if connection.dialect.name == "postgresql" else insert_sqlite
     row = {"wallet": bytes(begun.wallet), "idempotency_key": begun.key, **values}
     return connection.execute(insert(creation_table).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
-def _make_room(connection: Connection, bytes_max: int) -> None:
+def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
     """Drops the oldest bodies until the others fit. Lengths alone are looked at, so no body is read for it."""
     columns = creation_table.c
     length = func.octet_length if connection.dialect.name == "postgresql" else func.length
@@ -201,26 +201,26 @@ def _make_room(connection: Connection, bytes_max: int) -> None:
         select(columns.wallet, columns.idempotency_key, length(columns.body))
         .where(columns.body.is_not(None))
         .order_by(columns.created_ms)
-        .limit(DROPPED_AT_ONCE)
+        .limit(CLEAR_BATCH_MAX)
         .with_for_update(skip_locked=True)  # others may be making room as well
     )
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:
-        doomed = []
+        cleared = []
         for wallet, key, size in connection.execute(oldest).all():
             if surplus > 0:
-                doomed.append((wallet, key))
+                cleared.append((wallet, key))
                 surplus -= size
-        if not doomed:
+        if not cleared:
             return
-        named = tuple_(columns.wallet, columns.idempotency_key).in_(doomed)
+        named = tuple_(columns.wallet, columns.idempotency_key).in_(cleared)
         connection.execute(update(creation_table).where(named).values(body=None))
 
 
-def _is_named(begun: Begun) -> tuple[ColumnElement[bool], ...]:
+def _is_named(begun: CreationBegun) -> tuple[ColumnElement[bool], ...]:
     columns = creation_table.c
     return columns.wallet == bytes(begun.wallet), columns.idempotency_key == begun.key
 
 
-def _is_held_by(begun: Begun) -> tuple[ColumnElement[bool], ...]:
+def _is_held_by(begun: CreationBegun) -> tuple[ColumnElement[bool], ...]:
     return *_is_named(begun), creation_table.c.claim == begun.claim

@@ -40,9 +40,9 @@ from sqlalchemy.util import greenlet_spawn
 from tollway.errors import StorageUnavailable
 from tollway.storage.outage import CommitInDoubt, OutageLog, Use, ValueRefused, is_value_refused
 from tollway.storage.postgres_address import PostgresAddress
-from tollway.storage.postgres_line import PostgresLine
-from tollway.storage.postgres_trust import FOREIGN, Trust, cut_silent
-from tollway.storage.statements import tell
+from tollway.storage.postgres_line import PostgresConnector
+from tollway.storage.postgres_trust import DRIVER_ERRORS, ConnectionValidity, terminate_timed_out
+from tollway.storage.statements import execute_text
 
 try:  # a newer SQLite than most systems have, where its wheel exists
     import pysqlite3.dbapi2 as sqlite_module
@@ -51,7 +51,7 @@ except ImportError:
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
-Ask = Callable[[Executable], Awaitable[Any]]
+FetchScalar = Callable[[Executable], Awaitable[Any]]
 """Runs one statement; the first value that it answers."""
 
 metadata = MetaData(
@@ -100,7 +100,7 @@ class Database(Protocol):
         """
         ...
 
-    def listen_address(self) -> str:
+    def describe_location(self) -> str:
         """Where the data live, without any secret: for logs and `doctor`."""
         ...
 
@@ -136,7 +136,7 @@ class SqliteDatabase:
         self._write_engine = self._create_engine(is_writer=True)
         self._read_engine = self._create_engine(is_writer=False)
         self._is_flushing = True
-        self._outages = OutageLog(self.listen_address())
+        self._outages = OutageLog(self.describe_location())
 
     def _create_engine(self, *, is_writer: bool) -> Engine:
         # The pool classes differ: the writer keeps its one connection for life.
@@ -165,13 +165,13 @@ class SqliteDatabase:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            tell(connection, "BEGIN IMMEDIATE" if is_writer else "BEGIN")
+            execute_text(connection, "BEGIN IMMEDIATE" if is_writer else "BEGIN")
 
         return engine
 
     async def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        await self._run(self._writer, partial(keep_private, self.path), use="write")
+        await self._run(self._writer, partial(restrict_to_owner, self.path), use="write")
         await self.write(lambda connection: connection.execute(text("SELECT 1")).scalar())
 
     async def close(self) -> None:
@@ -196,9 +196,9 @@ class SqliteDatabase:
         except (SQLAlchemyError, OSError, OverflowError, UnicodeEncodeError) as exc:
             if is_value_refused(exc):
                 raise ValueRefused from exc
-            self._outages.note_failure(use, exc)
+            self._outages.record_failure(use, exc)
             raise StorageUnavailable from exc
-        self._outages.note_success(use)
+        self._outages.record_success(use)
         return result
 
     def _read(self, work: Work[T]) -> T:
@@ -215,16 +215,16 @@ class SqliteDatabase:
             with connection.begin():
                 return work(connection)
 
-    def listen_address(self) -> str:
+    def describe_location(self) -> str:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
 
 
-def keep_private(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Only the owner of a SQLite database can read it, and what SQLite puts beside it. Makes the file where there is none:
     SQLite gives its log the rights of the database. Raises OSError when the file cannot be made."""
     if not path.exists():
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
-    for file in (path, *beside(path)):
+    for file in (path, *list_auxiliary_files(path)):
         with contextlib.suppress(
             FileNotFoundError, PermissionError
         ):  # of another owner: it stays as that one wants it
@@ -233,13 +233,13 @@ def keep_private(path: Path) -> None:
                 file.chmod(mode & OWNER_BITS)
 
 
-def beside(path: Path) -> list[Path]:
+def list_auxiliary_files(path: Path) -> list[Path]:
     """What SQLite puts beside a database, whether it is there or not."""
     return [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal")]
 
 
 class PostgresDatabase:
-    """PostgreSQL through asyncpg. Many gateways may share it. `line` makes its connections; other rooms may dial there
+    """PostgreSQL through asyncpg. Many gateways may share it. `connector` makes its connections; other rooms may dial there
     for one of their own.
 
     A connection that an outage has touched is never used again: after a deadline, a read-only answer or a lost
@@ -250,29 +250,29 @@ class PostgresDatabase:
 
     def __init__(self, url: str) -> None:
         address = PostgresAddress.parse(url)
-        self.line = PostgresLine(address)
-        self._outages = OutageLog(self.listen_address())
-        self._trust = Trust()
-        self._settled_doubts = 0
-        dial = partial(self._dial, statement_deadline_s=COMMAND_TIMEOUT_S)
-        dial_long = partial(self._dial, statement_deadline_s=None)
+        self.connector = PostgresConnector(address)
+        self._outages = OutageLog(self.describe_location())
+        self._validity = ConnectionValidity()
+        self._resolved_in_doubt = 0
+        connect_writable = partial(self._connect, statement_deadline_s=COMMAND_TIMEOUT_S)
+        connect_long = partial(self._connect, statement_deadline_s=None)
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=dial,
+            async_creator=connect_writable,
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS_MORE,
             pool_timeout=POOL_TIMEOUT_S,
             pool_use_lifo=True,  # a quiet gateway stays on a connection that knows its statements
         )
         self._long_engine = create_async_engine(
-            "postgresql+asyncpg://", async_creator=dial_long, poolclass=NullPool
+            "postgresql+asyncpg://", async_creator=connect_long, poolclass=NullPool
         )
         self._lone_engine = create_async_engine(
-            "postgresql+asyncpg://", async_creator=dial, poolclass=NullPool
+            "postgresql+asyncpg://", async_creator=connect_writable, poolclass=NullPool
         )
-        self._trust.watch_pool(self._engine.sync_engine)
+        self._validity.watch_pool(self._engine.sync_engine)
         for engine in (self._engine, self._long_engine, self._lone_engine):
-            event.listen(engine.sync_engine, "handle_error", cut_silent)
+            event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
 
     async def open(self) -> None:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
@@ -284,31 +284,31 @@ class PostgresDatabase:
         return await self._run(lambda connection: _read(connection, work), use="read", is_long=is_long)
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-        doubts = self._trust.doubts
-        is_doubtful = flush and doubts != self._settled_doubts
-        write = partial(self._write, work=work, flush=flush, is_doubtful=is_doubtful)
+        commits_in_doubt = self._validity.commits_in_doubt
+        is_in_doubt = flush and commits_in_doubt != self._resolved_in_doubt
+        write = partial(self._write, work=work, flush=flush, is_in_doubt=is_in_doubt)
         result = await self._run(write, use="write", is_long=is_long)
-        if flush and self._trust.doubts == doubts:
-            self._settled_doubts = doubts
+        if flush and self._validity.commits_in_doubt == commits_in_doubt:
+            self._resolved_in_doubt = commits_in_doubt
         return result
 
-    def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_doubtful: bool) -> T:
+    def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_in_doubt: bool) -> T:
         connection.begin()
         if not flush:
-            tell(connection, "SET LOCAL synchronous_commit = off")
-        elif is_doubtful:
+            execute_text(connection, "SET LOCAL synchronous_commit = off")
+        elif is_in_doubt:
             # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
             # standby, and it does so only when it has written something.
             connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
         result = work(connection)
         driver = connection.connection.driver_connection
         connection.commit()
-        if self._trust.is_warned(driver):
+        if self._validity.is_commit_in_doubt(driver):
             raise CommitInDoubt("the server committed without its standby")
         return result
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[Ask]:
+    async def open_session(self) -> AsyncIterator[FetchScalar]:
         """A session outside the pool, for what lives as long as it does; closed for good at the end. Each question is a
         transaction of its own. Opening and asking raise `StorageUnavailable`."""
         async with contextlib.AsyncExitStack() as stack:
@@ -316,30 +316,30 @@ class PostgresDatabase:
                 connection = await stack.enter_async_context(self._lone_engine.connect())
                 alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
 
-            async def ask(question: Executable) -> Any:
+            async def fetch_scalar(question: Executable) -> Any:
                 with self._translated("read"):
                     try:
                         return await alone.scalar(question)
-                    except FOREIGN as exc:
-                        await alone.run_sync(self._trust.note_touched, "read", exc)
+                    except DRIVER_ERRORS as exc:
+                        await alone.run_sync(self._validity.discard_unusable, "read", exc)
                         raise
 
-            yield ask
+            yield fetch_scalar
 
     async def _run(self, job: Callable[[Connection], T], *, use: Use, is_long: bool) -> T:
         """The whole of a transaction, from a connection to letting go of it, in one greenlet: each costs."""
         engine = self._long_engine if is_long else self._engine
         with self._translated(use):
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
-        self._outages.note_success(use)
+        self._outages.record_success(use)
         return result
 
     def _run_in_greenlet(self, engine: Engine, job: Callable[[Connection], T], use: Use) -> T:
         with engine.connect() as connection:
             try:
                 return job(connection)
-            except FOREIGN as exc:
-                self._trust.note_touched(connection, use, exc)
+            except DRIVER_ERRORS as exc:
+                self._validity.discard_unusable(connection, use, exc)
                 raise
 
     @contextlib.contextmanager
@@ -348,19 +348,19 @@ class PostgresDatabase:
             yield
         except IntegrityError:
             raise
-        except FOREIGN as exc:
+        except DRIVER_ERRORS as exc:
             if is_value_refused(exc):
                 raise ValueRefused from exc
-            self._outages.note_failure(use, exc)
+            self._outages.record_failure(use, exc)
             raise StorageUnavailable from exc
 
-    async def _dial(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
-        connection = await self.line.dial(statement_deadline_s=statement_deadline_s)
-        connection.add_log_listener(self._trust.note_warning)
+    async def _connect(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+        connection = await self.connector.connect_writable(statement_deadline_s=statement_deadline_s)
+        connection.add_log_listener(self._validity.record_warning)
         return connection
 
-    def listen_address(self) -> str:
-        return f"postgresql:{self.line.address}"
+    def describe_location(self) -> str:
+        return f"postgresql:{self.connector.address}"
 
 
 def _read(connection: Connection, work: Work[T]) -> T:

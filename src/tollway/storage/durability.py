@@ -21,10 +21,10 @@ class ServerSettings:
 
 async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
     """Raises `StorageUnavailable`."""
-    hosts = len(database.line.address.hosts)
+    hosts = len(database.connector.address.hosts)
 
     def look(connection: Connection) -> ServerSettings:
-        row = connection.execute(_QUESTION).one()
+        row = connection.execute(_SETTINGS_QUERY).one()
         return ServerSettings(
             fsync=row.fsync == "on",
             full_page_writes=row.full_page_writes == "on",
@@ -51,7 +51,7 @@ def find_risks(settings: ServerSettings) -> Iterator[str]:
         )
 
 
-_QUESTION = text(
+_SETTINGS_QUERY = text(
     "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, "
     "current_setting('synchronous_standby_names') AS standbys, pg_is_in_recovery() AS is_standby, "
     "current_setting('default_transaction_read_only') AS read_only"

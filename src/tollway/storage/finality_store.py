@@ -46,7 +46,7 @@ def unfinal_blocks(
     connection: Connection, *, chain_id: ChainId, after: UnfinalBlock | None, limit: int
 ) -> tuple[UnfinalBlock, ...]:
     number, block_hash = _BEFORE_ALL if after is None else (after.number, after.block_hash)
-    asked = {"chain_id": chain_id, "number": number, "hash": block_hash, "limit": limit}
+    parameters = {"chain_id": chain_id, "number": number, "hash": block_hash, "limit": limit}
     return tuple(
         UnfinalBlock(
             chain_id=chain_id,
@@ -54,11 +54,11 @@ def unfinal_blocks(
             block_hash=bytes(row.block_hash),
             is_agreed=row.checked_ms > NEVER_MS,
         )
-        for row in connection.execute(_BLOCKS, asked)
+        for row in connection.execute(_BLOCKS, parameters)
     )
 
 
-def _first_behind(number: ColumnElement[int], block_hash: ColumnElement[bytes]) -> ScalarSelect[int]:
+def _first_after(number: ColumnElement[int], block_hash: ColumnElement[bytes]) -> ScalarSelect[int]:
     """The payment that stands first in the next block: of those in it, the one that was checked least recently."""
     row = payment_table.alias("row")
     return (
@@ -80,9 +80,9 @@ def _blocks_query() -> Executable:
     number, block_hash = bindparam("number", type_=BigInteger), bindparam("hash", type_=LargeBinary)
     start = select(
         first.c.block_number, first.c.block_hash, first.c.checked_ms, literal_column("1").label("place")
-    ).where(first.c.id == _first_behind(number, block_hash))
+    ).where(first.c.id == _first_after(number, block_hash))
     block: CTE = start.cte("block", recursive=True)
-    behind = block.join(following, following.c.id == _first_behind(block.c.block_number, block.c.block_hash))
+    behind = block.join(following, following.c.id == _first_after(block.c.block_number, block.c.block_hash))
     step = (
         select(following.c.block_number, following.c.block_hash, following.c.checked_ms, block.c.place + 1)
         .select_from(behind)
@@ -96,11 +96,11 @@ _BLOCKS = _blocks_query()
 
 
 def unfinal_in(
-    connection: Connection, *, block: UnfinalBlock, after_id: int, limit: int, is_unread_only: bool
+    connection: Connection, *, block: UnfinalBlock, after_id: int, limit: int, is_unchecked_only: bool
 ) -> tuple[Payment, ...]:
     columns = payment_table.c
     query = select(payment_table).where(text(UNFINAL), *_in_block(columns, block), columns.id > after_id)
-    if is_unread_only:
+    if is_unchecked_only:
         query = query.where(columns.checked_ms <= NEVER_MS)
     return _read(connection, query.order_by(columns.id).limit(limit))
 
@@ -118,13 +118,13 @@ def gone_payments(
     return _read(connection, query.order_by(columns.id).limit(limit))
 
 
-def finish_block(connection: Connection, *, block: UnfinalBlock, is_read_only: bool, now_ms: int) -> int:
+def finish_block(connection: Connection, *, block: UnfinalBlock, is_checked_only: bool, now_ms: int) -> int:
     # What is held by a dispute is freed while it is unfinal, or never.
     is_free = or_(~_other.c.is_held, IS_RESTORED)
     of_block = select(_other.c.id).where(
         text("other.state = 'unfinal'"), *_in_block(_other.c, block), is_free
     )
-    if is_read_only:
+    if is_checked_only:
         of_block = of_block.where(_other.c.checked_ms > NEVER_MS)
     final = {"state": PaymentState.FINAL.value, "checked_ms": now_ms}
     return connection.execute(_update_in_order(of_block, **final)).rowcount
@@ -134,14 +134,14 @@ def mark_checked(
     connection: Connection, *, payment_ids: Sequence[int], block_number: int, block_hash: bytes, now_ms: int
 ) -> None:
     place = {"block_number": block_number, "block_hash": block_hash, "checked_ms": now_ms}
-    for ids in _chunks(payment_ids):
+    for ids in _payment_id_chunks(payment_ids):
         unfinal = select(_other.c.id).where(_other.c.id.in_(ids), text("other.state = 'unfinal'"))
         connection.execute(_update_in_order(unfinal, **place))
 
 
 def hold_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
     held = 0
-    for ids in _chunks(payment_ids):
+    for ids in _payment_id_chunks(payment_ids):
         spendable = select(_other.c.id).where(
             _other.c.id.in_(ids), text("other.state = 'unfinal'"), ~_other.c.is_held
         )
@@ -159,8 +159,8 @@ def free_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
     """What is held while no restore is unreleased is held by `hold_disputed` alone."""
     freed = 0
     columns = payment_table.c
-    for ids in _chunks(payment_ids):
-        # Locked first: from then on `note_restored` waits for us, and the next statement sees what it wrote before.
+    for ids in _payment_id_chunks(payment_ids):
+        # Locked first: from then on `mark_restored` waits for us, and the next statement sees what it wrote before.
         rows = select(columns.id).where(columns.id.in_(ids), columns.is_held).order_by(columns.id)
         locked = connection.execute(rows.with_for_update()).scalars().all()
         if locked:
@@ -186,6 +186,6 @@ def _read(connection: Connection, query: Select[tuple[object, ...]]) -> tuple[Pa
     return tuple(map(parse_payment, connection.execute(query)))
 
 
-def _chunks(ids: Sequence[int]) -> list[list[int]]:
+def _payment_id_chunks(ids: Sequence[int]) -> list[list[int]]:
     ordered = sorted(set(ids))
     return [ordered[start : start + _IDS_MAX] for start in range(0, len(ordered), _IDS_MAX)]

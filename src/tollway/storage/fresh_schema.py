@@ -21,8 +21,8 @@ def read_statements(migrations: Path) -> tuple[str, ...]:
     path = migrations / FILE_NAME
     if not path.exists():
         return ()
-    told = from_json(path.read_bytes())
-    return tuple(told["statements"]) if told["madeOf"] == name_migrations(migrations) else ()
+    contents = from_json(path.read_bytes())
+    return tuple(contents["statements"]) if contents["madeOf"] == name_migrations(migrations) else ()
 
 
 def name_migrations(migrations: Path) -> str:
@@ -43,8 +43,8 @@ def write_down(connection: Connection, migrations: Path) -> str:
     for table in tables:
         if table not in shadows | virtual:
             statements += _write_rows(connection, table)
-    told = {"madeOf": name_migrations(migrations), "statements": statements}
-    return json.dumps(told, indent=1) + "\n"
+    contents = {"madeOf": name_migrations(migrations), "statements": statements}
+    return json.dumps(contents, indent=1) + "\n"
 
 
 def _write_rows(connection: Connection, table: str) -> list[str]:

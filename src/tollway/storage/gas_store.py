@@ -1,6 +1,6 @@
 """The lanes of the gas keys in SQL: nonces, transactions on their way, and what they cost. Signs and sends nothing.
 
-The functions over a connection are shared with `settling`, which takes a nonce in the commit that stores its hash.
+The functions over a connection are shared with `settlement`, which takes a nonce in the commit that stores its hash.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,32 +27,32 @@ from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.gas import CodeRecord
 from tollway.money import UNITS_MAX
 from tollway.storage.authorization_store import parse_attempt
-from tollway.storage.authorization_tables import attempt_table, lane_table, wallet_gas_table
+from tollway.storage.authorization_tables import attempt_table, settlement_nonce_table, wallet_gas_table
 from tollway.storage.database import Database
 
-Lane = tuple[Address, ChainId]
+SignerKey = tuple[Address, ChainId]
 _GWEI = 10**9
 _OF_WALLET_GAS = ("code_hash", "listing_id", "cost_wei", "is_reverted", "created_ms")
 
 
 class GasStore:
-    """Keeps the promises of `GasBook`."""
+    """Keeps the promises of `GasLedger`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
-        columns = lane_table.c
+        columns = settlement_nonce_table.c
         query = select(columns.next_nonce).where(columns.sender == sender, columns.chain_id == chain_id)
         found = await self._database.read(lambda connection: connection.execute(query).scalar())
         return 0 if found is None else int(found)
 
     async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
         def work(connection: Connection) -> int:
-            lane = (sender, chain_id)
-            before = lock_lanes(connection, [lane])[lane]
+            signer = (sender, chain_id)
+            before = lock_nonces(connection, [signer])[signer]
             after = max(before, nonce)
-            write_lanes(connection, {lane: after})
+            write_nonces(connection, {signer: after})
             return after
 
         return await self._database.write(work)
@@ -64,11 +64,11 @@ class GasStore:
         )
 
         def work(connection: Connection) -> int:
-            lane = (sender, chain_id)
-            before = lock_lanes(connection, [lane])[lane]
+            signer = (sender, chain_id)
+            before = lock_nonces(connection, [signer])[signer]
             if before <= nonce or connection.execute(waiting.limit(1)).first() is not None:
                 return before
-            write_lanes(connection, {lane: nonce})
+            write_nonces(connection, {signer: nonce})
             return nonce
 
         return await self._database.write(work)
@@ -104,7 +104,7 @@ class GasStore:
         )
         await self._database.write(lambda connection: connection.execute(at.values(is_open=True)))
 
-    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+    async def record_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         columns = attempt_table.c
         at = update(attempt_table).where(
             columns.call_id == attempt.call_id,
@@ -133,15 +133,17 @@ class GasStore:
         )
         return {ListingId(row[0]): int(row[1]) * _GWEI + int(row[2]) for row in rows}
 
-    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+    async def record_wallet_cost(
+        self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool
+    ) -> None:
         columns = wallet_gas_table.c
         at = update(wallet_gas_table).where(
             columns.sender == attempt.sender,
             columns.chain_id == attempt.chain_id,
             columns.nonce == attempt.nonce,
         )
-        told = at.values(cost_wei=min(cost_wei, UNITS_MAX), is_reverted=is_reverted)
-        await self._database.write(lambda connection: connection.execute(told), flush=False)
+        new_values = at.values(cost_wei=min(cost_wei, UNITS_MAX), is_reverted=is_reverted)
+        await self._database.write(lambda connection: connection.execute(new_values), flush=False)
 
     async def wallet_gas_wei(self, chain_id: ChainId, *, since_ms: int) -> dict[ListingId, int]:
         columns = wallet_gas_table.c
@@ -167,32 +169,37 @@ class GasStore:
         return {bytes(row[0]): CodeRecord(signed=int(row[1]), reverted=int(row[2])) for row in rows}
 
 
-def lock_lanes(connection: Connection, lanes: Collection[Lane]) -> dict[Lane, int]:
+def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[SignerKey, int]:
     """The next nonce of each lane, locked, in one order; a lane that is new begins at 0."""
-    if not lanes:
+    if not signers:
         return {}
-    wanted = sorted(set(lanes))
+    wanted = sorted(set(signers))
     rows = [{"sender": sender, "chain_id": chain_id, "next_nonce": 0} for sender, chain_id in wanted]
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(lane_table).on_conflict_do_nothing(), rows)
-    columns = lane_table.c
+    connection.execute(dialect.insert(settlement_nonce_table).on_conflict_do_nothing(), rows)
+    columns = settlement_nonce_table.c
     where = or_(
         *(and_(columns.sender == sender, columns.chain_id == chain_id) for sender, chain_id in wanted)
     )
-    query = select(lane_table).where(where).order_by(columns.sender, columns.chain_id).with_for_update()
+    query = (
+        select(settlement_nonce_table)
+        .where(where)
+        .order_by(columns.sender, columns.chain_id)
+        .with_for_update()
+    )
     return {
         (Address(row.sender), ChainId(row.chain_id)): int(row.next_nonce) for row in connection.execute(query)
     }
 
 
-def write_lanes(connection: Connection, lanes: dict[Lane, int]) -> None:
-    columns = lane_table.c
-    at = update(lane_table).where(
+def write_nonces(connection: Connection, signers: dict[SignerKey, int]) -> None:
+    columns = settlement_nonce_table.c
+    at = update(settlement_nonce_table).where(
         columns.sender == bindparam("at_sender"), columns.chain_id == bindparam("at_chain")
     )
     rows = [
         {"at_sender": sender, "at_chain": chain_id, "to_nonce": nonce}
-        for (sender, chain_id), nonce in sorted(lanes.items())
+        for (sender, chain_id), nonce in sorted(signers.items())
     ]
     if rows:
         connection.execute(at.values(next_nonce=bindparam("to_nonce")), rows)
@@ -238,7 +245,7 @@ def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttem
         return
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     fresh = dialect.insert(wallet_gas_table)
-    told = {name: fresh.excluded[name] for name in _OF_WALLET_GAS}
+    new_values = {name: fresh.excluded[name] for name in _OF_WALLET_GAS}
     key = [column.name for column in wallet_gas_table.primary_key]
     rows = [
         {
@@ -253,4 +260,4 @@ def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttem
         }
         for attempt in attempts
     ]
-    connection.execute(fresh.on_conflict_do_update(index_elements=key, set_=told), rows)
+    connection.execute(fresh.on_conflict_do_update(index_elements=key, set_=new_values), rows)

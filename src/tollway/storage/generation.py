@@ -1,7 +1,7 @@
 """How a gateway finds out at its start that its SQLite file was replaced by an older one.
 
 A counter in the database is bumped all the time, and a small file beside it keeps the last one. A database behind its
-file is an older one; so is one of generation `COPY`, which is what `tollway backup` writes into its copies. Every
+file is an older one; so is one of generation `BACKUP_GENERATION`, which is what `tollway backup` writes into its copies. Every
 balance in it is held (`operator_notes`). A file that is only moments older than the last bump looks like its own.
 """
 
@@ -14,12 +14,12 @@ from sqlalchemy import Connection, insert, select, update
 
 from tollway.storage.book_tables import generation_table
 from tollway.storage.database import SqliteDatabase
-from tollway.storage.operator_notes import note_restored
+from tollway.storage.operator_notes import mark_restored
 
-COPY = -1
+BACKUP_GENERATION = -1
 """The generation of a backup: no database that serves has it, so putting one back by hand is found out too."""
 
-_ROW = 1  # the one row of the table
+_GENERATION_ROW = 1  # the one row of the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Generation:
     is_restored: bool
 
 
-class GenerationKeeper:
+class GenerationCounter:
     """Keeps the counter of one file and its mark."""
 
     def __init__(self, database: SqliteDatabase) -> None:
@@ -56,7 +56,7 @@ def bump_generation(
     found = read_generation(connection)
     is_restored = is_known_restored or marked > found  # as every mark is of a copy, and none at all
     if is_restored:
-        note_restored(connection, now_ms=now_ms)
+        mark_restored(connection, now_ms=now_ms)
     number = max(marked, found, 0) + 1
     _write_generation(connection, number)
     return Generation(number=number, is_restored=is_restored)
@@ -67,9 +67,9 @@ def read_generation(connection: Connection) -> int:
     return connection.execute(select(generation_table.c.number)).scalar() or 0
 
 
-def stamp_copy(connection: Connection) -> None:
+def mark_as_backup(connection: Connection) -> None:
     """Makes a database a backup: whoever serves from it finds out that it is one."""
-    _write_generation(connection, COPY)
+    _write_generation(connection, BACKUP_GENERATION)
 
 
 def mark_path(database_path: Path) -> Path:
@@ -93,6 +93,6 @@ def write_mark(path: Path, number: int) -> None:
 
 
 def _write_generation(connection: Connection, number: int) -> None:
-    at = update(generation_table).where(generation_table.c.id == _ROW).values(number=number)
+    at = update(generation_table).where(generation_table.c.id == _GENERATION_ROW).values(number=number)
     if connection.execute(at).rowcount == 0:
-        connection.execute(insert(generation_table), {"id": _ROW, "number": number})
+        connection.execute(insert(generation_table), {"id": _GENERATION_ROW, "number": number})

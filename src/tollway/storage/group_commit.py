@@ -25,33 +25,42 @@ from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import NonceUnavailable
 from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.outage import ValueRefused
-from tollway.storage.posting import Drop, Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
-from tollway.storage.setback import WentBack, Witness
+from tollway.storage.posting import (
+    BatchContext,
+    Drop,
+    Entry,
+    Outcome,
+    PursesShort,
+    Reopen,
+    Reopened,
+    write_batch,
+)
+from tollway.storage.setback import AcknowledgedWrites, RestoreDetected
 from tollway.storage.settling import Conclude, Settle
 
 _log = structlog.get_logger(__name__)
 
 ROLLBACKS_MAX = 8
 """How often a batch that the database rolled back (deadlock) is tried again."""
-COMPANY_S = 0.02
+FINISH_DELAY_S = 0.02
 RETRY_S = 0.25
 """Between two looks whether the database takes the ends of calls again that it did not take."""
-UNHEARD_RETRY_S = 1.0
+UNAWAITED_RETRY_S = 1.0
 """The same, where no caller waits any more."""
-DOUBTFUL_MAX = 10_000
+IN_DOUBT_MAX = 10_000
 REOPENED_MAX = 10_000
 HALVING_MS_MAX = 10_000
 """For the parts of a failed batch together: a few that wait for a lock must not hold up all that come after."""
 
 
 # Of what every call asks twice. Tuples: a union would be built anew for each question, and asked slowly.
-_MOVES_IN = (Claim, Reopen)
+_OPENING_ENTRIES = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
-_DURABLE = (Claim, Reopen, Settle, Conclude, Drop)
+_DURABLE_ENTRIES = (Claim, Reopen, Settle, Conclude, Drop)
 _OWN_FAULTS = (IntegrityError, ValueRefused)
 """An entry of the transaction is at fault, and nothing of it was written."""
 
@@ -62,25 +71,25 @@ class OpenKey(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Waiting:
+class _WaitingEntry:
     """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
-    failed alone; 0: with the next batch. `is_doubtful`: it may be written already."""
+    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already."""
 
     entry: Entry
     future: asyncio.Future[Outcome] | None
     ends_s: float | None = None
     due_s: float = 0.0
-    is_doubtful: bool = False
+    is_in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _BatchPart:
     """Entries of one batch that are written together. `is_retry`: they may have been committed before."""
 
-    waiting: Sequence[_Waiting]
+    waiting: Sequence[_WaitingEntry]
     is_retry: bool = False
 
-    def halve(self) -> "list[_Part]":
+    def halve(self) -> "list[_BatchPart]":
         """Two parts in order; one where there is one entry, none where there is none."""
         middle = (len(self.waiting) + 1) // 2
         halves = (self.waiting[:middle], self.waiting[middle:])
@@ -88,17 +97,17 @@ class _Part:
 
 
 class GroupCommit:
-    """`open_keys`: the calls of this gateway that somebody here will close. `doubtful`: claims and reopens whose
+    """`open_keys`: the calls of this gateway that somebody here will close. `in_doubt`: claims and reopens whose
     commit nobody knows about; nothing was sent for them."""
 
     def __init__(
         self,
         database: Database,
         *,
-        posting: Callable[[], Posting],
+        batch_context: Callable[[], BatchContext],
         batch_max: int,
-        witness: Witness,
-        on_went_back: Callable[[], Awaitable[None]],
+        acknowledged: AcknowledgedWrites,
+        on_restore_detected: Callable[[], Awaitable[None]],
         ticks_ms: Callable[[], int],
         grant_ms_max: int,
         patience_s: float,
@@ -107,13 +116,13 @@ class GroupCommit:
         task: BackgroundTask | None = None,
     ) -> None:
         """`patience_s`: an end of a call that has an answer behind it is tried for so long after its first failure.
-        `on_went_back`: the database has gone back in time; when it returns, the balances there are held.
+        `on_restore_detected`: the database has gone back in time; when it returns, the balances there are held.
         `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
         have stood still for so long that the others take it for dead."""
         self._database = database
-        self._witness = witness
-        self._on_went_back = on_went_back
-        self._posting = posting
+        self._acknowledged = acknowledged
+        self._on_restore_detected = on_restore_detected
+        self._batch_context = batch_context
         self._batch_max = batch_max
         self._ticks_ms = ticks_ms
         self._grant_ms_max = grant_ms_max
@@ -121,26 +130,26 @@ class GroupCommit:
         self._retry_s = retry_s
         self._on_batch = on_batch
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
-        self._queue: deque[_Waiting] = deque()
-        self._in_flight: list[_Waiting] = []
+        self._queue: deque[_WaitingEntry] = deque()
+        self._in_flight: list[_WaitingEntry] = []
         self._wake = asyncio.Event()
-        self._company: asyncio.TimerHandle | None = None
+        self._delayed_wake: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._has_ended = False
-        self._late: dict[CallId, _Waiting] = {}
+        self._late: dict[CallId, _WaitingEntry] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._tried: list[asyncio.Future[None]] = []
         self._open: Counter[OpenKey] = Counter()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._reopened: dict[OpenKey, None] = {}
-        self.doubtful: dict[OpenKey, None] = {}
+        self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
         """Writes until `stop` was called and the queue is empty. Run it once, as a task of the house."""
         try:
             while self._queue or not self._is_stopping:
-                if not self._is_hurried():
+                if not self._is_urgent():
                     await self._wake.wait()
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
@@ -153,25 +162,27 @@ class GroupCommit:
             for waiting in (*self._in_flight, *self._queue, *self._late.values()):
                 self._fail(waiting, StorageUnavailable("the books are closed"))
             self._queue.clear()
-            _tell_all(self._tried)
+            _resolve_all(self._tried)
 
     async def _write_next(self) -> None:
-        self._in_flight = self._take()
+        self._in_flight = self._take_batch()
         tried, self._tried = self._tried, []
         try:
             await self._commit(self._in_flight)
-        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no batch may end it
-            self._task.note_failure(exc)
+        except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no batch may end it
+            self._task.record_failure(exc)
             for waiting in self._in_flight:
                 if waiting.future is None or not waiting.future.done():
                     self._fail(waiting, StorageUnavailable())
         self._in_flight = []
-        _tell_all(tried)
+        _resolve_all(tried)
         if self._late and self._retry is None:
-            wait_s = self._retry_s if self._has_listeners() else self._retry_s * UNHEARD_RETRY_S / RETRY_S
+            wait_s = (
+                self._retry_s if self._has_waiting_callers() else self._retry_s * UNAWAITED_RETRY_S / RETRY_S
+            )
             self._retry = asyncio.get_running_loop().call_later(wait_s, self._try_again)
 
-    def _has_listeners(self) -> bool:
+    def _has_waiting_callers(self) -> bool:
         return any(waiting.future is not None for waiting in self._late.values())
 
     def _try_again(self) -> None:
@@ -192,9 +203,9 @@ class GroupCommit:
         or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
         settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call. Where an
         answer stands behind it, a cancelled caller has dropped that."""
-        if self._has_ended or (self._is_stopping and isinstance(entry, _MOVES_IN)):
+        if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the books are closing")
-        waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
+        waiting = _WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
         asked_ms = self._ticks_ms()
         self._enqueue(waiting)
@@ -209,12 +220,12 @@ class GroupCommit:
             raise StorageUnavailable("the books took too long")
         return outcome
 
-    def note(self, entry: Entry) -> None:
+    def submit_nowait(self, entry: Entry) -> None:
         """Writes the entry with the next batch; nobody waits."""
         if self._has_ended:
             _log.warning("books_entry_too_late", call_id=entry.call_id)
             return
-        self._enqueue(_Waiting(entry=entry, future=None))
+        self._enqueue(_WaitingEntry(entry=entry, future=None))
 
     def is_open(self, key: OpenKey) -> bool:
         return key in self._open or key.call_id in self._late
@@ -227,7 +238,7 @@ class GroupCommit:
             self._wake.set()
 
     def is_late(self, call_id: CallId) -> bool:
-        """Its end could not be written yet: what the books say of that call is not true."""
+        """Its end could not be written yet: what the ledger says of that call is not true."""
         return call_id in self._late
 
     def has_late(self) -> bool:
@@ -245,27 +256,27 @@ class GroupCommit:
         self._wake.set()
         await tried
 
-    def _enqueue(self, waiting: _Waiting) -> None:
+    def _enqueue(self, waiting: _WaitingEntry) -> None:
         key = _opened_key(waiting.entry)
         if key is not None:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
         self._queue.append(waiting)
-        if _is_hurried(waiting.entry):
+        if _is_urgent(waiting.entry):
             self._wake.set()
-        elif self._company is None:
-            self._company = asyncio.get_running_loop().call_later(COMPANY_S, self._wake.set)
+        elif self._delayed_wake is None:
+            self._delayed_wake = asyncio.get_running_loop().call_later(FINISH_DELAY_S, self._wake.set)
 
-    def _is_hurried(self) -> bool:
-        return self._is_stopping or any(_is_hurried(waiting.entry) for waiting in self._queue)
+    def _is_urgent(self) -> bool:
+        return self._is_stopping or any(_is_urgent(waiting.entry) for waiting in self._queue)
 
-    def _take(self) -> list[_Waiting]:
+    def _take_batch(self) -> list[_WaitingEntry]:
         """The next batch, in order. A second entry for the same call waits for the next one."""
-        if self._company is not None:
-            self._company.cancel()
-            self._company = None
-        batch = self._take_late() if self._late else []
-        rest: deque[_Waiting] = deque()
+        if self._delayed_wake is not None:
+            self._delayed_wake.cancel()
+            self._delayed_wake = None
+        batch = self._take_late_entries() if self._late else []
+        rest: deque[_WaitingEntry] = deque()
         seen: set[CallId] = {waiting.entry.call_id for waiting in batch}
         later: set[CallId] = set()
         while self._queue and len(batch) < self._batch_max:
@@ -273,7 +284,7 @@ class GroupCommit:
             call_id = waiting.entry.call_id
             if call_id in later or (call_id in seen and not isinstance(waiting.entry, Finish)):
                 if call_id in self._late:  # which may stay so for as long as the database is away
-                    self._fail(waiting, StorageUnavailable(), is_doubtful=False)
+                    self._fail(waiting, StorageUnavailable(), is_in_doubt=False)
                     continue
                 later.add(call_id)
                 rest.append(waiting)
@@ -282,46 +293,46 @@ class GroupCommit:
                 self._forget(waiting.entry)
                 continue
             if waiting.future is not None and waiting.future.cancelled():
-                waiting.entry = _drop_answer(waiting.entry)
+                waiting.entry = _drop_response(waiting.entry)
             seen.add(call_id)
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
         return batch
 
-    def _take_late(self) -> list[_Waiting]:
+    def _take_late_entries(self) -> list[_WaitingEntry]:
         """Before everything else: a claim or a repeat of the same request must find them written."""
         now_s = 0.0 if self._is_stopping else asyncio.get_running_loop().time()
         due = (one for one in self._late.values() if self._is_stopping or one.due_s <= now_s)
         batch = list(islice(due, self._batch_max))
         for waiting in batch:
             if waiting.future is not None and waiting.future.cancelled():
-                waiting.entry, waiting.future = _drop_answer(waiting.entry), None
+                waiting.entry, waiting.future = _drop_response(waiting.entry), None
         return batch
 
-    async def _commit(self, batch: list[_Waiting]) -> None:
+    async def _commit(self, batch: list[_WaitingEntry]) -> None:
         if not batch:
             return
         self._on_batch(len(batch))
-        exc = await self._write_part(_Part(waiting=batch))
+        exc = await self._write_part(_BatchPart(waiting=batch))
         if exc is None:
-            self._task.note_success()
+            self._task.record_success()
             return
         if any(waiting.ends_s is None for waiting in batch):  # else it was told before
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
-            self._task.note_failure(exc)
+            self._task.record_failure(exc)
         failure = await self._find_failure() if is_retry else None
         ends_ms = self._ticks_ms() + HALVING_MS_MAX
         finishes = [one for one in batch if isinstance(one.entry, Finish)]
         others = [one for one in batch if not isinstance(one.entry, Finish)]
         for some in (others, finishes):  # a finish is written after the close of its call
-            part = _Part(waiting=some, is_retry=is_retry)
+            part = _BatchPart(waiting=some, is_retry=is_retry)
             failure = await self._commit_halved(part, failure=failure, ends_ms=ends_ms)
 
     async def _commit_halved(
-        self, batch: _Part, *, failure: StorageUnavailable | None, ends_ms: int
+        self, batch: _BatchPart, *, failure: StorageUnavailable | None, ends_ms: int
     ) -> StorageUnavailable | None:
         """After a failure: halves, each in a transaction of its own, and halves of those that fail, so that a bad entry
         fails alone. One of n entries takes 2 log2(n) transactions. Returns why all that is left fails, if it does.
@@ -347,28 +358,28 @@ class GroupCommit:
                 parts.extend(replace(part, is_retry=part.is_retry or not is_own_fault).halve())
             else:
                 (waiting,) = part.waiting
-                said = "books_entry_refused" if is_own_fault else "books_entry_failed"
-                _log.error(said, call_id=waiting.entry.call_id, error=repr(exc))
+                event = "books_entry_refused" if is_own_fault else "books_entry_failed"
+                _log.error(event, call_id=waiting.entry.call_id, error=repr(exc))
                 if is_own_fault:
                     self._refuse(waiting)
                 else:
                     self._fail(waiting, StorageUnavailable(), is_alone=failure is None)
         return failure
 
-    async def _write_part(self, part: _Part) -> Exception | None:
+    async def _write_part(self, part: _BatchPart) -> Exception | None:
         """Writes the entries in one transaction and answers them; returns why none was written, or may not have been."""
         try:
             outcomes = await self._write([one.entry for one in part.waiting], is_retry=part.is_retry)
-        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
+        except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
             return exc
         for waiting, outcome in zip(part.waiting, outcomes, strict=True):
-            self._answer(waiting, outcome)
+            self._deliver(waiting, outcome)
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
         """None: the database takes durable writes. Reading would not tell: a commit may wait for a standby that is
         gone, a file may be locked, a disk full."""
-        owner_id = self._posting().owner_id
+        owner_id = self._batch_context().owner_id
         same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
         try:
             await self._database.write(lambda connection: connection.execute(same))
@@ -377,44 +388,46 @@ class GroupCommit:
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        posting = replace(
-            self._posting(),
+        batch_context = replace(
+            self._batch_context(),
             is_retry=is_retry,
             others=self._find_others(entries),
             retried=self._find_retried(entries) if self._late else frozenset(),
         )
-        is_durable = any(isinstance(entry, _DURABLE) for entry in entries)
+        is_durable = any(isinstance(entry, _DURABLE_ENTRIES) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
-            work = partial(self._post, entries=entries, posting=posting, is_durable=is_durable)
+            work = partial(
+                self._write_batch, entries=entries, batch_context=batch_context, is_durable=is_durable
+            )
             try:
                 return await self._database.write(work, flush=is_durable)
             except PursesShort as short:
-                posting = replace(posting, purses=short.purses)
-            except WentBack:
-                await self._on_went_back()
+                batch_context = replace(batch_context, accounts=short.accounts)
+            except RestoreDetected:
+                await self._on_restore_detected()
             except StorageUnavailable as exc:
                 if not is_retryable(exc) or attempt + 1 == ROLLBACKS_MAX:
                     raise
         raise StorageUnavailable("the batch was rolled back too often")
 
-    def _post(
-        self, connection: Connection, *, entries: list[Entry], posting: Posting, is_durable: bool
+    def _write_batch(
+        self, connection: Connection, *, entries: list[Entry], batch_context: BatchContext, is_durable: bool
     ) -> list[Outcome]:
         if is_durable:
-            self._witness.vouch(connection)
-        return post(connection, entries, posting)
+            self._acknowledged.check_once(connection)
+        return write_batch(connection, entries, batch_context)
 
     def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         """The calls whose next run, should it be there, is not for whoever asks now: somebody was told to run it, or
         nobody knew whether it was written, and recovery may be ending it."""
         keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
-        return frozenset(key.call_id for key in keys if key in self._reopened or key in self.doubtful)
+        return frozenset(key.call_id for key in keys if key in self._reopened or key in self.in_doubt)
 
     def _find_retried(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         late = (self._late.get(entry.call_id) for entry in entries)
-        return frozenset(one.entry.call_id for one in late if one is not None and one.is_doubtful)
+        return frozenset(one.entry.call_id for one in late if one is not None and one.is_in_doubt)
 
-    def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
+    def _deliver(self, waiting: _WaitingEntry, outcome: Outcome) -> None:
         if self._late.get(waiting.entry.call_id) is waiting:
             del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):
@@ -433,65 +446,65 @@ class GroupCommit:
         key = _opened_key(entry)
         if key is None:
             return
-        self.doubtful.pop(key, None)
+        self.in_doubt.pop(key, None)
         if isinstance(entry, Claim):
-            self._witness.note_claimed(entry.call_id)
+            self._acknowledged.note_claimed(entry.call_id)
         else:
-            _note(self._reopened, key, at_most=REOPENED_MAX)
+            _remember_key(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
         """Its caller is gone. For a claim nothing was or will be sent; of an end the answer was dropped."""
         if isinstance(entry, Claim) and isinstance(outcome, Claimed):
-            self.note(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
+            self.submit_nowait(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
-            self.note(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
+            self.submit_nowait(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
         elif isinstance(entry, Settle):
-            self._forget(entry)  # recovery sets it adrift
-        elif _has_answer(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
-            self.note(_drop_answer(entry))
+            self._forget(entry)  # recovery marks it orphaned
+        elif _has_response(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
+            self.submit_nowait(_drop_response(entry))
 
     def _fail(
         self,
-        waiting: _Waiting,
+        waiting: _WaitingEntry,
         failure: StorageUnavailable,
         *,
-        is_doubtful: bool = True,
+        is_in_doubt: bool = True,
         is_alone: bool = False,
     ) -> None:
         """`is_alone`: the database takes writes, and not this one."""
         entry = waiting.entry
-        if isinstance(entry, Close | Drop) or _has_answer(entry):
-            waiting.is_doubtful = waiting.is_doubtful or is_doubtful
-            self._put_off(waiting, failure, is_alone=is_alone)
+        if isinstance(entry, Close | Drop) or _has_response(entry):
+            waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
+            self._postpone(waiting, failure, is_alone=is_alone)
             return
-        if not isinstance(entry, Conclude):  # the sweeper's; it comes again
+        if not isinstance(entry, Conclude):  # settlement recovery's; it comes again
             self._forget(entry)
         key = _opened_key(entry)
-        if key is not None and is_doubtful and key not in self._reopened:
-            _note(self.doubtful, key, at_most=DOUBTFUL_MAX)
+        if key is not None and is_in_doubt and key not in self._reopened:
+            _remember_key(self.in_doubt, key, at_most=IN_DOUBT_MAX)
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
 
-    def _refuse(self, waiting: _Waiting) -> None:
+    def _refuse(self, waiting: _WaitingEntry) -> None:
         """The database refuses the entry itself: another try would get the same answer. Recovery ends the call."""
         entry, waiting.ends_s = waiting.entry, 0.0
-        self._fail(waiting, StorageUnavailable(), is_doubtful=False, is_alone=True)
+        self._fail(waiting, StorageUnavailable(), is_in_doubt=False, is_alone=True)
         if self._late.get(entry.call_id) is waiting and waiting.entry is entry:
             del self._late[entry.call_id]
             self._forget(entry)
 
-    def _put_off(self, waiting: _Waiting, failure: StorageUnavailable, *, is_alone: bool) -> None:
+    def _postpone(self, waiting: _WaitingEntry, failure: StorageUnavailable, *, is_alone: bool) -> None:
         """The end of a call, which is still open: tried until it is written. Its caller waits as long as patience lasts; then
         the answer is dropped, and the end is another."""
         now_s = asyncio.get_running_loop().time()
         if waiting.ends_s is None:
-            waiting.ends_s = now_s + (self._patience_s if _has_answer(waiting.entry) else 0.0)
+            waiting.ends_s = now_s + (self._patience_s if _has_response(waiting.entry) else 0.0)
         is_over = self._is_stopping or now_s >= waiting.ends_s
         waiting.due_s = 0.0 if not is_alone else math.inf if is_over else now_s + self._retry_s
         if waiting.future is not None and (is_over or waiting.future.done()):
             if not waiting.future.done():
                 waiting.future.set_exception(failure)
-            waiting.entry, waiting.future, before = _drop_answer(waiting.entry), None, waiting.entry
+            waiting.entry, waiting.future, before = _drop_response(waiting.entry), None, waiting.entry
             if is_alone and waiting.entry is not before:
                 waiting.due_s = 0.0
                 self._wake.set()
@@ -520,13 +533,13 @@ class GroupCommit:
                 self.forget(key)
 
 
-def _note(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:
+def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:
     keys[key] = None
     while len(keys) > at_most:
         del keys[next(iter(keys))]
 
 
-def _is_hurried(entry: Entry) -> bool:
+def _is_urgent(entry: Entry) -> bool:
     """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with. Unless it says that
     the answer was cut: whoever was served so may call again at once."""
     return not isinstance(entry, Finish) or entry.is_cut
@@ -553,11 +566,11 @@ def _ended_key(entry: Entry) -> OpenKey | None:
 def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
     """Somebody here still has to end this call."""
     if isinstance(entry, Settle):
-        return isinstance(outcome, Closed | LaneTaken)
+        return isinstance(outcome, Closed | NonceUnavailable)
     return isinstance(outcome, _GRANTS)
 
 
-def _has_answer(entry: Entry) -> bool:
+def _has_response(entry: Entry) -> bool:
     """The end of a call whose upstream has answered, and whose caller waits for that."""
     match entry:
         case Close():
@@ -565,14 +578,14 @@ def _has_answer(entry: Entry) -> bool:
         case Settle():
             return True
         case Conclude():
-            return not entry.is_adrift
+            return not entry.is_orphaned
         case _:
             return False
 
 
-def _drop_answer(entry: Entry) -> Entry:
+def _drop_response(entry: Entry) -> Entry:
     """The end of a call instead of this one, once its answer reaches no caller. What costs nothing ends as it was to."""
-    if not _has_answer(entry):
+    if not _has_response(entry):
         return entry
     match entry:
         case Close(after=CallState.CONSUMED):
@@ -585,15 +598,15 @@ def _drop_answer(entry: Entry) -> Entry:
             return entry
 
 
-def _tell_all(waiting: list[asyncio.Future[None]]) -> None:
+def _resolve_all(waiting: list[asyncio.Future[None]]) -> None:
     for one in waiting:
         if not one.done():
             one.set_result(None)
 
 
-def _is_withdrawn(waiting: _Waiting) -> bool:
+def _is_withdrawn(waiting: _WaitingEntry) -> bool:
     future = waiting.future
-    return future is not None and future.cancelled() and isinstance(waiting.entry, _MOVES_IN)
+    return future is not None and future.cancelled() and isinstance(waiting.entry, _OPENING_ENTRIES)
 
 
 def _close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:

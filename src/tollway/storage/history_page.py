@@ -28,7 +28,7 @@ from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.storage.book_rows import parse_call
 from tollway.storage.book_tables import FAILED, UNKNOWN, call_table
 from tollway.storage.call_totals import total_of
-from tollway.storage.named_index import ReadBy
+from tollway.storage.named_index import IndexHint
 
 TOTAL_MAX = 10_000
 """With filters, the total is counted up to here."""
@@ -44,7 +44,7 @@ def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     found = _calls(query)
     columns = found.calls.c
     newest = (columns.created_ms.desc(), columns.id.desc())
-    page = found.select.where(*_after(connection, query, found.calls)).order_by(*newest)
+    page = found.select.where(*_cursor_filters(connection, query, found.calls)).order_by(*newest)
     page = page.limit(query.limit).offset(query.offset)
     if query.offset:  # the rows that are passed over are not even looked up
         place = page.with_only_columns(columns.id).subquery()
@@ -56,24 +56,24 @@ def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _MatchingCalls:
     """Calls that a query asks for, wherever its page begins. `calls`: the table as `select` names it."""
 
     select: Select[Any]
     calls: FromClause
 
 
-def _calls(query: HistoryQuery) -> _Found:
+def _calls(query: HistoryQuery) -> _MatchingCalls:
     if query.status == "pending":
         running = _running()
         both = call_table.join(running, running.c.id == call_table.c.id)
-        found = select(call_table).select_from(both).where(*_whose(query, running))
-        return _Found(select=found.where(*_within(query, call_table)), calls=call_table)
-    calls = ReadBy(call_table, _index(query))
-    found = select(calls).where(*_whose(query, calls), *_within(query, calls))
+        found = select(call_table).select_from(both).where(*_wallet_filters(query, running))
+        return _MatchingCalls(select=found.where(*_time_filters(query, call_table)), calls=call_table)
+    calls = IndexHint(call_table, _index(query))
+    found = select(calls).where(*_wallet_filters(query, calls), *_time_filters(query, calls))
     if query.status is not None:
         found = found.where(_has_ended_as(query.status, calls))
-    return _Found(select=found, calls=calls)
+    return _MatchingCalls(select=found, calls=calls)
 
 
 def _index(query: HistoryQuery) -> str:
@@ -84,7 +84,7 @@ def _index(query: HistoryQuery) -> str:
     return f"ix_call_{query.role}_{kind}"
 
 
-def _whose(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+def _wallet_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
     columns = calls.c
     whose = [(columns.payer if query.role == "payer" else columns.provider) == bytes(query.wallet)]
     if query.listing_id is not None:
@@ -92,7 +92,7 @@ def _whose(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
     return whose
 
 
-def _within(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+def _time_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
     wanted: list[ColumnElement[bool]] = []
     if query.from_ms is not None:
         wanted.append(calls.c.created_ms >= query.from_ms)
@@ -128,7 +128,9 @@ def _has_ended_as(
             return and_(text(f"({UNKNOWN})"))
 
 
-def _after(connection: Connection, query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+def _cursor_filters(
+    connection: Connection, query: HistoryQuery, calls: FromClause
+) -> list[ColumnElement[bool]]:
     """Older than the call `before`; nothing is older than a call that is not there."""
     if query.before is None:
         return []

@@ -1,7 +1,7 @@
 """Idempotency keys in SQL: which call a key of a wallet has named. Plain functions over a connection; never writes.
 
 On PostgreSQL claims under one key take turns by an advisory lock, taken after those of wallets and before any row: what
-`find_named` reads in the same transaction then stays true until its end. Who is granted is decided in `ledger/claims`.
+`find_keyed_calls` reads in the same transaction then stays true until its end. Who is granted is decided in `ledger/claims`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,11 @@ from tollway.ledger.book import Claim
 from tollway.ledger.call import CallState
 from tollway.ledger.claims import key_name
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
-from tollway.storage.answer_store import has_answer
+from tollway.storage.answer_store import has_stored_response
 from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_tables import call_table
 from tollway.storage.statements import Prepared
-from tollway.storage.turns import take_turns
+from tollway.storage.turns import take_advisory_locks
 
 _LOCK_SPACE = 0x6B657973  # any constant of ours
 
@@ -40,10 +40,10 @@ _LOCK_SPACE = 0x6B657973  # any constant of ours
 def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
     """Lets other gateways wait that claim under the same keys, until this transaction has ended."""
     names = filter(None, map(key_name, claims))
-    take_turns(connection, (name.payer + name.key.encode() for name in names), space=_LOCK_SPACE)
+    take_advisory_locks(connection, (name.payer + name.key.encode() for name in names), space=_LOCK_SPACE)
 
 
-def find_named(
+def find_keyed_calls(
     connection: Connection, claims: Iterable[Claim], *, since_ms: int, answered_since_ms: int
 ) -> dict[KeyName, KeyedCall]:
     """What the keys of these claims have named. Their locks are taken."""
@@ -52,25 +52,27 @@ def find_named(
         return {}
     times = {"since_ms": since_ms, "answered_since_ms": answered_since_ms}
     if connection.dialect.name == "sqlite":
-        rows = _LISTED.fetch(connection, names=[(name.payer, name.key) for name in names], **times)
+        rows = _KEYED_SQLITE.fetch(connection, names=[(name.payer, name.key) for name in names], **times)
     else:
         payers, keys = map(list, zip(*names, strict=True))
-        rows = _JOINED.fetch(connection, payers=payers, keys=keys, **times)
+        rows = _KEYED_POSTGRES.fetch(connection, payers=payers, keys=keys, **times)
     # They come in order of time: of several the newest stays.
-    return {KeyName(call_payer, call_key): call for call_payer, call_key, call in map(_parse_named, rows)}
+    return {
+        KeyName(call_payer, call_key): call for call_payer, call_key, call in map(_parse_keyed_call, rows)
+    }
 
 
-def find_keyed(
+def find_keyed_call(
     connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, answered_since_ms: int
 ) -> KeyedCall | None:
-    rows = _NEWEST.fetch(
+    rows = _KEYED_NEWEST.fetch(
         connection,
         payer=payer,
         idempotency_key=idempotency_key,
         since_ms=since_ms,
         answered_since_ms=answered_since_ms,
     )
-    return _parse_named(rows[0])[2] if rows else None
+    return _parse_keyed_call(rows[0])[2] if rows else None
 
 
 def _keyed_query() -> Select[Any]:
@@ -94,7 +96,7 @@ def _keyed_query() -> Select[Any]:
             authorizations.chain_id.label("authorized_chain"),
             authorizations.asset.label("authorized_asset"),
             authorizations.nonce.label("authorized_nonce"),
-            has_answer(columns.id, since_ms=answered_since_ms).label("has_answer"),
+            has_stored_response(columns.id, since_ms=answered_since_ms).label("has_stored_response"),
         )
         .outerjoin(authorization_table, authorizations.call_id == columns.id)
         .where(
@@ -105,7 +107,7 @@ def _keyed_query() -> Select[Any]:
     )
 
 
-def _joined_query() -> Select[Any]:
+def _keyed_join_query() -> Select[Any]:
     """PostgreSQL would plan a search for each member of a list; a join it plans once."""
     columns = call_table.c
     given = func.unnest(
@@ -117,13 +119,13 @@ def _joined_query() -> Select[Any]:
 
 
 _IN_TIME = (call_table.c.created_ms, call_table.c.id)
-_LISTED = Prepared(
+_KEYED_SQLITE = Prepared(
     _keyed_query()
     .where(tuple_(call_table.c.payer, call_table.c.idempotency_key).in_(bindparam("names", expanding=True)))
     .order_by(*_IN_TIME)
 )
-_JOINED = Prepared(_joined_query().order_by(*_IN_TIME))
-_NEWEST = Prepared(
+_KEYED_POSTGRES = Prepared(_keyed_join_query().order_by(*_IN_TIME))
+_KEYED_NEWEST = Prepared(
     _keyed_query()
     .where(
         call_table.c.payer == bindparam("payer"),
@@ -134,7 +136,7 @@ _NEWEST = Prepared(
 )
 
 
-def _parse_named(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
+def _parse_keyed_call(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
     (
         call_id,
         payer_bytes,
@@ -169,7 +171,7 @@ def _parse_named(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
         payment_id=payment_id,
         moved_ms=moved_ms,
         authorization=authorization,
-        has_answer=bool(is_answered),
+        has_stored_response=bool(is_answered),
         is_lost=state is CallState.CONSUMED and cut == "cut",
         is_delivered=delivery is not None,
     )

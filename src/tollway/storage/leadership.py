@@ -8,7 +8,7 @@ handicap, and whoever holds one leads until another gateway holds one of less. S
 until a better one has begun, nobody leaves a duty that no other took, and equals do not take turns.
 
 Nothing may rest on there being one leader alone: one that was stalled goes on for a moment after another has taken over.
-What leaders do is guarded by the books, each move by the state that it expects. This saves work and decides nothing.
+What leaders do is guarded by the ledger, each move by the state that it expects. This saves work and decides nothing.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sqlalchemy import func, select, text
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.limits import Limits
-from tollway.storage.database import Ask, Database, PostgresDatabase
+from tollway.storage.database import Database, FetchScalar, PostgresDatabase
 
 _SPACE = 0x746F6C6D
 """The upper half of our locks' numbers. Migrations and claims have spaces of their own."""
@@ -58,16 +58,16 @@ class Leader:
     handicap: int = 0
 
 
-def choose_lock(held: int, *, wish: int, others: Collection[int]) -> int | None:
+def choose_lock(held: int, *, wanted: int, others: Collection[int]) -> int | None:
     """The handicap whose lock a leader is to hold from now on; None when it has to give way. `held`: that of the lock it
-    has, `wish`: its own by now, `others`: those of the locks that others have."""
+    has, `wanted`: its own by now, `others`: those of the locks that others have."""
     if any(other < held for other in others):
         return None
-    return held if wish in others else wish
+    return held if wanted in others else wanted
 
 
 class Leadership:
-    """One gateway's candidature for one duty. `note` hears of every change. `count_lost`: how many networks this gateway
+    """One gateway's candidature for one duty. `on_change` hears of every change. `count_lost`: how many networks this gateway
     cannot read now."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Leadership:
         *,
         duty: Duty,
         limits: Limits,
-        note: Callable[[Duty, bool], None],
+        on_change: Callable[[Duty, bool], None],
         count_lost: Callable[[], int] = lambda: 0,
         task: BackgroundTask | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class Leadership:
         self._database = database
         self._duty = duty
         self._limits = limits
-        self._note_change = note
+        self._on_change = on_change
         self._count_lost = count_lost
         self.is_leading = False
 
@@ -92,19 +92,21 @@ class Leadership:
         """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
         or given to a better one, it begins anew with the next lead. It is to run until then, and must not raise."""
         if not isinstance(self._database, PostgresDatabase):
-            self._note(is_leading=True)
+            self._set_leading(is_leading=True)
             try:
                 await work()
             finally:
-                self._note(is_leading=False)
+                self._set_leading(is_leading=False)
             return
-        await self._task.repeat(self._limits.leader_poll_s, partial(self._stand, self._database, work))
+        await self._task.repeat(
+            self._limits.leader_poll_s, partial(self._lead_if_vacant, self._database, work)
+        )
 
-    async def _stand(
+    async def _lead_if_vacant(
         self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
         if await self._is_vacant():
-            await self._serve(database, work)
+            await self._lead_until_lost(database, work)
 
     async def _is_vacant(self) -> bool:
         """Whether nobody leads who is as good. Asked on a connection of the pool, so that those who wait hold none of
@@ -114,41 +116,41 @@ class Leadership:
         row = await self._database.read(lambda connection: connection.execute(question).one())
         return all(row)
 
-    async def _serve(
+    async def _lead_until_lost(
         self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
-        async with database.hold() as ask:
+        async with database.open_session() as fetch_scalar:
             held = self._count_lost()
-            session = await self._take(ask, held)
+            session = await self._take_lock(fetch_scalar, held)
             if session is None:
                 return
-            self._note(is_leading=True)
+            self._set_leading(is_leading=True)
             try:
                 async with asyncio.TaskGroup() as group:
                     working = group.create_task(work())
-                    await self._keep(ask, session, held)
+                    await self._keep_lock(fetch_scalar, session, held)
                     working.cancel()
             finally:
-                self._note(is_leading=False)
+                self._set_leading(is_leading=False)
 
-    async def _take(self, ask: Ask, handicap: int) -> int | None:
+    async def _take_lock(self, fetch_scalar: FetchScalar, handicap: int) -> int | None:
         """The server's process that holds the lock for us; None when another leads."""
         lease_ms = round(self._limits.leader_lease_s * 1000)
-        await ask(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
-        taken: int | None = await ask(_TAKE.bindparams(lock=self._duty.lock_of(handicap)))
+        await fetch_scalar(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
+        taken: int | None = await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(handicap)))
         return taken
 
-    async def _keep(self, ask: Ask, session: int, handicap: int) -> None:
+    async def _keep_lock(self, fetch_scalar: FetchScalar, session: int, handicap: int) -> None:
         """Returns when the lock is lost, or may be, or when another gateway is to lead."""
         held: int | None = handicap
         while held is not None:
             await asyncio.sleep(self._limits.leader_poll_s)
             try:
                 async with asyncio.timeout(self._limits.leader_lease_s / 2):
-                    found = await ask(_KEPT)
+                    found = await fetch_scalar(_FIND_SESSION)
                     if found == session:
-                        self._task.note_success()
-                        held = await self._adapt(ask, held)
+                        self._task.record_success()
+                        held = await self._change_lock(fetch_scalar, held)
             except (StorageUnavailable, TimeoutError) as exc:
                 _log.warning("leadership_lost", duty=self._duty.label, detail=str(exc.__cause__ or exc))
                 return
@@ -158,25 +160,27 @@ class Leadership:
                 return
         _log.info("leadership_given_way", duty=self._duty.label, networks_away=self._count_lost())
 
-    async def _adapt(self, ask: Ask, held: int) -> int | None:
+    async def _change_lock(self, fetch_scalar: FetchScalar, held: int) -> int | None:
         """The handicap whose lock is held now; None when another gateway is better."""
-        wish = self._count_lost()
-        if wish == held == 0:
+        wanted = self._count_lost()
+        if wanted == held == 0:
             return held  # nobody can be better: the usual case asks no more
-        others = await ask(_OTHERS.bindparams(space=_SPACE, shift=_HANDICAP_SHIFT, duty=self._duty.value))
-        chosen = choose_lock(held, wish=wish, others=others)
+        others = await fetch_scalar(
+            _OTHER_HANDICAPS.bindparams(space=_SPACE, shift=_HANDICAP_SHIFT, duty=self._duty.value)
+        )
+        chosen = choose_lock(held, wanted=wanted, others=others)
         if chosen is None or chosen == held:
             return chosen
-        if await ask(_TAKE.bindparams(lock=self._duty.lock_of(chosen))) is None:
+        if await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(chosen))) is None:
             return held  # somebody was quicker
-        await ask(select(func.pg_advisory_unlock(self._duty.lock_of(held))))
+        await fetch_scalar(select(func.pg_advisory_unlock(self._duty.lock_of(held))))
         _log.info("leadership_handicap", duty=self._duty.label, networks_away=chosen)
         return chosen
 
-    def _note(self, *, is_leading: bool) -> None:
+    def _set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
         _log.info("leadership_gained" if is_leading else "leadership_ended", duty=self._duty.label)
-        self._note_change(self._duty, is_leading)
+        self._on_change(self._duty, is_leading)
 
 
 # Only what this server knows: `idle_session_timeout` is of version 14.
@@ -185,11 +189,11 @@ _EXPIRE = text(
     "('tcp_user_timeout', :lease_ms), ('tcp_keepalives_idle', :lease_s), ('tcp_keepalives_interval', :lease_s), "
     "('tcp_keepalives_count', '2')) AS wish (name, value) JOIN pg_settings USING (name)"
 )
-_TAKE = text(
+_TAKE_LOCK = text(
     "SELECT CASE WHEN NOT pg_is_in_recovery() AND pg_try_advisory_lock(:lock) THEN pg_backend_pid() END"
 )
-_KEPT = text("SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_backend_pid() END")
-_OTHERS = text(
+_FIND_SESSION = text("SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_backend_pid() END")
+_OTHER_HANDICAPS = text(
     "SELECT coalesce(array_agg(CAST(objid AS bigint) >> :shift), '{}') FROM pg_locks WHERE locktype = 'advisory' "
     "AND mode = 'ExclusiveLock' AND granted AND classid = :space AND objsubid = 1 "
     "AND CAST(objid AS bigint) & ((1 << :shift) - 1) = :duty AND pid <> pg_backend_pid() "
@@ -220,7 +224,7 @@ async def are_sessions_shared(database: PostgresDatabase) -> bool:
     """True when a pooler between us and the server lends a session for one transaction only: then a lock of a session
     is nobody's. Raises StorageUnavailable."""
     process = select(func.pg_backend_pid())
-    async with database.hold() as ask:
-        before = await ask(process)
+    async with database.open_session() as fetch_scalar:
+        before = await fetch_scalar(process)
         # A transaction beside it takes the session that was just used, if sessions are lent.
         return bool(await database.read(lambda connection: connection.scalar(process)) == before)

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Column, LargeBinary, Table, Text, delete, ins
 from sqlalchemy.exc import IntegrityError
 
 from tollway.identifiers import Address
-from tollway.registry.moderation import Block
+from tollway.registry.moderation import BlockedWallet
 from tollway.storage.database import Database, metadata
 
 wallet_block_table = Table(
@@ -27,7 +27,7 @@ class ModerationStore:
         return wallet in self._blocked
 
     async def refresh(self) -> None:
-        self._blocked = frozenset(block.wallet for block in await self.blocks())
+        self._blocked = frozenset(block.wallet for block in await self.list_blocked())
 
     async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
         row = {"wallet": bytes(wallet), "reason": reason, "since_ms": now_ms}
@@ -48,12 +48,13 @@ class ModerationStore:
         await self.refresh()
         return row is not None
 
-    async def blocks(self) -> tuple[Block, ...]:
+    async def list_blocked(self) -> tuple[BlockedWallet, ...]:
         columns = wallet_block_table.c
         statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
             columns.since_ms, columns.wallet
         )
         rows = await self._database.read(lambda connection: connection.execute(statement).all())
         return tuple(
-            Block(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms) for row in rows
+            BlockedWallet(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms)
+            for row in rows
         )

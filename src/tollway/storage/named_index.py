@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 
-class ReadBy(TableClause):
+class IndexHint(TableClause):
     """An alias of `table`, named after the index: so a cached statement is always that of the same index."""
 
     inherit_cache = True
@@ -20,8 +20,8 @@ class ReadBy(TableClause):
         self.index = index
 
 
-@compiles(ReadBy)
-def _render(element: ReadBy, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(IndexHint)
+def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any) -> str:
     quote = compiler.preparer.quote
     alias = f"{quote(element.table_name)} AS {quote(element.name)}"
     return f"{alias} INDEXED BY {quote(element.index)}" if compiler.dialect.name == "sqlite" else alias

@@ -47,19 +47,19 @@ _COLUMNS = (
 _ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
 
 
-def find_repeats(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
+def find_open_calls(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
     """The newest open call of each request that these claims name, with one look-up for all. Their payments are locked."""
     names = sorted({name for name in map(request_name, claims) if name is not None})
     if not names:
         return {}
     if connection.dialect.name == "sqlite":
-        return _newest_of(_LISTED.fetch(connection, names=names))
+        return _newest_of(_OPEN_SQLITE.fetch(connection, names=names))
     payment_ids, digests = map(list, zip(*names, strict=True))
-    return _newest_of(_JOINED.fetch(connection, payment_ids=payment_ids, digests=digests))
+    return _newest_of(_OPEN_POSTGRES.fetch(connection, payment_ids=payment_ids, digests=digests))
 
 
-def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
-    found = _newest_of(_ONE.fetch(connection, payment_id=payment_id, digest=digest))
+def find_open_call(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
+    found = _newest_of(_OPEN_ONE.fetch(connection, payment_id=payment_id, digest=digest))
     return found.get(RequestName(payment_id, digest))
 
 
@@ -69,7 +69,7 @@ def _open_query() -> Select[Any]:
     )  # literal, for the index
 
 
-def _joined_query() -> Select[Any]:
+def _open_join_query() -> Select[Any]:
     """PostgreSQL would plan a search for each member of a list; a join it plans once."""
     payment_ids = bindparam("payment_ids", type_=ARRAY(BigInteger))
     digests = bindparam("digests", type_=ARRAY(LargeBinary))
@@ -82,13 +82,13 @@ def _joined_query() -> Select[Any]:
     )
 
 
-_LISTED = Prepared(
+_OPEN_SQLITE = Prepared(
     _open_query().where(
         tuple_(call_table.c.payment_id, call_table.c.digest).in_(bindparam("names", expanding=True))
     )
 )
-_JOINED = Prepared(_joined_query())
-_ONE = Prepared(
+_OPEN_POSTGRES = Prepared(_open_join_query())
+_OPEN_ONE = Prepared(
     _open_query().where(
         call_table.c.payment_id == bindparam("payment_id"), call_table.c.digest == bindparam("digest")
     )

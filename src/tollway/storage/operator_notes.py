@@ -1,4 +1,4 @@
-"""What the operator and the house leave in the books: transactions let in, when the gateway was ready, restores.
+"""What the operator and the house leave in the ledger: transactions let in, when the gateway was ready, restores.
 
 A restore of the database to an older moment forgets calls that were paid: every balance in it is held until the
 operator releases it. `generation` and `setback` find it out.
@@ -31,7 +31,7 @@ def admit(connection: Connection, tx_hash: TxHash, *, now_ms: int) -> None:
     connection.execute(statement.on_conflict_do_nothing())
 
 
-def find_notes(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
+def find_operator_records(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
     """Whether a transaction is admitted, and before which moment everything else is held: by the last restore that is
     not released yet."""
     admitted = exists().where(admission_table.c.tx_hash == tx_hash)
@@ -39,7 +39,7 @@ def find_notes(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | Non
     return bool(is_admitted), held_before_ms
 
 
-def note_ready(connection: Connection, *, now_ms: int) -> None:
+def mark_ready(connection: Connection, *, now_ms: int) -> None:
     """The first gateway that is back after a gap writes the outage down."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     first = dialect.insert(readiness_table).values(id=_ROW, ready_ms=now_ms).on_conflict_do_nothing()
@@ -65,8 +65,8 @@ def downtime_ms(connection: Connection, *, since_ms: int, now_ms: int) -> int:
     return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
 
 
-def note_restored(connection: Connection, *, now_ms: int) -> None:
-    """Holds every balance that is in the books now."""
+def mark_restored(connection: Connection, *, now_ms: int) -> None:
+    """Holds every balance that is in the ledger now."""
     if connection.dialect.name == "postgresql":
         # Claims lock payments in an order that this cannot keep: it waits for them, and they for it.
         connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))

@@ -26,11 +26,11 @@ class CommitInDoubt(ConnectionError):
     """The server committed without waiting for its standby, because somebody cancelled the wait."""
 
 
-QUIET_S = 10.0
+LOG_INTERVAL_S = 10.0
 """Where some writes fail and others do not (a disk that is nearly full), the same cause is told this often at most."""
 
 READ_ONLY = "25006"
-ENDED = ("08", "57P", "25P03")
+SESSION_ENDED = ("08", "57P", "25P03")
 """How the SQLSTATE begins when the server has ended the session."""
 _ROLLED_BACK = ("40001", "40P01")
 _DATA_EXCEPTION = "22"
@@ -104,28 +104,28 @@ class OutageLog:
     def __init__(self, where: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._where = where
         self._clock = clock
-        self._away: dict[Use, tuple[str, float]] = {}
-        self._told: dict[tuple[Use, str], float] = {}
+        self._outages: dict[Use, tuple[str, float]] = {}
+        self._logged_s: dict[tuple[Use, str], float] = {}
 
-    def note_failure(self, use: Use, exc: BaseException) -> None:
+    def record_failure(self, use: Use, exc: BaseException) -> None:
         if name_state(exc) in _ROLLED_BACK:
             return
         cause, now_s = name_cause(exc), self._clock()
-        before = self._away.get(use)
+        before = self._outages.get(use)
         if before is not None and before[0] == cause:
             return
-        self._away[use] = (cause, before[1] if before else now_s)
-        told_s = self._told.get((use, cause))
-        if told_s is not None and now_s - told_s < QUIET_S:
+        self._outages[use] = (cause, before[1] if before else now_s)
+        logged_s = self._logged_s.get((use, cause))
+        if logged_s is not None and now_s - logged_s < LOG_INTERVAL_S:
             return
-        self._told[use, cause] = now_s
+        self._logged_s[use, cause] = now_s
         # What a server or a disk says names files and addresses, never the values of a statement.
         detail = str(exc.orig if isinstance(exc, DBAPIError) else exc)[:300]
         _log.error("storage_away", use=use, cause=cause, detail=detail, database=self._where)
 
-    def note_success(self, use: Use) -> None:
-        if use not in self._away:
+    def record_success(self, use: Use) -> None:
+        if use not in self._outages:
             return
-        cause, since_s = self._away.pop(use)
+        cause, since_s = self._outages.pop(use)
         away_s = round(self._clock() - since_s, 1)
         _log.info("storage_back", use=use, cause=cause, away_s=away_s, database=self._where)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, text, update
 from tollway.identifiers import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
-from tollway.registry.ownership import Challenge, Method, Ownership, Stake, is_still_of, note_check
+from tollway.registry.ownership import Challenge, Method, Ownership, OwnershipClaim, apply_check, is_still_of
 from tollway.storage.catalog_rows import read_networks
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
@@ -26,7 +26,7 @@ LISTINGS_KEPT = 10_000
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CachedOwnership:
     is_verified: bool
     checked_ms: int
 
@@ -37,29 +37,29 @@ class OwnershipStore:
     def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
         self._database = database
         self._now_ms = now_ms
-        self._seen: OrderedDict[ListingId, _Seen] = OrderedDict()
+        self._seen: OrderedDict[ListingId, _CachedOwnership] = OrderedDict()
 
     async def find(self, listing_id: ListingId) -> Ownership | None:
         return await self._database.read(lambda connection: _find(connection, listing_id))
 
-    async def note(
+    async def record_check(
         self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
     ) -> Ownership | None:
         found = tuple(proved)
         try:
             return await self._database.write(
-                lambda connection: _note(
+                lambda connection: _record_check(
                     connection, challenge, found, now_ms=now_ms, failures_max=failures_max
                 )
             )
         finally:
             self._seen.pop(challenge.listing_id, None)  # also when the outcome is unknown
 
-    async def find_due(self, *, before_ms: int, limit: int) -> tuple[Stake, ...]:
+    async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
         return await self._database.read(lambda connection: find_due(connection, before_ms, limit))
 
-    async def find_holder(self, origin: str) -> Address | None:
-        return await self._database.read(lambda connection: find_holder(connection, origin))
+    async def find_owner(self, origin: str) -> Address | None:
+        return await self._database.read(lambda connection: find_owner(connection, origin))
 
     async def is_verified(self, listing_id: ListingId) -> bool:
         now_ms = self._now_ms()
@@ -68,7 +68,7 @@ class OwnershipStore:
             return seen.is_verified
         self._seen.pop(listing_id, None)
         ownership = await self.find(listing_id)
-        seen = _Seen(ownership is not None and ownership.is_verified, now_ms)
+        seen = _CachedOwnership(ownership is not None and ownership.is_verified, now_ms)
         self._seen[listing_id] = seen
         while len(self._seen) > LISTINGS_KEPT:
             self._seen.popitem(last=False)
@@ -94,7 +94,7 @@ def _find(connection: Connection, listing_id: ListingId) -> Ownership | None:
     return None if row is None else _read(row)
 
 
-def _note(
+def _record_check(
     connection: Connection,
     challenge: Challenge,
     proved: tuple[Method, ...],
@@ -104,14 +104,16 @@ def _note(
 ) -> Ownership | None:
     listing = listing_table.c
     about = select(listing.seq, listing.provider, listing.pay_to, listing.endpoint)
-    asked = about.where(listing.id == challenge.listing_id, listing.retired_ms.is_(None)).with_for_update()
-    row = connection.execute(asked).one_or_none()
+    listing_query = about.where(
+        listing.id == challenge.listing_id, listing.retired_ms.is_(None)
+    ).with_for_update()
+    row = connection.execute(listing_query).one_or_none()
     if row is None or _is_changed(row, challenge):
         return None
     named = ownership_table.c.listing_seq == row.seq
     known = connection.execute(select(ownership_table).where(named)).one_or_none()
     before = None if known is None else _read(known)
-    after = note_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
+    after = apply_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
     values = {
         "origin": after.origin,
         "method": after.method,
@@ -133,7 +135,7 @@ def _is_changed(row: Any, challenge: Challenge) -> bool:
     )
 
 
-def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake, ...]:
+def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
     owned, listing = ownership_table.c, listing_table.c
     columns = (listing.id, listing.provider, listing.pay_to, listing.networks, listing.endpoint)
     due = (
@@ -144,7 +146,7 @@ def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake,
         .limit(limit)
     )
     return tuple(
-        Stake(
+        OwnershipClaim(
             listing_id=ListingId(row.id),
             provider=Address(row.provider),
             pay_to=Address(row.pay_to),
@@ -155,7 +157,7 @@ def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake,
     )
 
 
-def find_holder(connection: Connection, origin: str) -> Address | None:
+def find_owner(connection: Connection, origin: str) -> Address | None:
     owned, listing = ownership_table.c, listing_table.c
     oldest = (
         select(listing.provider)

@@ -1,7 +1,7 @@
-"""The payments in the books: recorded, re-read on the chain, gone from it, come back; and the debts that leaves.
+"""The payments in the ledger: recorded, re-read on the chain, gone from it, come back; and the debts that leaves.
 
 Plain functions over a connection; `book_store` runs them. A debt is what a `reorged` call lacks of its price; the
-next transfer into the same purse pays it, oldest call first, before anything else can be bought with it.
+next transfer into the same credit account pays it, oldest call first, before anything else can be bought with it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,11 +23,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.book import Debt
 from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_worth_more
-from tollway.ledger.claims import Purse, check_units, purse_of
-from tollway.ledger.covers import Wallet
-from tollway.ledger.parts import held_after, share_among_debts
+from tollway.ledger.claims import CreditAccount, check_units, credit_account_of
+from tollway.ledger.covers import PayerAccount
+from tollway.ledger.parts import allocate_to_debts, debits_after
 from tollway.money import UNITS_MAX
-from tollway.storage.book_page import BookPage, LockedCall
+from tollway.storage.book_page import LockedCall, LockedRows
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.finality_store import NEVER_MS
@@ -50,53 +50,53 @@ def record_payments(
     """Adds what is not there yet, lets gone ones come back, raises what is worth more, and pays debts from all of it."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
-    page = BookPage(connection)
-    page.lock_payments(ids.values())
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments(ids.values())
     arrived: list[int] = []
     for new in payments:
         payment_id = ids[_key(new)]
-        payment = page.payments[payment_id]
+        payment = locked_rows.payments[payment_id]
         if payment.state is PaymentState.GONE:
-            page.payments[payment_id] = come_back(connection, payment, new, now_ms)
+            locked_rows.payments[payment_id] = reinstate_payment(connection, payment, new, now_ms)
             arrived.append(payment_id)
         elif is_worth_more(payment, new):
             more = new.value_units - payment.value_units
-            raise_payment(connection, page, payment_id, more, calls=0, is_by_authorization=False)
+            raise_payment(connection, locked_rows, payment_id, more, calls=0, is_by_authorization=False)
             arrived.append(payment_id)
         elif _key(new) in fresh:
             arrived.append(payment_id)
-    pay_debts(connection, page, arrived, now_ms=now_ms)
-    page.write()
-    return tuple(page.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
+    pay_debts(connection, locked_rows, arrived, now_ms=now_ms)
+    locked_rows.write()
+    return tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
 
 
 def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
     return tuple(
-        Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
-        for purse, units in sorted(find_debts(connection, [payer]).items())
+        Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
+        for account, units in sorted(find_debts(connection, [payer]).items())
     )
 
 
-def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Purse, int]:
-    """What these payers owe, by purse."""
+def find_debts(connection: Connection, payers: Collection[Address]) -> dict[CreditAccount, int]:
+    """What these payers owe, by credit account."""
     if not payers:
         return {}
-    owed: dict[Purse, int] = {}
+    owed: dict[CreditAccount, int] = {}
     for payer, chain_id, asset, payee, price_units, taken_units, helped in _DEBTS.fetch(
         connection, payers=list(payers)
     ):
-        purse = Purse(ChainId(chain_id), asset, Address(payer), Address(payee))
-        owed[purse] = owed.get(purse, 0) + price_units - taken_units - int(helped)
+        account = CreditAccount(ChainId(chain_id), asset, Address(payer), Address(payee))
+        owed[account] = owed.get(account, 0) + price_units - taken_units - int(helped)
     return owed
 
 
-def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[Wallet, int]:
+def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[PayerAccount, int]:
     """What is taken from all unfinal payments of these payers, by wallet, in ledger units. Locks none of them."""
     if not payers:
         return {}
     rows = _UNFINAL.fetch(connection, payers=list(payers))
     return {
-        Wallet(ChainId(chain_id), asset, Address(payer)): (int(high) << 32) + int(low)
+        PayerAccount(ChainId(chain_id), asset, Address(payer)): (int(high) << 32) + int(low)
         for payer, chain_id, asset, high, low in rows
     }
 
@@ -118,80 +118,86 @@ _UNFINAL = Prepared(unfinal_query())
 
 def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
     """Only `unfinal` payments can leave the chain; returns the new debt."""
-    page = BookPage(connection)
-    page.lock_payments([payment_id])
-    payment = page.payments.get(payment_id)
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments([payment_id])
+    payment = locked_rows.payments.get(payment_id)
     if payment is None or payment.state is not PaymentState.UNFINAL:
         return 0
-    page.payments[payment_id] = replace(payment, state=PaymentState.GONE, value_units=payment.taken_units)
+    locked_rows.payments[payment_id] = replace(
+        payment, state=PaymentState.GONE, value_units=payment.taken_units
+    )
     connection.execute(
         update(payment_table)
         .where(payment_table.c.id == payment_id)
         .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
     )
     debt_units = 0
-    for chunk in _chunks(drawing_calls(connection, payment_id)):
-        for call in page.lock_calls(chunk).values():
+    for chunk in _chunks(find_debited_calls(connection, payment_id)):
+        for call in locked_rows.lock_calls(chunk).values():
             if call.state in (CallState.CONSUMED, CallState.REORGED):
                 debt_units += call.parts.get(payment_id, 0)
-                _lose_part(page, call, payment_id, now_ms=now_ms)
-    page.write()
+                _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
+    locked_rows.write()
     return debt_units
 
 
-def _lose_part(page: BookPage, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
+def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
     if payment_id not in call.parts:
         return
-    holding = held_after(
+    holding = debits_after(
         CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
     )
-    page.hold(call, holding.parts)
+    locked_rows.set_parts(call, holding.parts)
     if holding.state is not call.state:
-        page.change(call, state=holding.state.value, moved_ms=now_ms)
+        locked_rows.change(call, state=holding.state.value, moved_ms=now_ms)
 
 
-def drawing_calls(connection: Connection, payment_id: int) -> list[CallId]:
+def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
     shown = select(call_table.c.id).where(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
     helped = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
     return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
 
 
-def pay_debts(connection: Connection, page: BookPage, payment_ids: Iterable[int], *, now_ms: int) -> None:
+def pay_debts(
+    connection: Connection, locked_rows: LockedRows, payment_ids: Iterable[int], *, now_ms: int
+) -> None:
     """From what has just arrived, in these payments, whose rows are locked."""
     paid: dict[CallId, LockedCall] = {}
     for payment_id in payment_ids:
-        payment = page.payments[payment_id]
+        payment = locked_rows.payments[payment_id]
         order = _debtors(connection, payment)
-        locked = page.lock_calls(order)
+        locked = locked_rows.lock_calls(order)
         debtors = [paid.get(key, locked[key]) for key in order if key in locked]
         owed = [
             (call.id, call.price_units - sum(call.parts.values()))
             for call in debtors
             if call.state is CallState.REORGED
         ]
-        shares = share_among_debts(page.payments[payment_id].rest_units, debts=owed)
+        shares = allocate_to_debts(locked_rows.payments[payment_id].remaining_units, debts=owed)
         for call in debtors:
             share = shares.get(call.id, 0)
             if share:
-                paid[call.id] = _pay_debt(page, call, payment_id, share, now_ms=now_ms)
+                paid[call.id] = _pay_debt(locked_rows, call, payment_id, share, now_ms=now_ms)
 
 
-def _pay_debt(page: BookPage, call: LockedCall, payment_id: int, units: int, *, now_ms: int) -> LockedCall:
+def _pay_debt(
+    locked_rows: LockedRows, call: LockedCall, payment_id: int, units: int, *, now_ms: int
+) -> LockedCall:
     parts = {**call.parts, payment_id: call.parts.get(payment_id, 0) + units}
-    page.hold(call, parts)
+    locked_rows.set_parts(call, parts)
     if sum(parts.values()) >= call.price_units:
-        page.change(call, state=CallState.CONSUMED.value, moved_ms=now_ms)
+        locked_rows.change(call, state=CallState.CONSUMED.value, moved_ms=now_ms)
     return replace(call, parts=parts)
 
 
 def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
     columns = call_table.c
-    purse = purse_of(payment)
+    account = credit_account_of(payment)
     query = select(columns.created_ms, columns.id).where(
-        columns.payer == purse.payer,
-        columns.pay_to == purse.payee,
-        columns.asset == purse.asset,
-        columns.chain_id == purse.chain_id,
+        columns.payer == account.payer,
+        columns.pay_to == account.payee,
+        columns.asset == account.asset,
+        columns.chain_id == account.chain_id,
         _is_reorged(),
     )
     rows = sorted((row.created_ms, row.id) for row in connection.execute(query))
@@ -252,7 +258,7 @@ def insert_payment(
     return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
 
 
-def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
+def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
     """Running calls may still hold something of it, so its value is never set below that. What authorisations were
     for is known from their calls, not from the logs. Its row is locked."""
     check_units(new.value_units)
@@ -291,7 +297,7 @@ def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms:
 
 def raise_payment(
     connection: Connection,
-    page: BookPage,
+    locked_rows: LockedRows,
     payment_id: int,
     units: int,
     *,
@@ -301,7 +307,7 @@ def raise_payment(
     """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
     is gone is shown without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
     balance would be more than a signed 64-bit column holds: SQLite would write a float."""
-    columns, payment = payment_table.c, page.payments[payment_id]
+    columns, payment = payment_table.c, locked_rows.payments[payment_id]
     is_authorized = payment.is_authorized or is_by_authorization
     raised = connection.execute(
         update(payment_table)
@@ -317,7 +323,9 @@ def raise_payment(
         raise ValueRefused("the balance of a payment is at most 2^63 - 1")
     if payment.state is not PaymentState.GONE:
         payment = replace(payment, value_units=payment.value_units + units)
-    page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=is_authorized)
+    locked_rows.payments[payment_id] = replace(
+        payment, calls=payment.calls + calls, is_authorized=is_authorized
+    )
 
 
 def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:

@@ -74,8 +74,8 @@ class PostgresAddress:
         if "host" in named:
             if texts:
                 raise ValueError("name the hosts before the path, or as host=…, not both")
-            texts = [one for text in named.pop("host") for one in text.split(",")]
-        ports = [one for text in named.pop("port", []) for one in text.split(",")]
+            texts = [one for part in named.pop("host") for one in part.split(",")]
+        ports = [one for part in named.pop("port", []) for one in part.split(",")]
         hosts = _parse_hosts(texts, ports)
         session = named.pop("target_session_attrs", [_WRITABLE if len(hosts) > 1 else _ANY])[-1]
         if session not in _SESSIONS:
@@ -121,13 +121,13 @@ def _parse_hosts(texts: list[str], ports: list[str]) -> tuple[PostgresHost, ...]
         raise ValueError("as many ports as hosts, or one for all")
     shared = ports * len(texts) if len(ports) == 1 else ports
     hosts = []
-    for position, text in enumerate(texts):
-        text = unquote(text)
-        if text.startswith("/"):
-            name, port = text, ""
+    for position, part in enumerate(texts):
+        part = unquote(part)
+        if part.startswith("/"):
+            name, port = part, ""
         else:
-            name, separator, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-            name, port = (name, port) if separator else (text, "")
+            name, separator, port = part.rpartition(":") if not part.endswith("]") else (part, "", "")
+            name, port = (name, port) if separator else (part, "")
             if not _HOST.fullmatch(name) or not name:
                 raise ValueError("a host is a name, an IPv4 address or an IPv6 address in brackets")
         port = port or (shared[position] if shared else "")

@@ -18,7 +18,7 @@ Connect = Callable[..., Awaitable[Any]]
 
 CONNECT_DEADLINE_S = 2.0
 """For each server. One that is gone says nothing; waiting longer would be waiting for it."""
-DIAL_PAUSE_S = 0.25
+RECONNECT_PAUSE_S = 0.25
 """After a failure of all servers, before the next dial."""
 
 LOCK_SHARE = 0.8
@@ -30,7 +30,7 @@ waits behind it goes on, and does not fail."""
 
 _SESSION = {
     "synchronous_commit": "on",
-    # Of what waits for a lock, each statement must see what the holder has committed: the books look after they lock.
+    # Of what waits for a lock, each statement must see what the holder has committed: the ledger reads after it locks.
     "default_transaction_isolation": "read committed",
     "application_name": "tollway",
     "jit": "off",
@@ -45,11 +45,11 @@ _SESSION = {
 }
 
 
-class NoServer(ConnectionError):
+class NoServerAvailable(ConnectionError):
     """No server of the address can be used. The message names each of them with the reason, and no secret."""
 
 
-class PostgresLine:
+class PostgresConnector:
     """Safe to use from many tasks at once."""
 
     def __init__(
@@ -63,21 +63,21 @@ class PostgresLine:
         self._connect = connect
         self._clock = clock
         self._first = 0
-        self._failure: NoServer | None = None
-        self._again_at = 0.0
+        self._failure: NoServerAvailable | None = None
+        self._retry_at = 0.0
         self._is_probing = False
 
-    async def dial(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
-        """A connection to a server that may be written to. Raises NoServer, at once while an outage lasts. Without a
+    async def connect_writable(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+        """A connection to a server that may be written to. Raises NoServerAvailable, at once while an outage lasts. Without a
         deadline, nothing on the server has one either."""
         is_probe = self._failure is not None
-        if self._failure is not None and (self._is_probing or self._clock() < self._again_at):
-            raise NoServer(str(self._failure))
+        if self._failure is not None and (self._is_probing or self._clock() < self._retry_at):
+            raise NoServerAvailable(str(self._failure))
         self._is_probing = is_probe
         try:
-            connection = await self._dial_hosts(statement_deadline_s)
-        except NoServer as exc:
-            self._failure, self._again_at = exc, self._clock() + DIAL_PAUSE_S
+            connection = await self._connect_first(statement_deadline_s)
+        except NoServerAvailable as exc:
+            self._failure, self._retry_at = exc, self._clock() + RECONNECT_PAUSE_S
             raise
         finally:
             if is_probe:
@@ -85,7 +85,7 @@ class PostgresLine:
         self._failure = None
         return connection
 
-    async def _dial_hosts(self, statement_deadline_s: float | None) -> asyncpg.Connection:
+    async def _connect_first(self, statement_deadline_s: float | None) -> asyncpg.Connection:
         """The one that took us last comes first."""
         hosts, first = self.address.hosts, self._first
         reasons: list[str] = []
@@ -93,7 +93,7 @@ class PostgresLine:
         for step in range(len(hosts)):
             number = (first + step) % len(hosts)
             try:
-                connection = await self._dial_host(hosts[number], statement_deadline_s)
+                connection = await self._connect_host(hosts[number], statement_deadline_s)
             except (
                 OSError,
                 TimeoutError,
@@ -106,9 +106,11 @@ class PostgresLine:
             else:
                 self._first = number
                 return connection
-        raise NoServer("; ".join(reasons)) from cause
+        raise NoServerAvailable("; ".join(reasons)) from cause
 
-    async def _dial_host(self, host: PostgresHost, statement_deadline_s: float | None) -> asyncpg.Connection:
+    async def _connect_host(
+        self, host: PostgresHost, statement_deadline_s: float | None
+    ) -> asyncpg.Connection:
         address = self.address
         async with asyncio.timeout(CONNECT_DEADLINE_S):
             connection: asyncpg.Connection = await self._connect(

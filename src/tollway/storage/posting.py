@@ -1,7 +1,7 @@
-"""What one batch writes into the books: closes, reopens, claims, finishes, in one transaction. Synchronous.
+"""What one batch writes into the ledger: closes, reopens, claims, finishes, in one transaction. Synchronous.
 
 Who may have what is decided by `ledger/`; here the rows are locked, the decision is asked for, and its result is
-written. `post` may run again for the same entries after a failure whose outcome is unknown: a claim that is there
+written. `write_batch` may run again for the same entries after a failure whose outcome is unknown: a claim that is there
 already, a close or a reopen that already happened, is answered like the first time (`is_retry`).
 """
 
@@ -22,23 +22,29 @@ from tollway.ledger.book import (
     Finish,
 )
 from tollway.ledger.call import CallState, Delivery, Interruption, PaymentState, Rail
-from tollway.ledger.claims import Decision, Purse, decide_claims, limited_wallets, purses_short
-from tollway.ledger.covers import Wallet
-from tollway.ledger.gas import LaneTaken
-from tollway.ledger.settled import judge_dropped
+from tollway.ledger.claims import (
+    CreditAccount,
+    Decision,
+    decide_claims,
+    find_limited_accounts,
+    find_short_accounts,
+)
+from tollway.ledger.covers import PayerAccount
+from tollway.ledger.gas import NonceUnavailable
+from tollway.ledger.settled import decide_dropped_call
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
-from tollway.storage.book_page import ADD_TOPUPS, BookPage, LockedCall, drawn_from, topup_rows
+from tollway.storage.book_page import ADD_TOPUPS, LockedCall, LockedRows, payment_ids_of, topup_rows
 from tollway.storage.book_tables import call_table, payment_table
-from tollway.storage.key_store import find_named, lock_keys
-from tollway.storage.open_call_store import find_repeats
+from tollway.storage.key_store import find_keyed_calls, lock_keys
+from tollway.storage.open_call_store import find_open_calls
 from tollway.storage.payment_store import find_debts, sum_unfinal_of
-from tollway.storage.settling import Conclude, Settle, Settling
+from tollway.storage.settling import BatchSettlement, Conclude, Settle
 from tollway.storage.spent_store import find_nonces
-from tollway.storage.statement_store import find_held
+from tollway.storage.statement_store import find_held_units
 from tollway.storage.statements import Prepared
 
 SIBLINGS_MAX = 256
-"""How many small payments of one purse may repair a short one."""
+"""How many small payments of one credit account may repair a short one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +77,12 @@ class Drop:
 Move = Close | Reopen | Settle | Conclude | Drop
 _MOVES = (Close, Reopen, Settle, Conclude, Drop)
 Entry = Claim | Move | Finish
-Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | None
+Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posting:
-    """The circumstances under which a batch is written. `purses`: those whose siblings are locked too.
+class BatchContext:
+    """The circumstances under which a batch is written. `accounts`: those whose siblings are locked too.
 
     `now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
     are received and finished. `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next
@@ -92,34 +98,36 @@ class Posting:
     is_retry: bool = False
     others: frozenset[CallId] = frozenset()
     retried: frozenset[CallId] = frozenset()
-    purses: frozenset[Purse] = frozenset()
+    accounts: frozenset[CreditAccount] = frozenset()
 
 
 class PursesShort(Exception):
-    """The decision needs the siblings in `purses`. Nothing is written; post again with them, so that all locks are
+    """The decision needs the siblings in `accounts`. Nothing is written; post again with them, so that all locks are
     taken in one order."""
 
-    def __init__(self, purses: frozenset[Purse]) -> None:
-        self.purses = purses
+    def __init__(self, accounts: frozenset[CreditAccount]) -> None:
+        self.accounts = accounts
         super().__init__()
 
 
-def post(connection: Connection, entries: Sequence[Entry], posting: Posting) -> list[Outcome]:
+def write_batch(
+    connection: Connection, entries: Sequence[Entry], batch_context: BatchContext
+) -> list[Outcome]:
     """Writes a batch in which no call has two entries besides its finish; one outcome for each, in order."""
-    return _Post(connection, posting).run(entries)
+    return LedgerBatch(connection, batch_context).run(entries)
 
 
-class _Post:
-    def __init__(self, connection: Connection, posting: Posting) -> None:
+class LedgerBatch:
+    def __init__(self, connection: Connection, batch_context: BatchContext) -> None:
         self._connection = connection
-        self._posting = posting
-        self._page = BookPage(connection)
-        self._settling = Settling(
+        self._batch_context = batch_context
+        self._locked_rows = LockedRows(connection)
+        self._settling = BatchSettlement(
             connection,
-            self._page,
-            owner_id=posting.owner_id,
-            answered_since_ms=posting.answered_since_ms,
-            attempts_max=posting.attempts_max,
+            self._locked_rows,
+            owner_id=batch_context.owner_id,
+            answered_since_ms=batch_context.answered_since_ms,
+            attempts_max=batch_context.attempts_max,
         )
         self._outcomes: dict[CallId, Outcome] = {}
 
@@ -129,10 +137,10 @@ class _Post:
         calls = self._lock(moves, claims)
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
-        self._settling.write(now_ms=self._posting.now_ms)
-        self._page.write()
+        self._settling.write(now_ms=self._batch_context.now_ms)
+        self._locked_rows.write()
         self._finish([entry for entry in entries if isinstance(entry, Finish)])
-        if self._posting.is_retry:
+        if self._batch_context.is_retry:
             self._find_claimed(claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
@@ -145,15 +153,15 @@ class _Post:
         settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
         shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
         others = shown | settled | self._sibling_ids(claims)
-        calls = self._page.lock_with_payments([move.call_id for move in moves], others=others)
-        short = purses_short(claims, self._page.payments)
-        if not short <= self._posting.purses:
-            raise PursesShort(short | self._posting.purses)
-        self._settling.lock_lanes([one for one in moves if isinstance(one, Settle)])
+        calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
+        short = find_short_accounts(claims, self._locked_rows.payments)
+        if not short <= self._batch_context.accounts:
+            raise PursesShort(short | self._batch_context.accounts)
+        self._settling.lock_nonces([one for one in moves if isinstance(one, Settle)])
         return calls
 
     def _move(self, move: Move, call: LockedCall | None) -> Outcome:
-        is_retry = self._posting.is_retry or move.call_id in self._posting.retried
+        is_retry = self._batch_context.is_retry or move.call_id in self._batch_context.retried
         match move:
             case Close():
                 return self._close(move, call, is_retry=is_retry)
@@ -162,8 +170,8 @@ class _Post:
             case Reopen():
                 return self._reopen(move, call)
             case Settle():
-                told = {"moved_ms": self._posting.now_ms, **self._told_by(move.close)}
-                return self._settling.settle(move, call, is_retry=is_retry, **told)
+                values = {"moved_ms": self._batch_context.now_ms, **self._end_values(move.close)}
+                return self._settling.settle(move, call, is_retry=is_retry, **values)
             case Conclude():
                 return self._settling.conclude(move, call, is_retry=is_retry)
 
@@ -171,11 +179,11 @@ class _Post:
         columns = payment_table.c
         found: set[int] = set()
         price_max = max((claim.price_units for claim in claims), default=0)
-        for purse in self._posting.purses:
+        for account in self._batch_context.accounts:
             rest = columns.value_units - columns.taken_units
             query = (
                 select(columns.id)
-                .where(_in_purse(purse), columns.state != PaymentState.GONE.value, ~columns.is_held)
+                .where(_in_purse(account), columns.state != PaymentState.GONE.value, ~columns.is_held)
                 .where(rest > 0, rest < price_max)
                 .order_by(columns.block_number, columns.id)
                 .limit(SIBLINGS_MAX)
@@ -184,27 +192,27 @@ class _Post:
         return found
 
     def _close(self, close: Close, call: LockedCall | None, *, is_retry: bool) -> Closed | Fenced:
-        if call is None or call.owner_id != self._posting.owner_id or call.epoch != close.epoch:
+        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != close.epoch:
             return Fenced()
         if call.state is not CallState.FORWARDING:
             is_done = is_retry and call.state in (close.after, CallState.REORGED)
-            return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
+            return Closed(remaining_units=self._remaining_of(call)) if is_done else Fenced()
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
-        told = self._told_by(close)
-        may_run_again = call.cut == "repeated" and call.attempts < self._posting.attempts_max
+        values = self._end_values(close)
+        may_run_again = call.cut == "repeated" and call.attempts < self._batch_context.attempts_max
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
-            told["cut"] = "cut"  # its repeat has brought no answer either
-        self._page.move(call, close.after, moved_ms=self._posting.now_ms, **told)
-        return Closed(rest_units=self._rest_of(call))
+            values["cut"] = "cut"  # its repeat has brought no answer either
+        self._locked_rows.move(call, close.after, moved_ms=self._batch_context.now_ms, **values)
+        return Closed(remaining_units=self._remaining_of(call))
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
-        """As `judge_dropped` says. The run was in `settling`: recovery sets it adrift."""
-        if call is None or call.owner_id != self._posting.owner_id or call.epoch != drop.epoch:
+        """As `decide_dropped_call` says. The run was in `settling`: recovery marks it orphaned."""
+        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != drop.epoch:
             return Fenced()
         request = self._connection.execute(_REQUEST.where(call_table.c.id == call.id)).one()
-        runs_left = self._posting.attempts_max - call.attempts
-        after = judge_dropped(
+        runs_left = self._batch_context.attempts_max - call.attempts
+        after = decide_dropped_call(
             call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
         )
         is_ours = request.error == (
@@ -212,21 +220,23 @@ class _Post:
         )  # not its provider's decision
         if after is None or (call.state is CallState.CONSUMED and not is_ours):
             return Fenced()
-        told = {} if call.state is CallState.CONSUMED or drop.close is None else self._told_by(drop.close)
-        told |= {
+        values = (
+            {} if call.state is CallState.CONSUMED or drop.close is None else self._end_values(drop.close)
+        )
+        values |= {
             "http_status": None,
             "error": Interruption.ANSWER_DROPPED.value,
-            "completed_ms": self._posting.now_ms,
+            "completed_ms": self._batch_context.now_ms,
         }
         if after is CallState.CONSUMED:
-            self._page.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **told)
+            self._locked_rows.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **values)
         else:
-            self._page.move(call, after, moved_ms=self._posting.now_ms, **told)
-        return Closed(rest_units=self._rest_of(call))
+            self._locked_rows.move(call, after, moved_ms=self._batch_context.now_ms, **values)
+        return Closed(remaining_units=self._remaining_of(call))
 
-    def _told_by(self, close: Close) -> dict[str, object]:
+    def _end_values(self, close: Close) -> dict[str, object]:
         """The columns that an end writes. A consumed call whose repeat was not sent keeps what its first run brought."""
-        now_ms = self._posting.now_ms
+        now_ms = self._batch_context.now_ms
         if close.after is CallState.CONSUMED and close.upstream_status is None:
             return {"completed_ms": now_ms}
         # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
@@ -244,8 +254,8 @@ class _Post:
     def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
         if call is None:
             return Fenced()
-        owner_id = self._posting.owner_id
-        may_be_own = self._posting.is_retry and call.id not in self._posting.others
+        owner_id = self._batch_context.owner_id
+        may_be_own = self._batch_context.is_retry and call.id not in self._batch_context.others
         if may_be_own and (call.state, call.epoch, call.owner_id) == (
             CallState.FORWARDING,
             reopen.epoch + 1,
@@ -257,7 +267,7 @@ class _Post:
         if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
             return Fenced()
         cut = "repeated" if call.state is CallState.CONSUMED else call.cut
-        self._page.move(
+        self._locked_rows.move(
             call,
             CallState.FORWARDING,
             epoch=call.epoch + 1,
@@ -266,30 +276,32 @@ class _Post:
             cut=cut,
             delivery=None,
             completed_ms=None,
-            moved_ms=self._posting.now_ms,
+            moved_ms=self._batch_context.now_ms,
         )
         return self._reopened(call, reopen, before=call.state)
 
     def _is_repeatable(self, call: LockedCall, *, is_plain: bool) -> bool:
-        shown = self._page.payments.get(call.payment_id or 0)
+        shown = self._locked_rows.payments.get(call.payment_id or 0)
         if is_plain and shown is not None and shown.is_plain_ended:
             return False
         is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
-        payments = (self._page.payments[key] for key in drawn_from(call))
+        payments = (self._locked_rows.payments[key] for key in payment_ids_of(call))
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
-        return is_open and is_paid and call.attempts < self._posting.attempts_max
+        return is_open and is_paid and call.attempts < self._batch_context.attempts_max
 
     def _reopened(self, call: LockedCall, reopen: Reopen, *, before: CallState) -> Reopened:
-        rest_units = self._rest_of(call) or 0
+        remaining_units = self._remaining_of(call) or 0
         return Reopened(
             claimed=Claimed(
-                epoch=reopen.epoch + 1, rest_units=rest_units, rail=Rail(call.rail), before=before
+                epoch=reopen.epoch + 1, remaining_units=remaining_units, rail=Rail(call.rail), before=before
             ),
             before=before,
         )
 
-    def _rest_of(self, call: LockedCall) -> int | None:
-        return None if call.payment_id is None else self._page.payments[call.payment_id].rest_units
+    def _remaining_of(self, call: LockedCall) -> int | None:
+        return (
+            None if call.payment_id is None else self._locked_rows.payments[call.payment_id].remaining_units
+        )
 
     def _find_claimed(self, claims: Sequence[Claim]) -> None:
         """Claims of a batch that was committed although its answer was lost: the same request, not just its id."""
@@ -298,14 +310,16 @@ class _Post:
         query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
             columns.id.in_(list(by_id)),
             columns.state == CallState.FORWARDING.value,
-            columns.owner_id == self._posting.owner_id,
+            columns.owner_id == self._batch_context.owner_id,
         )
         for row in self._connection.execute(query):
             claim = by_id[CallId(row.id)]
             if (bytes(row.digest), row.request_id) == (claim.digest, claim.request_id):
-                payment = self._page.payments.get(claim.payment_id or 0)
+                payment = self._locked_rows.payments.get(claim.payment_id or 0)
                 self._outcomes[claim.call_id] = Claimed(
-                    epoch=row.epoch, rest_units=payment.rest_units if payment else 0, rail=Rail(row.rail)
+                    epoch=row.epoch,
+                    remaining_units=payment.remaining_units if payment else 0,
+                    rail=Rail(row.rail),
                 )
 
     def _claim(self, claims: Sequence[Claim]) -> None:
@@ -316,22 +330,22 @@ class _Post:
         unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
         decisions, debits = decide_claims(
             claims,
-            payments=self._page.payments.values(),
+            payments=self._locked_rows.payments.values(),
             nonces=find_nonces(self._connection, claims),
-            keys=find_named(
+            keys=find_keyed_calls(
                 self._connection,
                 claims,
-                since_ms=self._posting.answered_since_ms,
-                answered_since_ms=self._posting.answered_since_ms,
+                since_ms=self._batch_context.answered_since_ms,
+                answered_since_ms=self._batch_context.answered_since_ms,
             ),
-            repeats=find_repeats(self._connection, claims),
+            repeats=find_open_calls(self._connection, claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
-            unfinal_max_nano=self._posting.unfinal_max_nano,
+            unfinal_max_nano=self._batch_context.unfinal_max_nano,
             unfinal_units=unfinal_units,
-            now_ms=self._posting.now_ms,
+            now_ms=self._batch_context.now_ms,
             authorizations=known,
         )
-        self._page.write_debits(debits)
+        self._locked_rows.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
             _OPEN_CALLS.run(self._connection, [self._call_row(one) for one in granted])
@@ -343,14 +357,14 @@ class _Post:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
 
-    def _limited(self, claims: Sequence[Claim]) -> frozenset[Wallet]:
-        unfinal_max_nano = self._posting.unfinal_max_nano
-        return limited_wallets(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
+    def _limited(self, claims: Sequence[Claim]) -> frozenset[PayerAccount]:
+        unfinal_max_nano = self._batch_context.unfinal_max_nano
+        return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
         """The outcomes; a refusal for want of value says how much of the payment calls without an outcome hold."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
-        held = find_held(self._connection, {key for key in short if key is not None})
+        held = find_held_units(self._connection, {key for key in short if key is not None})
         return {
             one.claim.call_id: replace(one.outcome, held_units=held.get(one.claim.payment_id or 0, 0))
             if isinstance(one.outcome, Exhausted)
@@ -385,28 +399,28 @@ class _Post:
             "nonce": claim.nonce,
             "idempotency_key": claim.idempotency_key,
             "request_id": claim.request_id,
-            "owner_id": self._posting.owner_id,
+            "owner_id": self._batch_context.owner_id,
             "epoch": outcome.epoch,
             "attempts": 1,
             "cut": "",
             "clock_releases": True,
-            "created_ms": claim.created_ms + self._posting.ahead_ms,
-            "moved_ms": self._posting.now_ms,
+            "created_ms": claim.created_ms + self._batch_context.ahead_ms,
+            "moved_ms": self._batch_context.now_ms,
         }
 
     def _finish(self, finishes: Sequence[Finish]) -> None:
         if finishes:
-            rows = [_finish_row(finish, ahead_ms=self._posting.ahead_ms) for finish in finishes]
+            rows = [_finish_row(finish, ahead_ms=self._batch_context.ahead_ms) for finish in finishes]
             _FINISH.run(self._connection, rows)
 
 
-def _in_purse(purse: Purse) -> ColumnElement[bool]:
+def _in_purse(account: CreditAccount) -> ColumnElement[bool]:
     columns = payment_table.c
     return and_(
-        columns.payer == purse.payer,
-        columns.payee == purse.payee,
-        columns.asset == purse.asset,
-        columns.chain_id == purse.chain_id,
+        columns.payer == account.payer,
+        columns.payee == account.payee,
+        columns.asset == account.asset,
+        columns.chain_id == account.chain_id,
     )
 
 
@@ -426,7 +440,7 @@ _FINISH = Prepared(
 
 _REQUEST = select(call_table.c.method, call_table.c.digest, call_table.c.error)
 
-_TOLD_LATER = {
+_WRITTEN_LATER = {
     "http_status",
     "upstream_status",
     "request_bytes",
@@ -439,7 +453,7 @@ _TOLD_LATER = {
 }
 _OPEN_CALLS = Prepared(
     insert(call_table).values(
-        {name: bindparam(name) for name in call_table.columns.keys() if name not in _TOLD_LATER}  # noqa: SIM118
+        {name: bindparam(name) for name in call_table.columns.keys() if name not in _WRITTEN_LATER}  # noqa: SIM118
     )
 )
 

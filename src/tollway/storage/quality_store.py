@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
 from tollway.identifiers import ListingId
-from tollway.registry.quality_tally import Bucket, Counts, first_day, summarise
+from tollway.registry.quality_tally import Bucket, QualityCounts, first_day, summarise
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.standing_tables import quality_day_table, quality_table
@@ -25,13 +25,13 @@ _Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
 
 
 class QualityStore:
-    """A `QualityBook` over a `Database`."""
+    """A `QualityRecords` over a `Database`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._summing = asyncio.Lock()
 
-    async def add(self, counts: Counts, *, day: int) -> None:
+    async def add(self, counts: QualityCounts, *, day: int) -> None:
         rows = [
             {"listing_id": listing_id, "day": day, "bucket": bucket, "calls": calls}
             for (listing_id, bucket), calls in sorted(counts.items())
@@ -39,7 +39,7 @@ class QualityStore:
         if rows:
             await self._database.write(lambda connection: _add(connection, rows), flush=False)
 
-    async def sum_up(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
+    async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
         if not listing_ids:
             return {}
         wanted = list(listing_ids)

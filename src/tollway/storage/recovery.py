@@ -1,4 +1,4 @@
-"""Which gateways live, what the dead left open, and the proof that the books balance.
+"""Which gateways live, what the dead left open, and the proof that the ledger balances.
 
 A gateway is dead to the others when it has not renewed for its lease, by the database's clock on PostgreSQL; on
 SQLite one process serves, so everybody else is dead. A `boot_mark` names one life of the machine (SQLite) or of the
@@ -27,16 +27,16 @@ from tollway.identifiers import CallId
 from tollway.ledger.call import CallState, Interruption
 from tollway.storage.authorization_store import cast_adrift
 from tollway.storage.authorization_tables import authorization_table
-from tollway.storage.book_page import BookPage
+from tollway.storage.book_page import LockedRows
 from tollway.storage.book_tables import UNPAID, call_table, owner_table
 from tollway.storage.lease import Lease
-from tollway.storage.setback import Witness
+from tollway.storage.setback import AcknowledgedWrites
 
 BootMark = Callable[[Connection], str]
 SharedClock = Callable[[Connection, int], int]
 """(connection, this gateway's time) -> the time that all gateways of this database go by, in milliseconds."""
 
-STRANDED_MAX = 1_000
+ABANDONED_MAX = 1_000
 """How many calls one round of recovery looks at, of each kind."""
 OWNER_KEPT_MS = 24 * 3600 * 1000
 """A gateway that is dead for so long and left nothing open is forgotten."""
@@ -45,8 +45,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stranded:
-    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: adrift. `error`
+class AbandonedCall:
+    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: orphaned. `error`
     None: its record keeps the one that it has."""
 
     call_id: CallId
@@ -58,7 +58,7 @@ class Stranded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCall:
+class OwnOpenCall:
     """A call of this gateway without an outcome. `was_consumed`: once, and it is repeated since."""
 
     call_id: CallId
@@ -85,20 +85,20 @@ def read_shared_clock(connection: Connection, now_ms: int) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def renew(
+def renew_owner(
     connection: Connection,
     owner_id: str,
     *,
     now_ms: int,
     shared_clock: SharedClock,
     boot_mark: BootMark,
-    witness: Witness,
+    acknowledged: AcknowledgedWrites,
 ) -> int:
     """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has looked at
-    what another life may have lost. Raises `WentBack`."""
+    what another life may have lost. Raises `RestoreDetected`."""
     seen_ms = shared_clock(connection, now_ms)
-    witness.check(connection)
-    witness.note_renewing(seen_ms)
+    acknowledged.check(connection)
+    acknowledged.note_renewing(seen_ms)
     at = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=seen_ms)
     if connection.execute(at).rowcount == 0:
         row = {"id": owner_id, "started_ms": seen_ms, "seen_ms": seen_ms, "boot_mark": boot_mark(connection)}
@@ -109,7 +109,9 @@ def renew(
 def prune_owners(connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock) -> None:
     columns = owner_table.c
     seen_before = shared_clock(connection, now_ms) - OWNER_KEPT_MS
-    needed = select(call_table.c.owner_id).where(_is("forwarding"))  # their boot marks are still asked for
+    needed = select(call_table.c.owner_id).where(
+        _is_in_state("forwarding")
+    )  # their boot marks are still asked for
     connection.execute(
         delete(owner_table).where(
             columns.seen_ms < seen_before, columns.id != owner_id, columns.id.not_in(needed)
@@ -122,14 +124,14 @@ def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMar
     connection.execute(at.values(boot_mark=boot_mark(connection)))
 
 
-def find_own_open(connection: Connection, owner_id: str) -> list[OwnCall]:
-    """What this gateway is forwarding, or settling and not adrift."""
+def find_own_open(connection: Connection, owner_id: str) -> list[OwnOpenCall]:
+    """What this gateway is forwarding, or settling and not orphaned."""
     columns = call_table.c
     query = select(columns.id, columns.epoch, columns.state, columns.cut).where(columns.owner_id == owner_id)
-    rows = list(connection.execute(query.where(_is("forwarding"))))
+    rows = list(connection.execute(query.where(_is_in_state("forwarding"))))
     rows += connection.execute(_not_adrift(query))
     return [
-        OwnCall(
+        OwnOpenCall(
             call_id=CallId(row.id),
             epoch=row.epoch,
             state=CallState(row.state),
@@ -139,7 +141,7 @@ def find_own_open(connection: Connection, owner_id: str) -> list[OwnCall]:
     ]
 
 
-def find_stranded(
+def find_abandoned(
     connection: Connection,
     owner_id: str,
     *,
@@ -148,83 +150,87 @@ def find_stranded(
     hold_ms: int,
     shared_clock: SharedClock,
     boot_mark: BootMark,
-) -> list[Stranded]:
+) -> list[AbandonedCall]:
     """What dead gateways were forwarding, and the unknown calls that the clock releases now. Not those that an
     authorisation is to pay: it may have moved its money meanwhile, so a sweeper looks at the chain first."""
     columns = call_table.c
     shared_ms = shared_clock(connection, now_ms)
-    stranded = []
+    abandoned = []
     if connection.dialect.name != "postgresql":
-        stranded = _find_left(connection, [owner_id], boot_mark=boot_mark)
+        abandoned = _find_left_open(connection, [owner_id], boot_mark=boot_mark)
     elif lease.is_steady(shared_ms):
         seen_ms = owner_table.c.seen_ms
         # Whoever was seen in the future is dead too: that clock was set back, and the living have renewed since. By less
         # than a lease it may have been unseen.
         is_recent = seen_ms.between(shared_ms - lease.length_ms + 1, shared_ms + lease.length_ms)
         living = {owner_id, *connection.execute(select(owner_table.c.id).where(is_recent)).scalars()}
-        stranded = _find_left(connection, living, boot_mark=boot_mark)
+        abandoned = _find_left_open(connection, living, boot_mark=boot_mark)
     expired = (
         select(columns.id, columns.epoch)
-        .where(_is("unknown"), columns.moved_ms <= now_ms - hold_ms, columns.clock_releases)
+        .where(_is_in_state("unknown"), columns.moved_ms <= now_ms - hold_ms, columns.clock_releases)
         .where(text(f"NOT ({UNPAID})"))
-        .limit(STRANDED_MAX)
+        .limit(ABANDONED_MAX)
     )
-    stranded += [
-        Stranded(call_id=CallId(row.id), epoch=row.epoch, before=CallState.UNKNOWN, after=CallState.RELEASED)
+    abandoned += [
+        AbandonedCall(
+            call_id=CallId(row.id), epoch=row.epoch, before=CallState.UNKNOWN, after=CallState.RELEASED
+        )
         for row in connection.execute(expired)
     ]
-    return stranded
+    return abandoned
 
 
-def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int) -> int:
+def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *, now_ms: int) -> int:
     """Moves what is still as it was found; returns how many calls moved."""
-    settling = [one for one in stranded if one.before is CallState.SETTLING]
+    settling = [one for one in abandoned if one.before is CallState.SETTLING]
     moved = cast_adrift(connection, [one.call_id for one in settling])
-    page = BookPage(connection)
-    others = [one for one in stranded if one.before is not CallState.SETTLING]
-    calls = page.lock_with_payments([one.call_id for one in others])
+    locked_rows = LockedRows(connection)
+    others = [one for one in abandoned if one.before is not CallState.SETTLING]
+    calls = locked_rows.lock_with_payments([one.call_id for one in others])
     for one in others:
         call = calls.get(one.call_id)
         if call is None or call.state is not one.before or call.epoch != one.epoch:
             continue
         if one.before is CallState.UNKNOWN:
-            page.move(call, one.after, moved_ms=now_ms)
+            locked_rows.move(call, one.after, moved_ms=now_ms)
         else:
             # What a power loss may have lost once stays in doubt, however often the call runs again.
             may_release = one.clock_releases and call.clock_releases
-            told = {} if one.error is None else {"error": one.error.value}
+            values = {} if one.error is None else {"error": one.error.value}
             if one.after is CallState.CONSUMED and call.cut == "repeated":
-                told["cut"] = "cut"  # nothing was sent for its repeat
-            page.move(
-                call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **told
+                values["cut"] = "cut"  # nothing was sent for its repeat
+            locked_rows.move(
+                call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **values
             )
         moved += 1
-    page.write()
+    locked_rows.write()
     return moved
 
 
 def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-    page = BookPage(connection)
-    call = page.lock_with_payments([call_id]).get(call_id)
+    locked_rows = LockedRows(connection)
+    call = locked_rows.lock_with_payments([call_id]).get(call_id)
     if call is None or call.state is not CallState.UNKNOWN:
         return False
     if after is CallState.CONSUMED and call.is_unpaid:
         return False
-    page.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
-    page.write()
+    locked_rows.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
+    locked_rows.write()
     return True
 
 
-def _find_left(connection: Connection, living: Collection[str], *, boot_mark: BootMark) -> list[Stranded]:
+def _find_left_open(
+    connection: Connection, living: Collection[str], *, boot_mark: BootMark
+) -> list[AbandonedCall]:
     columns = call_table.c
     marks, mark = _boot_marks(connection), boot_mark(connection)
     left = (
         select(columns.id, columns.epoch, columns.owner_id)
-        .where(_is("forwarding"), columns.owner_id.not_in(living))
-        .limit(STRANDED_MAX)
+        .where(_is_in_state("forwarding"), columns.owner_id.not_in(living))
+        .limit(ABANDONED_MAX)
     )
     forwarding = [
-        Stranded(
+        AbandonedCall(
             call_id=CallId(row.id),
             epoch=row.epoch,
             before=CallState.FORWARDING,
@@ -234,9 +240,11 @@ def _find_left(connection: Connection, living: Collection[str], *, boot_mark: Bo
         )
         for row in connection.execute(left)
     ]
-    query = select(columns.id, columns.epoch).where(columns.owner_id.not_in(living)).limit(STRANDED_MAX)
+    query = select(columns.id, columns.epoch).where(columns.owner_id.not_in(living)).limit(ABANDONED_MAX)
     return forwarding + [
-        Stranded(call_id=CallId(row.id), epoch=row.epoch, before=CallState.SETTLING, after=CallState.SETTLING)
+        AbandonedCall(
+            call_id=CallId(row.id), epoch=row.epoch, before=CallState.SETTLING, after=CallState.SETTLING
+        )
         for row in connection.execute(_not_adrift(query))
     ]
 
@@ -244,7 +252,7 @@ def _find_left(connection: Connection, living: Collection[str], *, boot_mark: Bo
 def _boot_marks(connection: Connection) -> dict[str, str]:
     """Of the owners of open calls only."""
     columns = owner_table.c
-    open_owners = select(call_table.c.owner_id).where(_is("forwarding"))
+    open_owners = select(call_table.c.owner_id).where(_is_in_state("forwarding"))
     query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))
     return {row.id: row.boot_mark for row in connection.execute(query)}
 
@@ -253,8 +261,8 @@ def _not_adrift(query: Select[Any]) -> Select[Any]:
     """The calls of that query that settle and that somebody waits for, if he lives."""
     held = authorization_table
     joined = query.join(held, held.c.call_id == call_table.c.id)
-    return joined.where(_is("settling"), ~held.c.is_adrift)
+    return joined.where(_is_in_state("settling"), ~held.c.is_adrift)
 
 
-def _is(state: str) -> ColumnElement[bool]:
+def _is_in_state(state: str) -> ColumnElement[bool]:
     return call_table.c.state == literal_column(f"'{state}'")

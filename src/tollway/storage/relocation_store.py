@@ -14,16 +14,16 @@ from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.call import AUTHORIZED_RAILS, CallState, NewPayment, PaymentState
 from tollway.storage.authorization_store import read_authorized
 from tollway.storage.authorization_tables import authorization_table
-from tollway.storage.book_page import BookPage, LockedCall
+from tollway.storage.book_page import LockedCall, LockedRows
 from tollway.storage.book_tables import call_table, payment_table
 from tollway.storage.payment_store import (
     CHUNK,
-    come_back,
-    drawing_calls,
+    find_debited_calls,
     find_payment_id,
     insert_payment,
     pay_debts,
     raise_payment,
+    reinstate_payment,
 )
 
 
@@ -34,7 +34,7 @@ def authorizations_in(
     return read_authorized(connection, is_shown, limit=limit, answered_since_ms=answered_since_ms)
 
 
-def relocate(
+def move_transfer(
     connection: Connection, *, call_id: CallId, before: TxHash, transfer: SettledTransfer, now_ms: int
 ) -> bool:
     found = _lock_authorization(connection, call_id, before, transfer)
@@ -43,24 +43,32 @@ def relocate(
     insert_payment(connection, found, now_ms, is_authorized=True)
     from_id = find_payment_id(connection, replace(found, tx_hash=before))
     to_id = find_payment_id(connection, found)
-    page = BookPage(connection)
-    page.lock_payments([from_id, to_id])
-    if page.payments[to_id].state is PaymentState.GONE:
-        page.payments[to_id] = come_back(connection, page.payments[to_id], found, now_ms)
-    calls = _lock_calls(connection, page, call_id, from_id)
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments([from_id, to_id])
+    if locked_rows.payments[to_id].state is PaymentState.GONE:
+        locked_rows.payments[to_id] = reinstate_payment(
+            connection, locked_rows.payments[to_id], found, now_ms
+        )
+    calls = _lock_calls(connection, locked_rows, call_id, from_id)
     own = calls.pop(call_id)
     is_bought = own.state is not CallState.RELEASED
-    raise_payment(connection, page, to_id, own.price_units, calls=int(is_bought))
+    raise_payment(connection, locked_rows, to_id, own.price_units, calls=int(is_bought))
     left_units = _value_of(connection, from_id) - own.price_units
-    own = page.show(own, to_id, tx_hash=transfer.tx_hash)
-    _carry(page, own, own.price_units, from_id=from_id, to_id=to_id)
+    own = locked_rows.set_payment(own, to_id, tx_hash=transfer.tx_hash)
+    _move_units(locked_rows, own, own.price_units, from_id=from_id, to_id=to_id)
     for call in sorted(
         calls.values(), key=_is_paid_by_its_own
     ):  # what was bought for credit goes along first
-        _carry(page, call, page.payments[from_id].taken_units - left_units, from_id=from_id, to_id=to_id)
-    page.write()
-    _write_place(connection, call_id, transfer, from_id=from_id, to_id=to_id, left_units=left_units)
-    _pay_debts(connection, to_id, now_ms=now_ms)
+        _move_units(
+            locked_rows,
+            call,
+            locked_rows.payments[from_id].taken_units - left_units,
+            from_id=from_id,
+            to_id=to_id,
+        )
+    locked_rows.write()
+    _write_transfer(connection, call_id, transfer, from_id=from_id, to_id=to_id, left_units=left_units)
+    _pay_debts_from(connection, to_id, now_ms=now_ms)
     return True
 
 
@@ -90,13 +98,13 @@ def _lock_authorization(
 
 
 def _lock_calls(
-    connection: Connection, page: BookPage, call_id: CallId, from_id: int
+    connection: Connection, locked_rows: LockedRows, call_id: CallId, from_id: int
 ) -> dict[CallId, LockedCall]:
     """That call, and all that hold something of the payment."""
-    ids = sorted({call_id, *drawing_calls(connection, from_id)})
+    ids = sorted({call_id, *find_debited_calls(connection, from_id)})
     locked: dict[CallId, LockedCall] = {}
     for chunk in _chunks(ids):
-        locked.update(page.lock_calls(chunk))
+        locked.update(locked_rows.lock_calls(chunk))
     return locked
 
 
@@ -104,20 +112,20 @@ def _is_paid_by_its_own(call: LockedCall) -> bool:
     return call.rail in AUTHORIZED_RAILS
 
 
-def _carry(page: BookPage, call: LockedCall, units: int, *, from_id: int, to_id: int) -> None:
+def _move_units(locked_rows: LockedRows, call: LockedCall, units: int, *, from_id: int, to_id: int) -> None:
     """Lets a call hold up to so many units of the one payment that it held of the other."""
-    carried = min(units, call.parts.get(from_id, 0))
-    if carried <= 0:
+    moved_units = min(units, call.parts.get(from_id, 0))
+    if moved_units <= 0:
         return
     parts = {
         **call.parts,
-        from_id: call.parts[from_id] - carried,
-        to_id: call.parts.get(to_id, 0) + carried,
+        from_id: call.parts[from_id] - moved_units,
+        to_id: call.parts.get(to_id, 0) + moved_units,
     }
-    page.hold(call, {key: held for key, held in parts.items() if held})
+    locked_rows.set_parts(call, {key: held for key, held in parts.items() if held})
 
 
-def _write_place(
+def _write_transfer(
     connection: Connection,
     call_id: CallId,
     transfer: SettledTransfer,
@@ -138,11 +146,11 @@ def _write_place(
     )
 
 
-def _pay_debts(connection: Connection, payment_id: int, *, now_ms: int) -> None:
-    page = BookPage(connection)
-    page.lock_payments([payment_id])
-    pay_debts(connection, page, [payment_id], now_ms=now_ms)
-    page.write()
+def _pay_debts_from(connection: Connection, payment_id: int, *, now_ms: int) -> None:
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments([payment_id])
+    pay_debts(connection, locked_rows, [payment_id], now_ms=now_ms)
+    locked_rows.write()
 
 
 def _value_of(connection: Connection, payment_id: int) -> int:

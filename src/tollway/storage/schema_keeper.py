@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 _SERVED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
 
 
-class SchemaKeeper:
+class SchemaCheck:
     """`is_served`: the tables, as they were last seen, are such that this code may serve from them."""
 
     def __init__(

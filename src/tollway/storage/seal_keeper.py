@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Select, select, update
 
-from tollway.storage.answer_store import answer_label, answer_table
+from tollway.storage.answer_store import answer_table, response_label
 from tollway.storage.catalog_store import secret_label
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
@@ -19,28 +19,28 @@ LOST_NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawer:
-    """A column of sealed values. `step`: how many are taken out at once."""
+class _EncryptedColumn:
+    """A column of sealed values. `page_size`: how many are taken out at once."""
 
     key: Column[Any]
     sealed: Column[Any]
     more: Sequence[Column[Any]] = ()
     label: Callable[[Any], bytes]
-    step: int
+    page_size: int
 
 
-_SECRETS = _Drawer(
+_SECRETS = _EncryptedColumn(
     key=listing_table.c.id,
     sealed=listing_table.c.auth_sealed,
     more=(listing_table.c.auth_location, listing_table.c.auth_name),
     label=lambda row: secret_label(row.key, row.auth_location, row.auth_name),
-    step=100,
+    page_size=100,
 )
-_ANSWERS = _Drawer(
+_ANSWERS = _EncryptedColumn(
     key=answer_table.c.call_id,
     sealed=answer_table.c.sealed,
-    label=lambda row: answer_label(row.key),
-    step=16,  # of 256 KiB each
+    label=lambda row: response_label(row.key),
+    page_size=16,  # of 256 KiB each
 )
 
 
@@ -66,7 +66,7 @@ class SealSurvey:
         return self.secrets.older + self.answers.older
 
 
-class SealKeeper:
+class KeyRotation:
     """Over the tables of one database. Several may work at once."""
 
     def __init__(self, database: Database, *, sealer: Sealer) -> None:
@@ -81,19 +81,19 @@ class SealKeeper:
     async def reseal(self) -> int:
         """How many were sealed anew. What a gateway was busy with is left; a survey finds it."""
         resealed = 0
-        for drawer in (_SECRETS, _ANSWERS):
-            async for rows in self._take_out(drawer):
-                older = [row.key for row in rows if self._find_age(drawer, row) is SealAge.OLDER]
+        for column in (_SECRETS, _ANSWERS):
+            async for rows in self._read_pages(column):
+                older = [row.key for row in rows if self._find_age(column, row) is SealAge.OLDER]
                 if older:
-                    resealed += await self._database.write(_Reseal(drawer, older, self._sealer))
+                    resealed += await self._database.write(_Reseal(column, older, self._sealer))
         return resealed
 
-    async def _count(self, drawer: _Drawer, at_most: int | None) -> SealCount:
+    async def _count(self, column: _EncryptedColumn, at_most: int | None) -> SealCount:
         ages: Counter[SealAge] = Counter()
         lost_ids: list[str] = []
-        async for rows in self._take_out(drawer):
+        async for rows in self._read_pages(column):
             for row in rows:
-                age = self._find_age(drawer, row)
+                age = self._find_age(column, row)
                 ages[age] += 1
                 if age is SealAge.LOST and len(lost_ids) < LOST_NAMED_MAX:
                     lost_ids.append(row.key)
@@ -106,30 +106,30 @@ class SealKeeper:
             lost_ids=tuple(lost_ids),
         )
 
-    async def _take_out(self, drawer: _Drawer) -> AsyncIterator[Sequence[Any]]:
+    async def _read_pages(self, column: _EncryptedColumn) -> AsyncIterator[Sequence[Any]]:
         """All of it, a few at a time, in the order of their keys."""
         last = ""
         while True:
-            rows = await self._database.read(_Page(drawer, after=last))
+            rows = await self._database.read(_Page(column, after=last))
             if rows:
                 yield rows
-            if len(rows) < drawer.step:
+            if len(rows) < column.page_size:
                 return
             last = rows[-1].key
 
-    def _find_age(self, drawer: _Drawer, row: Any) -> SealAge:
-        return self._sealer.find_age(bytes(row.sealed), label=drawer.label(row))
+    def _find_age(self, column: _EncryptedColumn, row: Any) -> SealAge:
+        return self._sealer.find_age(bytes(row.sealed), label=column.label(row))
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    drawer: _Drawer
+    column: _EncryptedColumn
     after: str
 
     def __call__(self, connection: Connection) -> Sequence[Any]:
-        drawer = self.drawer
-        query = _select(drawer).where(drawer.sealed.is_not(None), drawer.key > self.after)
-        return connection.execute(query.order_by(drawer.key).limit(drawer.step)).all()
+        column = self.column
+        query = _select(column).where(column.sealed.is_not(None), column.key > self.after)
+        return connection.execute(query.order_by(column.key).limit(column.page_size)).all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +137,23 @@ class _Reseal:
     """The work of one step. It waits for no row that somebody is busy with, so it stands in nobody's way for long, and
     looks at each row again: its provider may have set another secret since."""
 
-    drawer: _Drawer
+    column: _EncryptedColumn
     keys: Sequence[str]
     sealer: Sealer
 
     def __call__(self, connection: Connection) -> int:
-        drawer, sealer = self.drawer, self.sealer
-        query = _select(drawer).where(drawer.sealed.is_not(None), drawer.key.in_(self.keys))
+        column, sealer = self.column, self.sealer
+        query = _select(column).where(column.sealed.is_not(None), column.key.in_(self.keys))
         resealed = 0
         for row in connection.execute(query.with_for_update(skip_locked=True)).all():
-            sealed, label = bytes(row.sealed), drawer.label(row)
+            sealed, label = bytes(row.sealed), column.label(row)
             if sealer.find_age(sealed, label=label) is not SealAge.OLDER:
                 continue
             fresh = sealer.seal(sealer.open(sealed, label=label), label=label)
-            change = update(drawer.key.table).where(drawer.key == row.key).values({drawer.sealed: fresh})
+            change = update(column.key.table).where(column.key == row.key).values({column.sealed: fresh})
             resealed += connection.execute(change).rowcount
         return resealed
 
 
-def _select(drawer: _Drawer) -> Select[Any]:
-    return select(drawer.key.label("key"), drawer.sealed.label("sealed"), *drawer.more)
+def _select(column: _EncryptedColumn) -> Select[Any]:
+    return select(column.key.label("key"), column.sealed.label("sealed"), *column.more)

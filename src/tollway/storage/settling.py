@@ -1,6 +1,6 @@
-"""Between an answer that costs and the money that moved for it: what settling writes into the books. Synchronous.
+"""Between an answer that costs and the money that moved for it: what settling writes into the ledger. Synchronous.
 
-`Settling` is the part of a batch that goes to `settling` and out of it; `posting` locks its rows with all others:
+`BatchSettlement` is the part of a batch that goes to `settling` and out of it; `posting` locks its rows with all others:
 authorisations by call, payments, calls, lanes. A nonce is taken in the commit that stores its hash, and what moved is
 recorded in the commit that consumes or releases its call.
 """
@@ -14,13 +14,13 @@ from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Close, Closed, Fenced
 from tollway.ledger.call import CallState, NewPayment
-from tollway.ledger.gas import LaneTaken
-from tollway.ledger.settled import Ending, judge_ending
-from tollway.storage.answer_store import has_answer
+from tollway.ledger.gas import NonceUnavailable
+from tollway.ledger.settled import SettlementEnd, decide_settlement_end
+from tollway.storage.answer_store import has_stored_response
 from tollway.storage.authorization_tables import attempt_table, authorization_table
-from tollway.storage.book_page import BookPage, LockedCall
+from tollway.storage.book_page import LockedCall, LockedRows
 from tollway.storage.book_tables import call_table
-from tollway.storage.gas_store import Lane, is_nonce_open, lock_lanes, write_attempts, write_lanes
+from tollway.storage.gas_store import SignerKey, is_nonce_open, lock_nonces, write_attempts, write_nonces
 from tollway.storage.payment_store import find_payment_id, insert_payment, pay_debts, raise_payment
 
 
@@ -44,48 +44,48 @@ class Conclude:
     call_id: CallId
     epoch: int
     transfer: SettledTransfer | None
-    is_adrift: bool
+    is_orphaned: bool
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _LockedAuthorization:
     """An authorisation whose row is locked, with what the end of its call depends on."""
 
     chain_id: ChainId
     asset: str
     payer: Address
     payee: Address
-    is_adrift: bool
+    is_orphaned: bool
     transfer: TxHash | None
     method: str
     digest: bytes
-    has_answer: bool
+    has_stored_response: bool
     payment_id: int | None = None
 
 
-class Settling:
-    """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_lanes` after."""
+class BatchSettlement:
+    """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_nonces` after."""
 
     def __init__(
         self,
         connection: Connection,
-        page: BookPage,
+        locked_rows: LockedRows,
         *,
         owner_id: str,
         answered_since_ms: int,
         attempts_max: int,
     ) -> None:
         self._connection = connection
-        self._page = page
+        self._locked_rows = locked_rows
         self._owner_id = owner_id
         self._answered_since_ms = answered_since_ms
         self._attempts_max = attempts_max
-        self._held: dict[CallId, _Held] = {}
-        self._lanes: dict[Lane, int] = {}
+        self._authorizations: dict[CallId, _LockedAuthorization] = {}
+        self._next_nonces: dict[SignerKey, int] = {}
         self._attempts: list[SettlementAttempt] = []
         self._ended: list[dict[str, object]] = []
-        self._credit: list[int] = []
+        self._credited_payments: list[int] = []
 
     def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
         """Locks what is concluded, and adds the payments that are not there yet, worth nothing so far. Returns the
@@ -95,12 +95,12 @@ class Settling:
             return set()
         by_call = {one.call_id: one for one in concludes}
         columns = authorization_table.c
-        turn = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
-        self._connection.execute(turn.with_for_update()).all()
-        seen = self._page.read_calls(list(by_call))
-        self._held = self._read_held(list(by_call))
+        in_turn = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
+        self._connection.execute(in_turn.with_for_update()).all()
+        seen = self._locked_rows.read_calls(list(by_call))
+        self._authorizations = self._read_authorizations(list(by_call))
         moved = {
-            call_id: _new_payment(self._held[call_id], one.transfer)
+            call_id: _new_payment(self._authorizations[call_id], one.transfer)
             for call_id, one in by_call.items()
             if one.transfer is not None and call_id in seen and self._is_due(one, seen[call_id])
         }
@@ -108,23 +108,23 @@ class Settling:
             insert_payment(self._connection, new, by_call[call_id].now_ms, is_authorized=True)
         for call_id, new in moved.items():
             payment_id = find_payment_id(self._connection, new)
-            self._held[call_id] = replace(self._held[call_id], payment_id=payment_id)
-        return {one.payment_id for one in self._held.values() if one.payment_id is not None}
+            self._authorizations[call_id] = replace(self._authorizations[call_id], payment_id=payment_id)
+        return {one.payment_id for one in self._authorizations.values() if one.payment_id is not None}
 
-    def lock_lanes(self, settles: Sequence[Settle]) -> None:
+    def lock_nonces(self, settles: Sequence[Settle]) -> None:
         attempts = [one.attempt for one in settles if one.attempt is not None]
         if not attempts:
             return
-        self._lanes = lock_lanes(self._connection, [(one.sender, one.chain_id) for one in attempts])
+        self._next_nonces = lock_nonces(self._connection, [(one.sender, one.chain_id) for one in attempts])
 
     def settle(
-        self, settle: Settle, call: LockedCall | None, *, is_retry: bool, **told: object
-    ) -> Closed | Fenced | LaneTaken:
+        self, settle: Settle, call: LockedCall | None, *, is_retry: bool, **values: object
+    ) -> Closed | Fenced | NonceUnavailable:
         if call is None or call.owner_id != self._owner_id or call.epoch != settle.close.epoch:
             return Fenced()
         if call.state is not CallState.FORWARDING:
             is_done = is_retry and call.state is CallState.SETTLING and self._is_stored(settle.attempt)
-            return Closed(rest_units=None) if is_done else Fenced()
+            return Closed(remaining_units=None) if is_done else Fenced()
         if not call.is_unpaid:
             return Fenced()
         if settle.attempt is not None:
@@ -132,22 +132,22 @@ class Settling:
             if taken is not None:
                 return taken
         digest = {} if settle.digest is None else {"digest": settle.digest}
-        self._page.move(call, CallState.SETTLING, **told, **digest)
-        return Closed(rest_units=None)
+        self._locked_rows.move(call, CallState.SETTLING, **values, **digest)
+        return Closed(remaining_units=None)
 
     def conclude(self, conclude: Conclude, call: LockedCall | None, *, is_retry: bool) -> CallState | None:
-        held = self._held.get(conclude.call_id)
-        if call is None or held is None:
+        authorization = self._authorizations.get(conclude.call_id)
+        if call is None or authorization is None:
             return None
-        is_seen = conclude.transfer is None or held.payment_id is not None
+        is_seen = conclude.transfer is None or authorization.payment_id is not None
         if not is_seen or not self._is_due(conclude, call):
-            return call.state if is_retry and _is_concluded(conclude, call, held) else None
-        ending = judge_ending(
+            return call.state if is_retry and _is_concluded(conclude, call, authorization) else None
+        ending = decide_settlement_end(
             is_moved=conclude.transfer is not None,
-            is_adrift=conclude.is_adrift,
-            has_answer=held.has_answer,
-            method=held.method,
-            digest=held.digest,
+            is_orphaned=conclude.is_orphaned,
+            has_stored_response=authorization.has_stored_response,
+            method=authorization.method,
+            digest=authorization.digest,
             runs_left=self._attempts_max - call.attempts,
         )
         transfer = conclude.transfer
@@ -158,62 +158,64 @@ class Settling:
                 "to_block": None if transfer is None else transfer.block_number,
             }
         )
-        told: dict[str, object] = {"moved_ms": conclude.now_ms, "completed_ms": conclude.now_ms}
-        if not conclude.is_adrift:  # its caller has waited for the money, too
-            told["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
-        if transfer is None or held.payment_id is None:
-            return self._page.move(call, CallState.RELEASED, **told)
-        told["tx_hash"] = transfer.tx_hash
-        return self._book_transfer(replace(call, payment_id=held.payment_id), ending, told)
+        values: dict[str, object] = {"moved_ms": conclude.now_ms, "completed_ms": conclude.now_ms}
+        if not conclude.is_orphaned:  # its caller has waited for the money, too
+            values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
+        if transfer is None or authorization.payment_id is None:
+            return self._locked_rows.move(call, CallState.RELEASED, **values)
+        values["tx_hash"] = transfer.tx_hash
+        return self._record_transfer(replace(call, payment_id=authorization.payment_id), ending, values)
 
     def write(self, *, now_ms: int) -> None:
         """After every move of the batch is decided."""
-        if not (self._credit or self._attempts or self._lanes or self._ended):
+        if not (self._credited_payments or self._attempts or self._next_nonces or self._ended):
             return
-        pay_debts(self._connection, self._page, dict.fromkeys(self._credit), now_ms=now_ms)
+        pay_debts(self._connection, self._locked_rows, dict.fromkeys(self._credited_payments), now_ms=now_ms)
         write_attempts(self._connection, self._attempts)
-        write_lanes(self._connection, self._lanes)
+        write_nonces(self._connection, self._next_nonces)
         if self._ended:
             self._connection.execute(_END, self._ended)
 
-    def _book_transfer(self, call: LockedCall, ending: Ending, told: dict[str, object]) -> CallState:
+    def _record_transfer(
+        self, call: LockedCall, ending: SettlementEnd, values: dict[str, object]
+    ) -> CallState:
         """What moved is a payment, and this call takes it, or it is credit."""
         payment_id = call.payment_id
         assert payment_id is not None
-        is_bought = ending is not Ending.CREDIT
-        raise_payment(self._connection, self._page, payment_id, call.price_units, calls=int(is_bought))
-        told["payment_id"] = payment_id
+        is_bought = ending is not SettlementEnd.CREDIT
+        raise_payment(self._connection, self._locked_rows, payment_id, call.price_units, calls=int(is_bought))
+        values["payment_id"] = payment_id
         if not is_bought:
-            self._credit.append(payment_id)
-            return self._page.move(call, CallState.RELEASED, **told)
-        if ending is Ending.LOST:
-            told["cut"] = "cut"
+            self._credited_payments.append(payment_id)
+            return self._locked_rows.move(call, CallState.RELEASED, **values)
+        if ending is SettlementEnd.LOST:
+            values["cut"] = "cut"
         parts = {payment_id: call.price_units}
-        self._page.hold(call, parts)
-        return self._page.move(replace(call, parts=parts), CallState.CONSUMED, **told)
+        self._locked_rows.set_parts(call, parts)
+        return self._locked_rows.move(replace(call, parts=parts), CallState.CONSUMED, **values)
 
     def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
-        held = self._held.get(conclude.call_id)
-        if held is None or call.epoch != conclude.epoch:
+        authorization = self._authorizations.get(conclude.call_id)
+        if authorization is None or call.epoch != conclude.epoch:
             return False
         if call.state is CallState.UNKNOWN:
-            return conclude.is_adrift and call.is_unpaid
-        if call.state is not CallState.SETTLING or held.is_adrift is not conclude.is_adrift:
+            return conclude.is_orphaned and call.is_unpaid
+        if call.state is not CallState.SETTLING or authorization.is_orphaned is not conclude.is_orphaned:
             return False
-        return conclude.is_adrift or call.owner_id == self._owner_id
+        return conclude.is_orphaned or call.owner_id == self._owner_id
 
-    def _take_nonce(self, attempt: SettlementAttempt) -> LaneTaken | None:
-        lane = (attempt.sender, attempt.chain_id)
-        if attempt.nonce != self._lanes[lane]:
-            return LaneTaken(next_nonce=self._lanes[lane])
-        self._lanes[lane] += 1
+    def _take_nonce(self, attempt: SettlementAttempt) -> NonceUnavailable | None:
+        signer = (attempt.sender, attempt.chain_id)
+        if attempt.nonce != self._next_nonces[signer]:
+            return NonceUnavailable(next_nonce=self._next_nonces[signer])
+        self._next_nonces[signer] += 1
         self._attempts.append(attempt)
         return None
 
     def _is_stored(self, attempt: SettlementAttempt | None) -> bool:
         return attempt is None or is_attempt_stored(self._connection, attempt)
 
-    def _read_held(self, call_ids: Sequence[CallId]) -> dict[CallId, _Held]:
+    def _read_authorizations(self, call_ids: Sequence[CallId]) -> dict[CallId, _LockedAuthorization]:
         columns = authorization_table.c
         query = (
             select(
@@ -226,32 +228,36 @@ class Settling:
                 columns.tx_hash,
                 call_table.c.method,
                 call_table.c.digest,
-                has_answer(columns.call_id, since_ms=self._answered_since_ms).label("has_answer"),
+                has_stored_response(columns.call_id, since_ms=self._answered_since_ms).label(
+                    "has_stored_response"
+                ),
             )
             .join(call_table, call_table.c.id == columns.call_id)
             .where(columns.call_id.in_(call_ids))
         )
         return {
-            CallId(row.call_id): _Held(
+            CallId(row.call_id): _LockedAuthorization(
                 chain_id=ChainId(row.chain_id),
                 asset=row.asset,
                 payer=Address(row.payer),
                 payee=Address(row.payee),
-                is_adrift=row.is_adrift,
+                is_orphaned=row.is_adrift,
                 transfer=None if row.tx_hash is None else TxHash(row.tx_hash),
                 method=row.method,
                 digest=bytes(row.digest),
-                has_answer=bool(row.has_answer),
+                has_stored_response=bool(row.has_stored_response),
             )
             for row in self._connection.execute(query)
         }
 
 
-def add_attempt(connection: Connection, *, attempt: SettlementAttempt, is_filling: bool) -> bool | LaneTaken:
+def add_attempt(
+    connection: Connection, *, attempt: SettlementAttempt, is_filling: bool
+) -> bool | NonceUnavailable:
     """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
     one that the lane has passed and that nothing has."""
-    page = BookPage(connection)
-    call = page.lock_calls([attempt.call_id]).get(attempt.call_id)
+    locked_rows = LockedRows(connection)
+    call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
     if call is None or (call.state is not CallState.SETTLING and not is_filling):
         return False
     if is_attempt_stored(connection, attempt):
@@ -263,16 +269,16 @@ def add_attempt(connection: Connection, *, attempt: SettlementAttempt, is_fillin
         columns.sender == attempt.sender,
         columns.nonce == attempt.nonce,
     )
-    lane = (attempt.sender, attempt.chain_id)
+    signer = (attempt.sender, attempt.chain_id)
     if connection.execute(earlier.limit(1)).first() is None:
-        next_nonce = lock_lanes(connection, [lane])[lane]
+        next_nonce = lock_nonces(connection, [signer])[signer]
         if is_filling:
             if attempt.nonce >= next_nonce or is_nonce_open(connection, attempt):
                 return False
         elif attempt.nonce != next_nonce:
-            return LaneTaken(next_nonce=next_nonce)
+            return NonceUnavailable(next_nonce=next_nonce)
         else:
-            write_lanes(connection, {lane: next_nonce + 1})
+            write_nonces(connection, {signer: next_nonce + 1})
     write_attempts(connection, [attempt])
     return True
 
@@ -294,21 +300,21 @@ _END = (
 )
 
 
-def _is_concluded(conclude: Conclude, call: LockedCall, held: _Held) -> bool:
+def _is_concluded(conclude: Conclude, call: LockedCall, authorization: _LockedAuthorization) -> bool:
     """This very conclusion was written, and only its answer was lost."""
     is_ended = call.state in (CallState.CONSUMED, CallState.RELEASED, CallState.REORGED)
     expected = None if conclude.transfer is None else conclude.transfer.tx_hash
-    return is_ended and call.epoch == conclude.epoch and held.transfer == expected
+    return is_ended and call.epoch == conclude.epoch and authorization.transfer == expected
 
 
-def _new_payment(held: _Held, transfer: SettledTransfer | None) -> NewPayment:
+def _new_payment(authorization: _LockedAuthorization, transfer: SettledTransfer | None) -> NewPayment:
     assert transfer is not None
     return NewPayment(
-        chain_id=held.chain_id,
+        chain_id=authorization.chain_id,
         tx_hash=transfer.tx_hash,
-        asset=held.asset,
-        payer=held.payer,
-        payee=held.payee,
+        asset=authorization.asset,
+        payer=authorization.payer,
+        payee=authorization.payee,
         value_units=0,
         block_number=transfer.block_number,
         block_hash=transfer.block_hash,

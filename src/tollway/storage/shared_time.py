@@ -1,14 +1,14 @@
 """The time that all gateways of a database go by, between two looks at it. Reads no clock but those it is given.
 
 Each renewal tells what the shared clock says; from there on a clock that nobody sets counts. So a jump of this
-gateway's own clock moves no moment in the books, nor does it make a hold end early. A jump of the shared clock itself
+gateway's own clock moves no moment in the ledger, nor does it make a hold end early. A jump of the shared clock itself
 is seen too: `ahead_ms` is how much older than it is something from before may look.
 """
 
 from collections.abc import Callable
 
 
-class SharedTime:
+class ClusterClock:
     """All times in milliseconds. `ticks_ms`: a monotonic clock; without one this gateway's own stands in, and no jumps
     are looked for."""
 
@@ -19,7 +19,7 @@ class SharedTime:
         self._drift_ms: int | None = None  # the shared clock before the ticks
         self._drift_min_ms = 0
 
-    def note(self, shared_ms: int) -> None:
+    def set_shared_ms(self, shared_ms: int) -> None:
         """What the shared clock says now."""
         drift_ms = shared_ms - self._ticks_ms()
         self._drift_min_ms = drift_ms if self._drift_ms is None else min(drift_ms, self._drift_min_ms)

@@ -14,9 +14,9 @@ from tollway.ledger.call import CallState
 from tollway.ledger.claims import NonceKey, decide_claims, nonce_key
 from tollway.storage.book_rows import PAYMENT_COLUMNS, parse_payment_row
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table
-from tollway.storage.open_call_store import find_repeats
+from tollway.storage.open_call_store import find_open_calls
 from tollway.storage.payment_store import find_debts
-from tollway.storage.statement_store import find_held
+from tollway.storage.statement_store import find_held_units
 from tollway.storage.statements import Prepared, Within
 
 
@@ -52,42 +52,42 @@ _NONCES = Prepared(
 )
 
 
-def find_spent(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
-    """What each of these claims would hear if its payment surely has no rest; None where the books might grant it."""
+def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+    """What each of these claims would hear if its payment surely has no rest; None where the ledger might grant it."""
     by_payment: dict[int | None, list[Claim]] = {}
     for claim in claims:
         if claim.price_units > 0:
             by_payment.setdefault(claim.payment_id, []).append(claim)
-    told: dict[CallId, Exhausted | NonceUsed] = {}
-    for payment_id, crowd in by_payment.items():
-        told |= _find_spent_on(connection, payment_id, crowd)
-    return [told.get(claim.call_id) for claim in claims]
+    outcomes: dict[CallId, Exhausted | NonceUsed] = {}
+    for payment_id, claims_of_payment in by_payment.items():
+        outcomes |= _find_exhausted_on(connection, payment_id, claims_of_payment)
+    return [outcomes.get(claim.call_id) for claim in claims]
 
 
-def _find_spent_on(
+def _find_exhausted_on(
     connection: Connection, payment_id: int | None, claims: Sequence[Claim]
 ) -> dict[CallId, Exhausted | NonceUsed]:
     """Asks the same rules as a claim does, of a payment without any rest: then no other payment can help it out."""
     payments = list(map(parse_payment_row, _PAYMENT.fetch(connection, payment_id=payment_id)))
     payers = {claim.payer for claim in claims if claim.payer is not None}
-    if not payers or any(payment.rest_units > 0 for payment in payments):
+    if not payers or any(payment.remaining_units > 0 for payment in payments):
         return {}
     decisions, _ = decide_claims(
         claims,
         payments=payments,
         nonces=find_nonces(connection, claims),
         keys={},
-        repeats=find_repeats(connection, claims),
+        repeats=find_open_calls(connection, claims),
         debts=find_debts(connection, payers),
         unfinal_max_nano={},
         unfinal_units={},
         now_ms=0,  # no authorisation is decided here
     )
-    held_units = sum(find_held(connection, {payment.id for payment in payments}).values())
-    told: dict[CallId, Exhausted | NonceUsed] = {}
+    held_units = sum(find_held_units(connection, {payment.id for payment in payments}).values())
+    outcomes: dict[CallId, Exhausted | NonceUsed] = {}
     for claim, decision in zip(claims, decisions, strict=True):
         if isinstance(decision.outcome, Exhausted):
-            told[claim.call_id] = replace(decision.outcome, held_units=held_units)
+            outcomes[claim.call_id] = replace(decision.outcome, held_units=held_units)
         elif isinstance(decision.outcome, NonceUsed):
-            told[claim.call_id] = decision.outcome
-    return told
+            outcomes[claim.call_id] = decision.outcome
+    return outcomes

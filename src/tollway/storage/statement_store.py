@@ -1,4 +1,4 @@
-"""The read side of the books in SQL: a wallet's payments, and the calls of a payment. Never writes.
+"""The read side of the ledger in SQL: a wallet's payments, and the calls of a payment. Never writes.
 
 Always ordered by (created_ms, id): by id alone PostgreSQL would walk the primary key and filter. A wallet's history is
 in `history_page.py`.
@@ -49,7 +49,7 @@ def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tu
     return _newest(connection, is_spending, payment_id, limit=limit)
 
 
-def find_held(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
+def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
     """What calls that run, or whose outcome is unknown, hold of each of these payments."""
     if not payment_ids:
         return {}

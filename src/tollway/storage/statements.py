@@ -60,12 +60,12 @@ class Prepared:
     def fetch(self, connection: Connection, **values: Any) -> Rows:
         """Every row of the answer. Lists are given as lists, and none of them is empty."""
         text = self._text(connection, values)
-        asked = text.arrange(values)
+        parameters = text.arrange(values)
         if connection.engine.dispatch.before_cursor_execute:
-            return connection.exec_driver_sql(text.sql, asked).all()
+            return connection.exec_driver_sql(text.sql, parameters).all()
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(text.sql, asked)
+            cursor.execute(text.sql, parameters)
             found: Rows = cursor.fetchall()
         except BaseException as exc:  # noqa: BLE001 - raised again, always
             _raise(connection, exc, text.sql)
@@ -75,15 +75,15 @@ class Prepared:
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
         """Runs it for each of these rows. How many rows of tables it has changed; -1 where the driver does not say."""
         text = self._text(connection, {})
-        asked = list(map(text.pick, rows))
+        parameters = list(map(text.pick, rows))
         if connection.engine.dispatch.before_cursor_execute:
-            return connection.exec_driver_sql(text.sql, asked).rowcount
+            return connection.exec_driver_sql(text.sql, parameters).rowcount
         cursor = connection.connection.cursor()
         try:
-            if len(asked) == 1:
-                cursor.execute(text.sql, asked[0])
+            if len(parameters) == 1:
+                cursor.execute(text.sql, parameters[0])
             else:
-                cursor.executemany(text.sql, asked)
+                cursor.executemany(text.sql, parameters)
             changed = cursor.rowcount
         except BaseException as exc:  # noqa: BLE001 - raised again, always
             _raise(connection, exc, text.sql)
@@ -108,7 +108,7 @@ class Prepared:
         return text
 
 
-def tell(connection: Connection, sql: str) -> None:
+def execute_text(connection: Connection, sql: str) -> None:
     """Runs a text of ours that asks nothing and gives nothing."""
     if connection.engine.dispatch.before_cursor_execute:
         connection.exec_driver_sql(sql)
@@ -154,15 +154,15 @@ def _expand(compiled: SQLCompiler, values: Values) -> _Text:
     names = [place.name for place in order if isinstance(place, _Slot) and not place.size]
 
     def arrange(given: Values) -> tuple[Any, ...]:
-        asked: list[Any] = []
+        parameters: list[Any] = []
         for place in order:
             if not isinstance(place, _Slot):
-                asked.append(place)  # a constant of the statement
+                parameters.append(place)  # a constant of the statement
             elif place.size:
-                asked.extend(_written_out(given[place.name], place.size))
+                parameters.extend(_pad_list(given[place.name], place.size))
             else:
-                asked.append(given[place.name])
-        return tuple(asked)
+                parameters.append(given[place.name])
+        return tuple(parameters)
 
     is_pickable = len(names) == len(order) > 1  # of a single name itemgetter gives no tuple
     return _Text(sql=expanded.statement, arrange=arrange, pick=itemgetter(*names) if is_pickable else arrange)
@@ -179,7 +179,7 @@ def _without_members(places: Sequence[Any]) -> list[Any]:
     return order
 
 
-def _written_out(listed: Sequence[Any], size: int) -> list[Any]:
+def _pad_list(listed: Sequence[Any], size: int) -> list[Any]:
     full = [*listed, *([listed[-1]] * (size - len(listed)))]
     return [part for one in full for part in one] if _is_of_tuples(listed) else full
 
@@ -199,5 +199,5 @@ def _padded_size(listed: Sequence[Any]) -> int:
 def _raise(connection: Connection, exc: BaseException, sql: str) -> NoReturn:
     """As SQLAlchemy raises what a statement of its own raises, with all that follows for the connection. What is no
     error of the driver's (a deadline, a cancellation) goes on as it is."""
-    is_told = isinstance(exc, connection.dialect.loaded_dbapi.Error)
-    connection._handle_dbapi_exception(exc, sql if is_told else None, None, None, None)
+    is_driver_error = isinstance(exc, connection.dialect.loaded_dbapi.Error)
+    connection._handle_dbapi_exception(exc, sql if is_driver_error else None, None, None, None)

@@ -13,19 +13,19 @@ from sqlalchemy import Connection, text
 STRIPES = 256
 
 # Sorted inside, because a function in the select list may run before an ORDER BY beside it.
-_TAKE = text(
+_TAKE_LOCKS = text(
     "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
     " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
 )
 
 
-def take_turns(connection: Connection, names: Iterable[bytes], *, space: int) -> None:
+def take_advisory_locks(connection: Connection, names: Iterable[bytes], *, space: int) -> None:
     """`space`: any constant of ours, one for each kind of things."""
     if connection.dialect.name != "postgresql":
         return
     stripes = sorted({stripe_of(name) for name in names})
     if stripes:
-        connection.execute(_TAKE, {"space": space, "stripes": stripes})
+        connection.execute(_TAKE_LOCKS, {"space": space, "stripes": stripes})
 
 
 def stripe_of(name: bytes) -> int:

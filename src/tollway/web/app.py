@@ -1,4 +1,4 @@
-"""The door: where each request goes, and the one list of what it passes on the way.
+"""The ASGI application: where each request goes, and the one list of the middleware that it passes.
 
 Gateway calls leave for the raw call app before any framework sees them; everything else is FastAPI. Nothing here
 knows what a listing or a payment is.
@@ -12,21 +12,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
-from tollway.web.catalog_turns import CatalogTurns
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.catalog_turns import CatalogReadLimit
+from tollway.web.load_gauge import LoadShedder
 from tollway.web.middleware import (
     AccessLog,
-    AnswerHeaders,
     BodyLimits,
-    Crowd,
-    HeadCheck,
     HeadWithoutBody,
+    OverloadLimit,
+    RequestHeadCheck,
     RequestId,
+    ResponseHeaders,
     answer_preflight,
     is_preflight,
     parse_proxies,
 )
-from tollway.web.problems import Challenge, LastResort, install_handlers
+from tollway.web.problems import ChallengeHeaders, ErrorBoundary, install_handlers
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
 
@@ -39,32 +39,32 @@ def build_app(
     limits: Limits,
     clock: Callable[[], float],
     entropy: Callable[[int], bytes],
-    gauge: LoadGauge,
-    challenge: Challenge | None = None,
+    shedder: LoadShedder,
+    challenge: ChallengeHeaders | None = None,
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
 ) -> ASGIApp:
     """The whole service as one ASGI app. `routers` carry their full paths; `clock` is monotonic, in seconds."""
-    plane = FastAPI(
+    control_plane = FastAPI(
         title="Tollway", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # its redirect would trust Host
     for router in routers:
-        _answer_head(router)
-        plane.include_router(router)
-    install_handlers(plane, public_url, challenge)
+        _add_head_methods(router)
+        control_plane.include_router(router)
+    install_handlers(control_plane, public_url, challenge)
 
-    app: ASGIApp = plane  # from the inside out:
-    app = CatalogTurns(app, at_once=limits.catalog_reads_at_once)
-    app = HeadCheck(app, limits=limits, public_url=public_url)
-    app = Crowd(app, gauge=gauge, public_url=public_url)
-    app = BodyLimits(app, limits=limits, clock=clock, room=gauge.bodies)
+    app: ASGIApp = control_plane  # from the inside out:
+    app = CatalogReadLimit(app, at_once=limits.catalog_reads_at_once)
+    app = RequestHeadCheck(app, limits=limits, public_url=public_url)
+    app = OverloadLimit(app, shedder=shedder, public_url=public_url)
+    app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)
-    app = AnswerHeaders(app)
-    app = LastResort(app, public_url=public_url)
+    app = ResponseHeaders(app)
+    app = ErrorBoundary(app, public_url=public_url)
     app = AccessLog(app, clock=clock, metrics=metrics)
     app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
     return Dispatcher(
-        call_app=LastResort(call_app, public_url=public_url), control_app=app, lifespan_app=plane
+        call_app=ErrorBoundary(call_app, public_url=public_url), control_app=app, lifespan_app=control_plane
     )
 
 
@@ -92,7 +92,7 @@ class Dispatcher:
             await send({"type": "websocket.close", "code": 1000})
 
 
-def _answer_head(router: APIRouter) -> None:
+def _add_head_methods(router: APIRouter) -> None:
     """`HEAD` works wherever `GET` does. FastAPI, unlike Starlette, does not see to it."""
     for route in router.routes:
         if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:

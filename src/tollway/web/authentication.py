@@ -12,11 +12,11 @@ from fastapi import Request
 from tollway.errors import Code, Problem, Refusal, StorageUnavailable
 from tollway.identifiers import ChainId, format_network
 from tollway.identity.authenticator import Authenticator, Identity, is_siwx_possible
-from tollway.identity.front_desk import URI_CHARACTERS_MAX, FrontDesk, Invitation
+from tollway.identity.front_desk import URI_CHARACTERS_MAX, SignIn, SignInChallenge
 from tollway.identity.http_signature import SignedRequest, accept_signature, required_components
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.signin import STATEMENT
-from tollway.web.nonce_meter import NonceMeter
+from tollway.web.nonce_meter import SignInRateLimit
 from tollway.web.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE
 from tollway.web.wire import format_time
 
@@ -43,11 +43,11 @@ _SIWX_SCHEMA = {
 }
 
 
-Wallet = Callable[[Request], Awaitable[Identity]]
+WalletDependency = Callable[[Request], Awaitable[Identity]]
 """Proves who asks, before a route looks at anything else."""
 
 
-def wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> Wallet:
+def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> WalletDependency:
     """A FastAPI dependency: the wallet behind the request, before the route looks at the body.
 
     Raises Refusal (413, or what `Authenticator.authenticate` refuses).
@@ -60,7 +60,7 @@ def wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> W
     return authenticate
 
 
-def wallet_of_x402_client(wallet: Wallet) -> Wallet:
+def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
     """The same wallet, for clients that sign in only when they are asked with a 402: every refusal that would be a 401
     comes as a 402 with nothing to pay (`accepts: []`). Where no challenge can be made it stays a 401: a 402 without
     terms would say nothing to anybody."""
@@ -116,13 +116,15 @@ def client_address_of(request: Request) -> str:
 
 
 def make_challenge(
-    desk: FrontDesk, meter: NonceMeter, *, origin: PublicOrigin, chain_ids: Sequence[ChainId]
+    sign_in: SignIn, rate_limit: SignInRateLimit, *, origin: PublicOrigin, chain_ids: Sequence[ChainId]
 ) -> Callable[[Request], Awaitable[list[tuple[str, str]]]]:
     """What every 401 carries: `WWW-Authenticate`, `Accept-Signature`, and where a signature would do, the x402 sign-in
     challenge in `PAYMENT-REQUIRED`. A client that asks for too many challenges gets none of the last kind."""
 
     async def challenge(request: Request) -> list[tuple[str, str]]:
-        return await challenge_headers(request, desk=desk, meter=meter, origin=origin, chain_ids=chain_ids)
+        return await challenge_headers(
+            request, sign_in=sign_in, rate_limit=rate_limit, origin=origin, chain_ids=chain_ids
+        )
 
     return challenge
 
@@ -130,33 +132,33 @@ def make_challenge(
 async def challenge_headers(
     request: Request,
     *,
-    desk: FrontDesk,
-    meter: NonceMeter,
+    sign_in: SignIn,
+    rate_limit: SignInRateLimit,
     origin: PublicOrigin,
     chain_ids: Sequence[ChainId],
 ) -> list[tuple[str, str]]:
     """The headers of one 401. Never raises: a refusal must not turn into a failure."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    asked = to_signed_request(request, body=b"?" if has_body else b"")
+    unsigned = to_signed_request(request, body=b"?" if has_body else b"")
     realm = f'realm="{origin.authority}"'
     headers = [
         ("WWW-Authenticate", f'Bearer {realm}, Signature {realm}, profile="erc8128", SIWX {realm}'),
-        ("Accept-Signature", accept_signature(required_components(asked))),
+        ("Accept-Signature", accept_signature(required_components(unsigned))),
     ]
     if (
-        is_siwx_possible(asked)
-        and await meter.charge("challenge", client_address=asked.client_address) is None
+        is_siwx_possible(unsigned)
+        and await rate_limit.charge("challenge", client_address=unsigned.client_address) is None
     ):
-        uri = _uri_of(asked, origin=origin)
+        uri = _sign_in_uri(unsigned, origin=origin)
         try:
-            invitation = await desk.invite(uri)
+            sign_in_challenge = await sign_in.create_challenge(uri)
         except StorageUnavailable:
             return headers
-        headers.append((SIGN_IN_CHALLENGE, _format_challenge(invitation, chain_ids=chain_ids)))
+        headers.append((SIGN_IN_CHALLENGE, _format_challenge(sign_in_challenge, chain_ids=chain_ids)))
     return headers
 
 
-def _uri_of(request: SignedRequest, *, origin: PublicOrigin) -> str:
+def _sign_in_uri(request: SignedRequest, *, origin: PublicOrigin) -> str:
     """The URI to sign for: without the query, and only the origin where the path is no plain text."""
     path = request.raw_path.decode("latin-1")
     uri = f"{origin}{path}"
@@ -164,13 +166,13 @@ def _uri_of(request: SignedRequest, *, origin: PublicOrigin) -> str:
     return uri if is_plain and len(uri) <= URI_CHARACTERS_MAX else f"{origin}/"
 
 
-def _format_challenge(invitation: Invitation, *, chain_ids: Sequence[ChainId]) -> str:
+def _format_challenge(sign_in_challenge: SignInChallenge, *, chain_ids: Sequence[ChainId]) -> str:
     """x402 v2 "auth only": nothing to pay, a signature to give. No member is null: stock clients refuse that."""
     challenge = {
         "x402Version": 2,
         "error": "authentication_required",
         "resource": {
-            "url": invitation.uri,
+            "url": sign_in_challenge.uri,
             "description": "Sign in with your wallet",
             "mimeType": "application/json",
         },
@@ -178,14 +180,14 @@ def _format_challenge(invitation: Invitation, *, chain_ids: Sequence[ChainId]) -
         "extensions": {
             "sign-in-with-x": {
                 "info": {
-                    "domain": invitation.domain,
-                    "uri": invitation.uri,
+                    "domain": sign_in_challenge.domain,
+                    "uri": sign_in_challenge.uri,
                     "version": "1",
-                    "nonce": invitation.nonce,
-                    "issuedAt": format_time(invitation.issued_ms),
-                    "expirationTime": format_time(invitation.expires_ms),
+                    "nonce": sign_in_challenge.nonce,
+                    "issuedAt": format_time(sign_in_challenge.issued_ms),
+                    "expirationTime": format_time(sign_in_challenge.expires_ms),
                     "statement": STATEMENT,
-                    "resources": [invitation.uri],
+                    "resources": [sign_in_challenge.uri],
                 },
                 "supportedChains": [
                     {"chainId": format_network(chain_id), "type": "eip191"} for chain_id in chain_ids

@@ -9,88 +9,88 @@ import asyncio
 
 from tollway.errors import Code, Problem
 from tollway.limits import Limits
-from tollway.rates import name_crowd
+from tollway.rates import client_bucket
 
-RETRY_S = 2
-PACE_S = 0.2
+RETRY_BODIES_S = 2
+LONG_BODY_INTERVAL_S = 0.2
 """Between two long bodies of the control plane: most of it is for everybody else."""
 
 
-class BodyRoom:
-    """`taken`: bytes of all bodies that are held, but for the first `buffer_bytes` of each, which are every connection's."""
+class BodyBudget:
+    """`reserved_bytes`: bytes of all bodies that are held, but for the first `buffer_bytes` of each, which are every connection's."""
 
     def __init__(self, limits: Limits) -> None:
         self._bytes_max = limits.held_bodies_bytes_max
         self._by_address: dict[str, int] = {}
         self._next_s = 0.0
         self.free_bytes = limits.buffer_bytes
-        self.taken = 0
+        self.reserved_bytes = 0
 
-    def open(self, client_address: str) -> "HeldBody":
+    def open(self, client_address: str) -> "BodyReservation":
         """For one body. Whoever opened it closes it, whatever happened."""
-        return HeldBody(self, client_address)
+        return BodyReservation(self, client_address)
 
-    def find_delay_s(self, now_s: float) -> float:
+    def next_delay_s(self, now_s: float) -> float:
         """How long a body that is whole and long waits for its turn: the first one not at all."""
         begins_s = max(now_s, self._next_s)
-        self._next_s = begins_s + PACE_S
+        self._next_s = begins_s + LONG_BODY_INTERVAL_S
         return begins_s - now_s
 
-    def take(self, crowd: str, size: int) -> bool:
-        mine = self._by_address.get(crowd, 0) + size
-        if self.taken + size > self._bytes_max or mine > self._bytes_max // 2:
+    def reserve(self, bucket: str, size: int) -> bool:
+        mine = self._by_address.get(bucket, 0) + size
+        if self.reserved_bytes + size > self._bytes_max or mine > self._bytes_max // 2:
             return False
-        self._by_address[crowd] = mine
-        self.taken += size
+        self._by_address[bucket] = mine
+        self.reserved_bytes += size
         return True
 
-    def give_back(self, crowd: str, size: int) -> None:
-        self.taken -= size
-        left = self._by_address[crowd] - size
+    def release(self, bucket: str, size: int) -> None:
+        self.reserved_bytes -= size
+        left = self._by_address[bucket] - size
         if left:
-            self._by_address[crowd] = left
+            self._by_address[bucket] = left
         else:
-            del self._by_address[crowd]
+            del self._by_address[bucket]
 
 
-class HeldBody:
-    """What one body takes of the room."""
+class BodyReservation:
+    """What one body takes of the budget."""
 
-    __slots__ = ("_client_address", "_room", "_size", "_taken")
+    __slots__ = ("_budget", "_client_address", "_reserved_bytes", "_size")
 
-    def __init__(self, room: BodyRoom, client_address: str) -> None:
-        self._room = room
+    def __init__(self, budget: BodyBudget, client_address: str) -> None:
+        self._budget = budget
         self._client_address = client_address
         self._size = 0
-        self._taken = 0
+        self._reserved_bytes = 0
 
-    def hold(self, size: int) -> Problem | None:
-        """So many bytes more are held. None: there was room."""
+    def reserve(self, size: int) -> Problem | None:
+        """So many bytes more are held. None: they fit into the budget."""
         self._size += size
-        more = self._size - self._room.free_bytes - self._taken
+        more = self._size - self._budget.free_bytes - self._reserved_bytes
         if more <= 0:
             return None
-        if not self._room.take(name_crowd(self._client_address), more):
-            return _NO_ROOM
-        self._taken += more
+        if not self._budget.reserve(client_bucket(self._client_address), more):
+            return _BODIES_EXHAUSTED
+        self._reserved_bytes += more
         return None
 
-    async def wait_turn(self, now_s: float) -> None:
+    async def wait_interval(self, now_s: float) -> None:
         """The body is whole. Returns at once for a short one. (To read them in a thread helped nobody: all wait for one
         interpreter.)"""
-        if self._size > self._room.free_bytes and (delay_s := self._room.find_delay_s(now_s)):
+        if self._size > self._budget.free_bytes and (delay_s := self._budget.next_delay_s(now_s)):
             await asyncio.sleep(delay_s)
 
     def close(self) -> None:
-        if self._taken:
-            self._room.give_back(name_crowd(self._client_address), self._taken)
-            self._taken = 0
+        if self._reserved_bytes:
+            self._budget.release(client_bucket(self._client_address), self._reserved_bytes)
+            self._reserved_bytes = 0
 
 
-_NO_ROOM = Problem(
+_BODIES_EXHAUSTED = Problem(
     code=Code.OVERLOADED,
     detail="The gateway holds as many long request bodies as it can.",
     reason="bodies",
-    retry_after_s=RETRY_S,
+    retry_after_s=RETRY_BODIES_S,
     payment_state="none",
 )

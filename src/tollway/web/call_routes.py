@@ -1,4 +1,4 @@
-"""The data plane: raw ASGI in front of `Gateway.serve`, so that nothing stands between a caller and an upstream.
+"""The data plane: raw ASGI in front of `CallPipeline.handle`, so that nothing stands between a caller and an upstream.
 
 Parses what the server hands in, streams what the gateway hands out, under deadlines both ways. Decides nothing about
 money; an answer that breaks off is cut visibly, never ended as if it were whole.
@@ -15,95 +15,99 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, TollwayError
 from tollway.gateway.exchange import (
-    Abandoned,
-    Answer,
     BodyRefused,
-    CallerGone,
-    Declined,
+    ClientGone,
+    Disconnected,
     IncomingCall,
     Outcome,
+    ProblemResponse,
+    ProxyResponse,
 )
 from tollway.gateway.headers import is_chunked_alone, proxy_status
 from tollway.gateway.refusals import name_proxy_error
-from tollway.gateway.serve import Gateway
+from tollway.gateway.serve import CallPipeline
 from tollway.gateway.target import split_target
 from tollway.identifiers import ListingId
 from tollway.ledger.call import Delivery
 from tollway.limits import Limits
-from tollway.web.answer_stream import AnswerStream
-from tollway.web.body_room import HeldBody
-from tollway.web.caller_lines import CallerLines
-from tollway.web.load_gauge import LoadGauge
-from tollway.web.middleware import BROKEN_OFF, check_request_line
+from tollway.web.answer_stream import ResponseStream
+from tollway.web.body_room import BodyReservation
+from tollway.web.caller_lines import ClientSockets
+from tollway.web.load_gauge import LoadShedder
+from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
 from tollway.web.problems import instance_of, render_problem, status_of
-from tollway.web.terms_wire import Terms, TermsWire
+from tollway.web.terms_wire import PaymentRequiredRenderer, RenderedQuote
 
 _log = structlog.get_logger(__name__)
 
-LOOK_S = 0.1
+DISCONNECT_CHECK_S = 0.1
 """So long the server may take to say that a caller has left."""
 
 
-class CallRoutes:
+class GatewayApp:
     """The ASGI application of `/api/v2/gateway/…`."""
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: CallPipeline,
         *,
-        terms: TermsWire,
+        payment_required: PaymentRequiredRenderer,
         limits: Limits,
         public_url: str,
         now_ms: Callable[[], int],
         request_id_of: Callable[[Scope], str],
         client_address_of: Callable[[Scope], str],
-        note_outcome: Callable[[str], None],
-        gauge: LoadGauge,
+        count_outcome: Callable[[str], None],
+        shedder: LoadShedder,
     ) -> None:
         self._gateway = gateway
-        self._terms = terms
+        self._payment_required = payment_required
         self._limits = limits
         self._public_url = public_url
         self._name = urlsplit(public_url).netloc
         self._now_ms = now_ms
         self._request_id_of = request_id_of
         self._client_address_of = client_address_of
-        self._note_outcome = note_outcome
-        self._gauge = gauge
-        self.lines = CallerLines()
+        self._count_outcome = count_outcome
+        self._shedder = shedder
+        self.client_sockets = ClientSockets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
-        held = self._gauge.bodies.open(client_address)
-        body = IncomingBody(receive, scope["headers"], self._limits, held)
-        problem = self._gauge.enter(client_address)
+        reservation = self._shedder.bodies.open(client_address)
+        body = IncomingBody(receive, scope["headers"], self._limits, reservation)
+        problem = self._shedder.enter(client_address)
         if problem is not None:
-            await self._decline(scope, body, send, request_id, Declined(problem=problem))
+            await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
             return
         try:
             await self._handle(scope, body, send, request_id, client_address)
         finally:
-            self._gauge.leave(client_address)
-            held.close()
+            self._shedder.leave(client_address)
+            reservation.close()
 
     async def _handle(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
     ) -> None:
         call = self._read_call(scope, body, request_id, client_address)
         outcome: Outcome = (
-            await self._serve(call) if isinstance(call, IncomingCall) else Declined(problem=call)
+            await self._run_pipeline(call)
+            if isinstance(call, IncomingCall)
+            else ProblemResponse(problem=call)
         )
-        self._note_outcome(_name_outcome(outcome))
-        if isinstance(outcome, Answer):
+        self._count_outcome(_name_outcome(outcome))
+        if isinstance(outcome, ProxyResponse):
             outcome.headers.append((b"x-request-id", request_id.encode()))
-            await self._answer(scope, outcome, body, send)
-        elif isinstance(outcome, Declined):
-            await self._decline(scope, body, send, request_id, outcome, self._find_terms(outcome, call))
+            await self._send_response(scope, outcome, body, send)
+        elif isinstance(outcome, ProblemResponse):
+            await self._send_problem(
+                scope, body, send, request_id, outcome, self._render_quote(outcome, call)
+            )
         else:
             state = outcome.payment_state
-            told = Declined(problem=replace(BROKEN_OFF, payment_state=state))
-            await self._decline(scope, body, send, request_id, told)
+            told = ProblemResponse(problem=replace(BODY_INCOMPLETE, payment_state=state))
+            await self._send_problem(scope, body, send, request_id, told)
 
     def _read_call(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
@@ -127,61 +131,67 @@ class CallRoutes:
             received_ms=self._now_ms(),
         )
 
-    async def _serve(self, call: IncomingCall) -> Outcome:
+    async def _run_pipeline(self, call: IncomingCall) -> Outcome:
         try:
-            return await self._gateway.serve(call)
+            return await self._gateway.handle(call)
         except TollwayError as exc:
-            return Declined(problem=exc.problem)
-        except Exception:  # noqa: BLE001 - the door: logged once, answered honestly
+            return ProblemResponse(problem=exc.problem)
+        except Exception:  # noqa: BLE001 - the outermost handler: logged once, answered with a problem
             _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
-            return Declined(problem=_INTERNAL)
+            return ProblemResponse(problem=_INTERNAL_ERROR)
 
-    def _find_terms(self, declined: Declined, call: IncomingCall | Problem) -> Terms | None:
+    def _render_quote(self, refusal: ProblemResponse, call: IncomingCall | Problem) -> RenderedQuote | None:
         """Of a 402, in all its dialects."""
-        if declined.offer is None or not isinstance(call, IncomingCall):
+        if refusal.quote is None or not isinstance(call, IncomingCall):
             return None
-        return self._terms.tell(declined.offer, call, declined.problem)
+        return self._payment_required.render(refusal.quote, call, refusal.problem)
 
     # ---- Answers.
 
-    async def _answer(self, scope: Scope, answer: Answer, body: "IncomingBody", send: Send) -> None:
+    async def _send_response(
+        self, scope: Scope, answer: ProxyResponse, body: "IncomingBody", send: Send
+    ) -> None:
         head: Message = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
         if answer.rest is None:
             await send(head)
             await send({"type": "http.response.body", "body": answer.first})
             return
-        stream = AnswerStream(answer.rest, send, line=self.lines.find(scope), limits=self._limits)
+        stream = ResponseStream(
+            answer.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
+        )
         try:
             await send(head)
-            await stream.pump(answer.first, body.wait_gone if body.is_finished else None)
+            await stream.pump(answer.first, body.wait_disconnect if body.is_finished else None)
         finally:
             answer.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
 
-    async def _decline(
+    async def _send_problem(
         self,
         scope: Scope,
         body: "IncomingBody",
         send: Send,
         request_id: str,
-        declined: Declined,
-        terms: Terms | None = None,
+        refusal: ProblemResponse,
+        payment_required: RenderedQuote | None = None,
     ) -> None:
-        problem = declined.problem
+        problem = refusal.problem
         status, headers, content = render_problem(
             problem,
             public_url=self._public_url,
             request_id=request_id,
             instance=instance_of(scope),
-            status=None if terms is None else status_of(Code.PAYMENT_REQUIRED),  # MPP: also an unreadable one
-            encoded=b"" if terms is None else terms.members,
+            status=None
+            if payment_required is None
+            else status_of(Code.PAYMENT_REQUIRED),  # MPP: also an unreadable one
+            encoded=b"" if payment_required is None else payment_required.members,
         )
-        headers += declined.headers
-        if terms is not None:
-            headers += terms.headers
-        told = {name for name, _ in declined.headers}
+        headers += refusal.headers
+        if payment_required is not None:
+            headers += payment_required.headers
+        told = {name for name, _ in refusal.headers}
         if b"tollway-payment-state" not in told:
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))
         if b"proxy-status" not in told:
@@ -205,10 +215,10 @@ class IncomingBody:
 
     __slots__ = (
         "_awaits_continue",
-        "_held",
         "_is_reading",
         "_limits",
         "_receive",
+        "_reservation",
         "_waited_s",
         "bytes_read",
         "is_broken",
@@ -218,10 +228,14 @@ class IncomingBody:
     )
 
     def __init__(
-        self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], limits: Limits, held: HeldBody
+        self,
+        receive: Receive,
+        headers: Iterable[tuple[bytes, bytes]],
+        limits: Limits,
+        reservation: BodyReservation,
     ) -> None:
         self._receive = receive
-        self._held = held
+        self._reservation = reservation
         self._limits = limits
         self._waited_s = 0.0
         self._awaits_continue = False
@@ -246,7 +260,7 @@ class IncomingBody:
             message = await self._next_message()
             if message["type"] == "http.disconnect":
                 self.is_broken = True
-                raise CallerGone
+                raise ClientGone
             chunk: bytes = message.get("body", b"")
             self.bytes_read += len(chunk)
             # The last promised byte is the end: whoever leaves after it has sent the whole request.
@@ -256,8 +270,8 @@ class IncomingBody:
                 return chunk
         return b""
 
-    def hold(self, size: int) -> None:
-        if problem := self._held.hold(size):
+    def reserve(self, size: int) -> None:
+        if problem := self._reservation.reserve(size):
             raise BodyRefused(problem)
 
     async def drop_rest(self) -> bool:
@@ -275,27 +289,27 @@ class IncomingBody:
             while await self.read_chunk():
                 if self.bytes_read > most:
                     return False
-        except (CallerGone, BodyRefused):
+        except (ClientGone, BodyRefused):
             return False
         return True
 
-    async def wait_gone(self) -> None:
+    async def wait_disconnect(self) -> None:
         """Returns when the caller has left. Only once the whole body is here."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
 
-    async def has_left(self) -> bool:
+    async def has_disconnected(self) -> bool:
         if not self.is_finished:
             return False
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(self.wait_gone())
-            await asyncio.wait((watcher,), timeout=LOOK_S)
+            watcher = group.create_task(self.wait_disconnect())
+            await asyncio.wait((watcher,), timeout=DISCONNECT_CHECK_S)
             await asyncio.sleep(0)  # where the loop was late, what the server has said is still to be heard
-            has_left = watcher.done()
+            has_disconnected = watcher.done()
             watcher.cancel()
-        return has_left
+        return has_disconnected
 
     async def _next_message(self) -> Message:
         limits = self._limits
@@ -316,9 +330,9 @@ class IncomingBody:
 
 def _name_outcome(outcome: Outcome) -> str:
     """For the metric: few values."""
-    if isinstance(outcome, Declined):
+    if isinstance(outcome, ProblemResponse):
         return outcome.problem.code.value
-    if isinstance(outcome, Abandoned):
+    if isinstance(outcome, Disconnected):
         return "abandoned"
     return dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
 
@@ -330,7 +344,7 @@ _TOO_SLOW = Problem(
     reason="body_too_slow",
     payment_state="none",
 )
-_INTERNAL = Problem(
+_INTERNAL_ERROR = Problem(
     code=Code.INTERNAL_ERROR,
     detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
     payment_state="held",

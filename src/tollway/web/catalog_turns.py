@@ -13,35 +13,35 @@ CATALOG_PREFIX = b"/api/v2/apis"
 _READS = ("GET", "HEAD")
 
 
-class CatalogTurns:
+class CatalogReadLimit:
     """A turn ends when the answer begins: by then it is made, and whoever reads it slowly holds up nobody."""
 
     def __init__(self, app: ASGIApp, *, at_once: int) -> None:
         self._app = app
-        self._turns = asyncio.Semaphore(at_once)
+        self._semaphore = asyncio.Semaphore(at_once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_catalog_read(scope):
             await self._app(scope, receive, send)
             return
-        is_over = False
+        is_released = False
 
-        def give_back() -> None:
-            nonlocal is_over
-            if not is_over:
-                is_over = True
-                self._turns.release()
+        def release_once() -> None:
+            nonlocal is_released
+            if not is_released:
+                is_released = True
+                self._semaphore.release()
 
-        async def send_after_turn(message: Message) -> None:
+        async def send_and_release(message: Message) -> None:
             if message["type"] == "http.response.start":
-                give_back()
+                release_once()
             await send(message)
 
-        await self._turns.acquire()
+        await self._semaphore.acquire()
         try:
-            await self._app(scope, receive, send_after_turn)
+            await self._app(scope, receive, send_and_release)
         finally:
-            give_back()
+            release_once()
 
 
 def _is_catalog_read(scope: Scope) -> bool:

@@ -16,10 +16,10 @@ from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailabl
 from tollway.identifiers import IDEMPOTENCY_KEY_MAX, Address, is_idempotency_key, read_idempotency_key
 from tollway.limits import Limits
 from tollway.registry.creation import (
-    Begun,
-    CreationAnswer,
+    CreationBegun,
+    CreationInProgress,
+    CreationResponse,
     Creations,
-    InProgress,
     KeyedCreation,
     OtherRequest,
     TooManyKeys,
@@ -29,7 +29,7 @@ from tollway.web.problems import CREATED
 CLAIM_BYTES = 16
 
 
-class CreationDesk:
+class IdempotentCreate:
     """Safe to call from many tasks at once."""
 
     def __init__(self, creations: Creations, *, limits: Limits, entropy: Callable[[int], bytes]) -> None:
@@ -37,31 +37,31 @@ class CreationDesk:
         self._limits = limits
         self._entropy = entropy
 
-    async def begin(self, request: Request, wallet: Address) -> Begun | Response | None:
+    async def begin(self, request: Request, wallet: Address) -> CreationBegun | Response | None:
         """The key is held from here on; or the first answer again; or None: the request came without a key. Raises
         Refusal where the same request is running, or the key was another's."""
         key = read_creation_key(request)
         if key is None:
             return None
         fingerprint = sha256(await request.body()).digest()
-        asked = KeyedCreation(wallet=wallet, key=key, fingerprint=fingerprint)
-        known = await self._creations.begin(asked, claim=self._entropy(CLAIM_BYTES))
+        keyed = KeyedCreation(wallet=wallet, key=key, fingerprint=fingerprint)
+        known = await self._creations.begin(keyed, claim=self._entropy(CLAIM_BYTES))
         match known:
-            case Begun():
+            case CreationBegun():
                 return known
-            case CreationAnswer():
+            case CreationResponse():
                 return _replay(known)
-            case InProgress(wait_s=wait_s):
+            case CreationInProgress(wait_s=wait_s):
                 raise Refusal(_in_progress(wait_s))
             case OtherRequest():
-                raise Refusal(_REUSED)
+                raise Refusal(_KEY_REUSED)
             case TooManyKeys():
                 raise Refusal(self._too_many())
             case never:
                 assert_never(never)
 
     @contextlib.asynccontextmanager
-    async def holding(self, begun: Begun | None) -> AsyncIterator[None]:
+    async def holding(self, begun: CreationBegun | None) -> AsyncIterator[None]:
         """Frees the key when the creation fails. Where that fails too, or this process dies, the lease ends it."""
         try:
             yield
@@ -71,7 +71,7 @@ class CreationDesk:
                     await self._creations.give_up(begun)
             raise
 
-    def keep(self, answer: CreationAnswer) -> CreationAnswer:
+    def keep(self, answer: CreationResponse) -> CreationResponse:
         """What of an answer is kept: a long one without its body."""
         most = min(self._limits.answer_bytes_max, self._limits.creation_answers_bytes_max)
         is_short = answer.body is not None and len(answer.body) <= most
@@ -88,7 +88,7 @@ class CreationDesk:
 
 
 def read_creation_key(request: Request) -> str | None:
-    """The rule is that of gateway calls. One value at most has come through the door, and it is UTF-8."""
+    """The rule is that of gateway calls. The check of the request head has left one value at most, and it is UTF-8."""
     name = b"idempotency-key"
     given = next((value for key, value in request.headers.raw if key == name), None)
     if given is None:
@@ -101,12 +101,12 @@ def read_creation_key(request: Request) -> str | None:
     raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,)))
 
 
-def lost_key() -> Refusal:
+def lost_key_refusal() -> Refusal:
     """The creation took longer than its lease, and a repeat of it has the key now. Nothing was created here."""
     return Refusal(_in_progress(None))
 
 
-def _replay(answer: CreationAnswer) -> Response:
+def _replay(answer: CreationResponse) -> Response:
     if answer.body is None:
         detail = "The listing was created under this key; its answer is not kept."
         members = {"apiId": answer.listing_id, "location": answer.location}
@@ -125,7 +125,7 @@ def _in_progress(wait_s: int | None) -> Problem:
     return Problem(code=Code.IDEMPOTENCY_IN_PROGRESS, detail=detail, retry_after_s=wait_s)
 
 
-_REUSED = Problem(
+_KEY_REUSED = Problem(
     code=Code.IDEMPOTENCY_KEY_REUSED,
     detail="This wallet has used the Idempotency-Key for another body; nothing was created.",
 )

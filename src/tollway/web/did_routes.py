@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from tollway.identifiers import Address
 
-_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
+_DID_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
 
 
 def did_router(*, authority: str, signers: Sequence[Address]) -> APIRouter:
@@ -39,7 +39,7 @@ def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str,
         for number, signer in enumerate(signers, 1)
     ]
     return {
-        "@context": _CONTEXT,
+        "@context": _DID_CONTEXT,
         "id": did,
         "verificationMethod": methods,
         "assertionMethod": [method["id"] for method in methods],

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from tollway.limits import MIB
 
-FRESH_MS = 5_000
-FRESH_TIMES = 100
+CACHE_MS = 5_000
+CACHE_WRITE_TIMES = 100
 """A document that took long to write stays for so many times that: writing takes a hundredth of a core at most."""
-FRESH_MS_MAX = 60_000
-BYTES_MAX = 32 * MIB
-AT_ONCE_MAX = 2
+CACHE_MS_MAX = 60_000
+CACHE_BYTES_MAX = 32 * MIB
+WRITES_AT_ONCE_MAX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,49 +29,53 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _CachedDocument:
     revision: int
     document: Document
     until_ms: int
 
 
-class DocumentMemory:
+class DocumentCache:
     """For one process. `ticks_ms`: a clock that nobody sets."""
 
-    def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._ticks_ms = ticks_ms
         self._bytes_max = bytes_max
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._cached: OrderedDict[str, _CachedDocument] = OrderedDict()
         self._bytes = 0
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._semaphore = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
 
-    async def take(self, name: str, revision: int, write: Callable[[], Awaitable[Document]]) -> Document:
+    async def get_or_write(
+        self, name: str, revision: int, write: Callable[[], Awaitable[Document]]
+    ) -> Document:
         """The document of that name and revision; written by `write` when none is kept."""
         known = self._find(name, revision)
         if known is not None:
             return known
-        async with self._turns:
+        async with self._semaphore:
             known = self._find(name, revision)  # somebody else may have written it meanwhile
             if known is not None:
                 return known
             began_ms = self._ticks_ms()
             document = await write()
             now_ms = self._ticks_ms()
-            fresh_ms = min(max(FRESH_MS, FRESH_TIMES * (now_ms - began_ms)), FRESH_MS_MAX)
-            self._keep(name, _Kept(revision=revision, document=document, until_ms=now_ms + fresh_ms))
+            fresh_ms = min(max(CACHE_MS, CACHE_WRITE_TIMES * (now_ms - began_ms)), CACHE_MS_MAX)
+            self._store(
+                name, _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
+            )
             return document
 
     def _find(self, name: str, revision: int) -> Document | None:
-        kept = self._kept.get(name)
-        if kept is None or kept.revision != revision or kept.until_ms <= self._ticks_ms():
+        cached = self._cached.get(name)
+        if cached is None or cached.revision != revision or cached.until_ms <= self._ticks_ms():
             return None
-        self._kept.move_to_end(name)
-        return kept.document
+        self._cached.move_to_end(name)
+        return cached.document
 
-    def _keep(self, name: str, kept: _Kept) -> None:
-        before = self._kept.pop(name, None)
-        self._bytes += len(kept.document.body) - (len(before.document.body) if before else 0)
-        self._kept[name] = kept
+    def _store(self, name: str, cached: _CachedDocument) -> None:
+        before = self._cached.pop(name, None)
+        self._bytes += len(cached.document.body) - (len(before.document.body) if before else 0)
+        self._cached[name] = cached
         while self._bytes > self._bytes_max:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._cached.popitem(last=False)
             self._bytes -= len(oldest.document.body)

@@ -4,11 +4,11 @@ import html
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fastapi import APIRouter
-from starlette.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.web.problem_pages import PAGES
-from tollway.web.problems import KINDS
+from tollway.web.problem_pages import PROBLEM_PAGES
+from tollway.web.problems import PROBLEM_KINDS
 
 Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
 """Checks by name (`storage`, `chain_8453`, …): true where all is well."""
@@ -33,17 +33,17 @@ def health_router(readiness: Readiness) -> APIRouter:
     @router.get("/problems")
     async def list_problems() -> HTMLResponse:
         rows = "".join(
-            f'<li><a href="/problems/{_dashed(code)}"><code>{code.value}</code></a> {html.escape(KINDS[code].title)}</li>'
+            f'<li><a href="/problems/{_problem_name(code)}"><code>{code.value}</code></a> {html.escape(PROBLEM_KINDS[code].title)}</li>'
             for code in Code
         )
         return HTMLResponse(_page("Problems", f"<ul>{rows}</ul>"))
 
     @router.get("/problems/{name}")
     async def show_problem(name: str) -> HTMLResponse:
-        code = next((code for code in Code if _dashed(code) == name), None)
+        code = next((code for code in Code if _problem_name(code) == name), None)
         if code is None:
             raise Refusal(Problem(code=Code.ROUTE_NOT_FOUND, detail="There is no such kind of problem."))
-        kind, page = KINDS[code], PAGES[code]
+        kind, page = PROBLEM_KINDS[code], PROBLEM_PAGES[code]
         again = "The same request, sent again later, can succeed." if kind.is_retryable else ""
         text = (
             f"<p><code>{code.value}</code>, HTTP status {kind.status}.</p>"
@@ -57,7 +57,7 @@ def health_router(readiness: Readiness) -> APIRouter:
 
 
 def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
-    """The code of the worst: without its books a gateway can do nothing, without a chain it still serves credit."""
+    """The code of the worst: without its ledger a gateway can do nothing, without a chain it still serves credit."""
     code = Code.OVERLOADED
     if any(name.startswith("chain") for name in failed):
         code = Code.CHAIN_UNAVAILABLE
@@ -66,7 +66,7 @@ def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
     return Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
 
 
-def _dashed(code: Code) -> str:
+def _problem_name(code: Code) -> str:
     return code.value.replace("_", "-")
 
 

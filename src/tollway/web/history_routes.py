@@ -1,4 +1,4 @@
-"""A wallet's calls and payments, as the books have them: `/history` and `/payments`, and `/history` once more at the
+"""A wallet's calls and payments, as the ledger has them: `/history` and `/payments`, and `/history` once more at the
 door of x402 clients. Reads only, except that a provider may decide a call whose outcome is unknown. It never shows one
 wallet what belongs to another.
 """
@@ -11,15 +11,15 @@ from fastapi import APIRouter, Depends, Request
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, format_network
 from tollway.identity.authenticator import Identity
-from tollway.ledger.book import Book
+from tollway.ledger.book import Ledger
 from tollway.ledger.call import CallRecord, CallState, Payment, PaymentState
-from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
+from tollway.ledger.statement import CallHistory, HistoryQuery, HistoryStatus
 from tollway.money import Asset
-from tollway.payments.sighting import Sighting
-from tollway.web.authentication import Wallet, wallet_of_x402_client
-from tollway.web.json_body import find_unknown, parse_json_object
+from tollway.payments.sighting import TransactionStatus
+from tollway.web.authentication import WalletDependency, make_x402_wallet_dependency
+from tollway.web.json_body import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
-from tollway.web.wire import Query, format_time, parse_time
+from tollway.web.wire import QueryParameters, format_time, parse_time
 
 HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
 OFFSET_MAX = 10_000
@@ -32,19 +32,19 @@ _STATUSES = ("pending", "succeeded", "failed", "unknown")
 _ERROR_STATUS_MIN = 400
 
 FindAsset = Callable[[ChainId, str], Asset | None]
-"""The asset that the books call by that key on that chain; None when it is configured no more."""
+"""The asset that the ledger calls by that key on that chain; None when it is configured no more."""
 
 
-Lookup = Callable[[TxHash, Address], Awaitable[Sighting | None]]
+LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | None]]
 """Asks the chains about a transaction for a payer. None: no chain could be asked about it."""
 
 
 def history_router(
     *,
-    statement: Statement,
-    book: Book,
-    wallet: Wallet,
-    lookup: Lookup,
+    call_history: CallHistory,
+    ledger: Ledger,
+    wallet: WalletDependency,
+    lookup: LookUpTransaction,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
 ) -> APIRouter:
@@ -52,53 +52,55 @@ def history_router(
     router = APIRouter(prefix="/api/v2")
     Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
 
-    _add_reads(router, statement=statement, wallet=wallet, find_asset=find_asset, now_ms=now_ms)
+    _add_reads(router, call_history=call_history, wallet=wallet, find_asset=find_asset, now_ms=now_ms)
 
     @router.post("/history/{call_id}/resolution")
     async def resolve_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
-        call = await find_call(statement, call_id, caller)
+        call = await find_call(call_history, call_id, caller)
         if call.provider != caller.address:
             raise _refusal(Code.NOT_PROVIDER, "Only the provider decides what became of a call.")
         outcome = _read_outcome(await request.body())
-        if not await book.resolve(call.id, outcome, now_ms=now_ms()) and not _is_settled_as(call, outcome):
+        if not await ledger.resolve(call.id, outcome, now_ms=now_ms()) and not _is_settled_as(call, outcome):
             raise _refusal(
                 Code.PRECONDITION_FAILED, "The outcome of this call is not unknown.", "not_unknown"
             )
-        return call_json(await find_call(statement, call_id, caller), find_asset)
+        return call_json(await find_call(call_history, call_id, caller), find_asset)
 
     @router.get("/payments")
     async def list_payments(request: Request, caller: Caller) -> dict[str, Any]:
-        query = Query(request.scope["query_string"], known=("limit", "offset"))
-        limit = query.whole("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=PAYMENTS_LIMIT_MAX)
-        offset = query.whole("offset", default=0, least=0, most=OFFSET_MAX)
+        query = QueryParameters(request.scope["query_string"], known=("limit", "offset"))
+        limit = query.integer("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=PAYMENTS_LIMIT_MAX)
+        offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
         query.finish()
-        payments = await statement.payments_of(caller.address, limit=limit, offset=offset)
-        shown = [await _show_payment(payment, statement, book, find_asset) for payment in payments]
+        payments = await call_history.payments_of(caller.address, limit=limit, offset=offset)
+        shown = [await _payment_json(payment, call_history, ledger, find_asset) for payment in payments]
         return {"payments": shown, "limit": limit, "offset": offset}
 
     @router.get("/payments/{transaction}")
     async def show_payment(request: Request, transaction: str, caller: Caller) -> dict[str, Any]:
-        Query(request.scope["query_string"], known=()).finish()
+        QueryParameters(request.scope["query_string"], known=()).finish()
         tx_hash = _parse_transaction(transaction)
-        payments = await statement.payments_in(caller.address, tx_hash)
+        payments = await call_history.payments_in(caller.address, tx_hash)
         if not payments:
-            return _sighting_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
-        first, *others = [await _show_payment(payment, statement, book, find_asset) for payment in payments]
+            return _transaction_status_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
+        first, *others = [
+            await _payment_json(payment, call_history, ledger, find_asset) for payment in payments
+        ]
         return {**first, "others": others} if others else first
 
     return router
 
 
 def x402_history_router(
-    *, statement: Statement, wallet: Wallet, find_asset: FindAsset, now_ms: Callable[[], int]
+    *, call_history: CallHistory, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
 ) -> APIRouter:
     """`/x402/history` and `/x402/history/{callId}`: the same two reads, for x402 clients that sign in only when a 402
     asks them to. Nothing can be paid here."""
     router = APIRouter(prefix="/x402")
     _add_reads(
         router,
-        statement=statement,
-        wallet=wallet_of_x402_client(wallet),
+        call_history=call_history,
+        wallet=make_x402_wallet_dependency(wallet),
         find_asset=find_asset,
         now_ms=now_ms,
     )
@@ -108,8 +110,8 @@ def x402_history_router(
 def _add_reads(
     router: APIRouter,
     *,
-    statement: Statement,
-    wallet: Wallet,
+    call_history: CallHistory,
+    wallet: WalletDependency,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
 ) -> None:
@@ -118,19 +120,19 @@ def _add_reads(
     @router.get("/history")
     async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
         query = read_history_query(request.scope["query_string"], caller.address)
-        return await show_history(query, statement, find_asset=find_asset, now_ms=now_ms())
+        return await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
 
     @router.get("/history/{call_id}")
     async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
-        Query(request.scope["query_string"], known=()).finish()
-        return call_json(await find_call(statement, call_id, caller), find_asset)
+        QueryParameters(request.scope["query_string"], known=()).finish()
+        return call_json(await find_call(call_history, call_id, caller), find_asset)
 
 
-async def show_history(
-    query: HistoryQuery, statement: Statement, *, find_asset: FindAsset, now_ms: int
+async def history_json(
+    query: HistoryQuery, call_history: CallHistory, *, find_asset: FindAsset, now_ms: int
 ) -> dict[str, Any]:
     """One page of a wallet's calls."""
-    page = await statement.history(query)
+    page = await call_history.history(query)
     answer: dict[str, Any] = {
         "calls": [call_json(call, find_asset) for call in page.calls],
         "total": page.total,
@@ -150,11 +152,11 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "apiId": call.listing_id,
         "apiName": call.listing_name,
         "provider": str(call.provider),
-        "payer": _text(call.payer),
+        "payer": _optional_text(call.payer),
         "method": call.method,
         "path": call.path,
         "status": call_status(call),
-        "httpStatus": _status_told(call),
+        "httpStatus": _http_status(call),
         "upstreamStatus": call.upstream_status,
         "price": call.price,
         "currency": call.currency,
@@ -195,7 +197,7 @@ _PAYMENT_STATES = {
 }
 
 
-def _status_told(call: CallRecord) -> int | None:
+def _http_status(call: CallRecord) -> int | None:
     """What the caller was answered: the upstream's status, or that of the problem which the gateway made of it."""
     if call.http_status is not None or call.error is None:
         return call.http_status
@@ -209,9 +211,9 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
         "rail": call.rail.value,
         "network": None if asset is None else asset.network,
         "asset": None if asset is None else asset.caip19,
-        "transaction": _text(call.tx_hash),
+        "transaction": _optional_text(call.tx_hash),
         "amount": None if asset is None else str(asset.to_base_units(call.price_units)),
-        "payTo": _text(call.pay_to),
+        "payTo": _optional_text(call.pay_to),
     }
 
 
@@ -226,18 +228,20 @@ def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
     return Asset(chain_id=call.chain_id, token=token, symbol=call.currency, decimals=call.decimals)
 
 
-async def _show_payment(
-    payment: Payment, statement: Statement, book: Book, find_asset: FindAsset
+async def _payment_json(
+    payment: Payment, call_history: CallHistory, ledger: Ledger, find_asset: FindAsset
 ) -> dict[str, Any]:
     asset = find_asset(payment.chain_id, payment.asset)
     network = format_network(payment.chain_id)
     # A gone payment is worth nothing, whatever its running calls still hold of it.
-    credit_units = 0 if payment.state is PaymentState.GONE else payment.rest_units
-    newest = await statement.calls_of(payment.id, limit=CALLS_SHOWN_MAX)
+    credit_units = 0 if payment.state is PaymentState.GONE else payment.remaining_units
+    newest = await call_history.calls_of(payment.id, limit=CALLS_SHOWN_MAX)
     unknown: tuple[CallId, ...] = ()
     if payment.taken_units > 0:
-        unknown = await statement.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
-    is_restored = payment.is_held and (await book.find_recorded(payment.tx_hash)).held_before_ms is not None
+        unknown = await call_history.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
+    is_restored = (
+        payment.is_held and (await ledger.find_transaction(payment.tx_hash)).held_before_ms is not None
+    )
     return {
         "transaction": str(payment.tx_hash),
         "network": network,
@@ -248,7 +252,7 @@ async def _show_payment(
         "credit": str(asset.to_base_units(credit_units)) if asset else None,
         "state": _payment_state(payment),
         "reason": _payment_reason(payment, is_restored=is_restored, is_held_by_call=bool(unknown)),
-        "calls": _name_all(unknown, among=newest),
+        "calls": _list_calls(unknown, among=newest),
     }
 
 
@@ -262,10 +266,10 @@ def _payment_reason(payment: Payment, *, is_restored: bool, is_held_by_call: boo
     return None
 
 
-def _name_all(unknown: Sequence[CallId], *, among: Sequence[CallId]) -> list[CallId]:
+def _list_calls(unknown: Sequence[CallId], *, among: Sequence[CallId]) -> list[CallId]:
     """Those without an outcome however old they are, and as many of the newest as there is room for."""
-    room = CALLS_SHOWN_MAX - len(unknown)
-    shown = {*unknown, *[call_id for call_id in among if call_id not in unknown][:room]}
+    left = CALLS_SHOWN_MAX - len(unknown)
+    shown = {*unknown, *[call_id for call_id in among if call_id not in unknown][:left]}
     older = [call_id for call_id in unknown if call_id not in among]
     return [*(call_id for call_id in among if call_id in shown), *older]
 
@@ -277,29 +281,33 @@ def _asset_reference(key: str) -> str:
 def _payment_state(payment: Payment) -> str:
     if payment.state is PaymentState.GONE:
         return "reorged"
-    return "credited" if payment.rest_units > 0 else "spent"
+    return "credited" if payment.remaining_units > 0 else "spent"
 
 
-def _sighting_json(tx_hash: TxHash, payer: Address, sighting: Sighting | None) -> dict[str, Any]:
-    if sighting is None:
+def _transaction_status_json(
+    tx_hash: TxHash, payer: Address, transaction_status: TransactionStatus | None
+) -> dict[str, Any]:
+    if transaction_status is None:
         raise _refusal(Code.PAYMENT_NOT_FOUND, "Nothing is known about this transaction.")
     return {
         "transaction": str(tx_hash),
-        "network": None if sighting.chain_id is None else format_network(sighting.chain_id),
+        "network": None
+        if transaction_status.chain_id is None
+        else format_network(transaction_status.chain_id),
         "asset": None,
         "payer": str(payer),
         "payee": None,
         "amount": None,
         "credit": None,
-        "state": sighting.state,
-        "reason": sighting.reason,
+        "state": transaction_status.state,
+        "reason": transaction_status.reason,
         "calls": [],
     }
 
 
 def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
     """The query of `GET /history`. Raises Refusal (422 naming each parameter)."""
-    query = Query(raw, known=HISTORY_PARAMETERS)
+    query = QueryParameters(raw, known=HISTORY_PARAMETERS)
     listing_id, before = query.text("apiId", length_max=64), query.text("before", length_max=64)
     read = HistoryQuery(
         wallet=wallet,
@@ -309,16 +317,16 @@ def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
         from_ms=query.parsed("from", parse_time),
         to_ms=query.parsed("to", parse_time),
         before=None if before is None else CallId(before),
-        limit=query.whole("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=HISTORY_LIMIT_MAX),
-        offset=query.whole("offset", default=0, least=0, most=OFFSET_MAX),
+        limit=query.integer("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=HISTORY_LIMIT_MAX),
+        offset=query.integer("offset", default=0, least=0, most=OFFSET_MAX),
     )
     query.finish()
     return read
 
 
-async def find_call(statement: Statement, call_id: str, caller: Identity) -> CallRecord:
+async def find_call(call_history: CallHistory, call_id: str, caller: Identity) -> CallRecord:
     """The call, for its payer and its provider; for anybody else there is none."""
-    call = await statement.find_call(CallId(call_id)) if len(call_id) <= 64 else None
+    call = await call_history.find_call(CallId(call_id)) if len(call_id) <= 64 else None
     if call is None or caller.address not in (call.payer, call.provider):
         raise _refusal(Code.CALL_NOT_FOUND, "There is no such call, or it is not yours to see.")
     return call
@@ -326,7 +334,7 @@ async def find_call(statement: Statement, call_id: str, caller: Identity) -> Cal
 
 def _read_outcome(raw: bytes) -> CallState:
     body = parse_json_object(raw)
-    errors = list(find_unknown(body, ("outcome",)))
+    errors = list(find_unknown_members(body, ("outcome",)))
     outcome = body.get("outcome")
     if outcome not in ("released", "consumed"):
         detail = "must be released or consumed"
@@ -350,7 +358,7 @@ def _parse_transaction(text: str) -> TxHash:
         raise _refusal(Code.INVALID_REQUEST, f"{exc}.") from exc
 
 
-def _text(value: Address | TxHash | None) -> str | None:
+def _optional_text(value: Address | TxHash | None) -> str | None:
     return None if value is None else str(value)
 
 

@@ -19,7 +19,7 @@ VALUES_MAX = 65_536
 """As many as there are in 1 MiB when each takes sixteen bytes; in documents of real APIs it takes more. A value of two bytes
 costs Python a hundred, and time as if it were long."""
 
-UNKNOWN_MAX = 20
+UNKNOWN_NAMED_MAX = 20
 """Of members that nobody knows so many are told."""
 
 # Strings are taken out whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
@@ -44,7 +44,7 @@ def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, An
 
 
 def _parse_json(raw: bytes, *, depth_max: int) -> Any:
-    check_shape(raw, depth_max=depth_max)
+    check_json_limits(raw, depth_max=depth_max)
     try:
         parsed = json.loads(
             raw.decode("utf-8"),
@@ -56,39 +56,39 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
         if _SURROGATE_ESCAPE.search(raw):  # half a pair has no UTF-8 form: it could never be written again
             json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeError as exc:
-        raise _unparsable("the body is not valid UTF-8 text") from exc
+        raise _invalid_json("the body is not valid UTF-8 text") from exc
     except json.JSONDecodeError as exc:
         where = f"line {exc.lineno}, column {exc.colno}"
-        raise _unparsable(f"the body is not JSON: {exc.msg} at {where}") from exc
+        raise _invalid_json(f"the body is not JSON: {exc.msg} at {where}") from exc
     except ValueError as exc:
-        raise _unparsable(f"the body is not acceptable JSON: {exc}") from exc
+        raise _invalid_json(f"the body is not acceptable JSON: {exc}") from exc
     except RecursionError as exc:
-        raise _unparsable("the body nests too deep") from exc
+        raise _invalid_json("the body nests too deep") from exc
     return parsed
 
 
-def find_unknown(members: Iterable[str], known: Container[str]) -> tuple[FieldError, ...]:
+def find_unknown_members(members: Iterable[str], known: Container[str]) -> tuple[FieldError, ...]:
     """What is wrong with the members that nobody knows: the first of them, for there may be as many as bytes."""
     unknown = (name for name in members if name not in known)
     return tuple(
-        FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape(name))
-        for name in islice(unknown, UNKNOWN_MAX)
+        FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape_pointer(name))
+        for name in islice(unknown, UNKNOWN_NAMED_MAX)
     )
 
 
-def _escape(name: str) -> str:
+def _escape_pointer(name: str) -> str:
     """As a JSON pointer writes it (RFC 6901 §3), where it is short enough to be told."""
     return name[:64].replace("~", "~0").replace("/", "~1")
 
 
-def check_shape(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
+def check_json_limits(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
     """Raises `Refusal` (`invalid_request`) for JSON that nests deeper or holds too many values, before any parser sees it."""
     # What stands inside texts is counted too: to tell it apart would cost what is to be saved.
     openings = raw.count(b"[") + raw.count(b"{")
     if raw.count(b",") + openings > VALUES_MAX:
-        raise _unparsable(f"the body holds more than {VALUES_MAX} values")
+        raise _invalid_json(f"the body holds more than {VALUES_MAX} values")
     if openings > depth_max and _is_deeper(raw, depth_max):
-        raise _unparsable(f"the body nests deeper than {depth_max} levels")
+        raise _invalid_json(f"the body nests deeper than {depth_max} levels")
 
 
 def _is_deeper(raw: bytes, depth_max: int) -> bool:
@@ -129,5 +129,5 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON value")
 
 
-def _unparsable(detail: str) -> Refusal:
+def _invalid_json(detail: str) -> Refusal:
     return Refusal(Problem(code=Code.INVALID_REQUEST, detail=detail))

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Response
 from tollway.gateway.upstream_signature import NONCE_BYTES, UpstreamSigner
 from tollway.web.listing_wire import render_json
 
-PATH = "/.well-known/http-message-signatures-directory"
-MEDIA_TYPE = "application/http-message-signatures-directory+json"
-CACHE_S = 300
+KEY_DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
+KEY_DIRECTORY_TYPE = "application/http-message-signatures-directory+json"
+KEY_DIRECTORY_CACHE_S = 300
 
 
 def key_directory_router(
@@ -25,12 +25,12 @@ def key_directory_router(
     router = APIRouter()
     body = render_json(signer.describe())
 
-    @router.get(PATH)
+    @router.get(KEY_DIRECTORY_PATH)
     async def read_directory() -> Response:
         signed = signer.sign_directory(
             authority=authority, created_s=now_ms() // 1000, nonce=entropy(NONCE_BYTES).hex()
         )
-        headers = {"Cache-Control": f"public, max-age={CACHE_S}", **signed}
-        return Response(body, headers=headers, media_type=MEDIA_TYPE)
+        headers = {"Cache-Control": f"public, max-age={KEY_DIRECTORY_CACHE_S}", **signed}
+        return Response(body, headers=headers, media_type=KEY_DIRECTORY_TYPE)
 
     return router

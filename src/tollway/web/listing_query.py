@@ -7,14 +7,14 @@ from tollway.identifiers import Address, parse_network
 from tollway.money import Price
 from tollway.registry.catalog import ListingQuery, Sort
 from tollway.registry.plain_text import find_unclean
-from tollway.web.wire import Query
+from tollway.web.wire import QueryParameters
 
 PAGE_MAX = 1_000_000
 LIMIT_DEFAULT, LIMIT_MAX = 20, 100
-WORDS_LENGTH_MAX = 256
+SEARCH_LENGTH_MAX = 256
 TAG_LENGTH_MAX = CURRENCY_LENGTH_MAX = 32
 
-_KNOWN = (
+_LISTING_PARAMETERS = (
     "page",
     "limit",
     "q",
@@ -32,11 +32,11 @@ _RATE = re.compile(r"0(?:\.[0-9]{1,9})?|1(?:\.0{1,9})?")
 
 def parse_listing_query(raw: bytes) -> ListingQuery:
     """Raises Refusal (422 naming each parameter). An empty `q` asks for nothing, like an absent one."""
-    query = Query(raw, known=_KNOWN)
-    words = query.text("q", length_max=WORDS_LENGTH_MAX)
+    query = QueryParameters(raw, known=_LISTING_PARAMETERS)
+    words = query.text("q", length_max=SEARCH_LENGTH_MAX)
     max_price = query.parsed("maxPrice", Price.parse)
     sort = query.choice("sort", get_args(Sort)) or "newest"
-    currency = _plain(query, "currency", CURRENCY_LENGTH_MAX)
+    currency = _plain_text(query, "currency", CURRENCY_LENGTH_MAX)
     if not query.has("currency"):
         if query.has("maxPrice"):
             query.refuse("maxPrice", "needs_currency", "needs currency")
@@ -46,13 +46,13 @@ def parse_listing_query(raw: bytes) -> ListingQuery:
         query.refuse("sort", "needs_q", "sorting by relevance needs q")
     verified = query.choice("verified", ("true", "false"))
     parsed = ListingQuery(
-        page=query.whole("page", default=1, least=1, most=PAGE_MAX),
-        limit=query.whole("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX),
+        page=query.integer("page", default=1, least=1, most=PAGE_MAX),
+        limit=query.integer("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX),
         words=words if (words or "").strip() else None,
         provider=query.parsed("provider", Address.parse),
         currency=currency,
         network=query.parsed("network", parse_network),
-        tag=_plain(query, "tag", TAG_LENGTH_MAX),
+        tag=_plain_text(query, "tag", TAG_LENGTH_MAX),
         price_nano_max=None if max_price is None else max_price.nano,
         min_success_rate=query.parsed("minSuccessRate", _parse_rate),
         verified=None if verified is None else verified == "true",
@@ -62,7 +62,7 @@ def parse_listing_query(raw: bytes) -> ListingQuery:
     return parsed
 
 
-def _plain(query: Query, name: str, length_max: int) -> str | None:
+def _plain_text(query: QueryParameters, name: str, length_max: int) -> str | None:
     text = query.text(name, length_max=length_max)
     if text is not None and (not text or find_unclean(text, is_multiline=False)):
         query.refuse(name, "malformed", "must be plain text")

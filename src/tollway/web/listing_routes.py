@@ -15,36 +15,36 @@ from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusa
 from tollway.identifiers import Address, ListingId, format_id
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.rates import Rates
-from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, Advice, advise
+from tollway.rates import RateLimiter
+from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, ListingWarning, list_warnings
 from tollway.registry.catalog import Catalog, Revised
-from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.draft import Draft, edit_listing, find_nothing_served, open_listing, parse_draft
+from tollway.registry.creation import CreationBegun, CreationResponse
+from tollway.registry.draft import Draft, create_listing, edit_listing, find_nothing_served, parse_draft
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
-from tollway.registry.ownership import HELD_BY_ANOTHER, NOT_SHOWN_YET
-from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
+from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
 from tollway.web.authentication import client_address_of
-from tollway.web.creation_desk import CreationDesk, lost_key
+from tollway.web.creation_desk import IdempotentCreate, lost_key_refusal
 from tollway.web.json_body import parse_json_object
-from tollway.web.listing_finder import find_listing, find_shown_listing
+from tollway.web.listing_finder import find_listing, find_public_listing
 from tollway.web.listing_query import parse_listing_query
 from tollway.web.listing_wire import (
-    ListingShape,
-    advice_json,
+    ListingEncoder,
     etag_of,
     has_etag,
+    is_same_content,
     is_same_revision,
-    is_same_weakly,
     page_json,
     page_links,
     render_json,
+    warnings_json,
 )
 from tollway.web.problems import describe_errors
 from tollway.web.provider_documents import ProviderDocuments
-from tollway.web.registration_meter import RegistrationMeter
-from tollway.web.wire import Query
+from tollway.web.registration_meter import PublishingLimits
+from tollway.web.wire import QueryParameters
 
 EDITS_MAX = 3
 """An edit without `If-Match` that somebody else overtakes is tried again on the newer state."""
@@ -55,7 +55,7 @@ DRY_RUN_ID = ListingId("api_00000000000000000000000000")
 _POLICY_REASONS = frozenset({"address", "port"})
 
 
-class HasAddress(Protocol):
+class ProvenWallet(Protocol):
     """What the routes need of a proven identity."""
 
     @property
@@ -63,52 +63,52 @@ class HasAddress(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListingDesk:
+class ListingServices:
     """The collaborators of the routes.
 
-    `authenticate` reads the body and proves a wallet, or raises Refusal. `probe` resolves and judges an endpoint, or
+    `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint` resolves and judges an endpoint, or
     raises `EndpointNotAllowed`. `is_unprotected` asks an endpoint whether it answers without the listing's secret.
     `fetch_document` reads an `openapiUrl` through the outbound dialer. The last two may be absent.
-    `allowlist` None: anybody may publish. `find_holder`: who has proved that an origin is theirs, where the operator
+    `allowlist` None: anybody may publish. `find_owner`: who has proved that an origin is theirs, where the operator
     requires that.
     """
 
     catalog: Catalog
     rules: DraftRules
-    shape: ListingShape
+    encoder: ListingEncoder
     limits: Limits
-    authenticate: Callable[[Request], Awaitable[HasAddress]]
-    probe: Callable[[Endpoint], Awaitable[None]]
-    creations: CreationDesk
+    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
+    check_endpoint: Callable[[Endpoint], Awaitable[None]]
+    creations: IdempotentCreate
     is_blocked: Callable[[Address], bool]
     allowlist: frozenset[Address] | None
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
-    rates: Rates
+    rate_limiter: RateLimiter
     is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
     fetch_document: Callable[[str], Awaitable[bytes]] | None = None
-    find_holder: Callable[[str], Awaitable[Address | None]] | None = None
+    find_owner: Callable[[str], Awaitable[Address | None]] | None = None
 
 
-def endpoint_judge(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
+def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
     """`DraftRules.judge_endpoint` from the outbound policy."""
 
-    def judge(endpoint: str) -> EndpointFault | None:
+    def check(endpoint: str) -> EndpointFault | None:
         parsed = parse_endpoint(endpoint, allow_private=allow_private)
         if isinstance(parsed, Endpoint):
             return None
         return EndpointFault(detail=parsed.detail, is_policy=parsed.reason in _POLICY_REASONS)
 
-    return judge
+    return check
 
 
-def listing_router(desk: ListingDesk) -> APIRouter:
+def listing_router(services: ListingServices) -> APIRouter:
     """`/api/v2/apis` and `/api/v2/apis/{apiId}`."""
-    routes = ListingRoutes(desk)
+    routes = ListingRoutes(services)
     router = APIRouter(prefix="/api/v2", tags=["registry"])
-    router.add_api_route("/apis", routes.list_page, methods=["GET"])
+    router.add_api_route("/apis", routes.list_listings, methods=["GET"])
     router.add_api_route("/apis", routes.create, methods=["POST"])
-    router.add_api_route("/apis/{apiId}", routes.show, methods=["GET"])
+    router.add_api_route("/apis/{apiId}", routes.show_listing, methods=["GET"])
     router.add_api_route("/apis/{apiId}", routes.update, methods=["PUT"])
     router.add_api_route("/apis/{apiId}", routes.retire, methods=["DELETE"])
     return router
@@ -117,109 +117,111 @@ def listing_router(desk: ListingDesk) -> APIRouter:
 class ListingRoutes:
     """Safe to call from many tasks at once."""
 
-    def __init__(self, desk: ListingDesk) -> None:
-        self._desk = desk
-        fetch = desk.fetch_document
+    def __init__(self, services: ListingServices) -> None:
+        self._services = services
+        fetch = services.fetch_document
         self._documents = None if fetch is None else ProviderDocuments(fetch)
-        self._meter = RegistrationMeter(limits=desk.limits, rates=desk.rates)
+        self._limits = PublishingLimits(limits=services.limits, rate_limiter=services.rate_limiter)
 
-    async def list_page(self, request: Request) -> Response:
+    async def list_listings(self, request: Request) -> Response:
         raw: bytes = request.scope["query_string"]
         query = parse_listing_query(raw)
-        page = await self._desk.catalog.search(query)
+        page = await self._services.catalog.search(query)
         given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
-        link = page_links(f"{self._desk.shape.public_url}/api/v2/apis", given, page, query)
-        return _answer(render_json(page_json(self._desk.shape, page, query)), {"Link": link})
+        link = page_links(f"{self._services.encoder.public_url}/api/v2/apis", given, page, query)
+        return _json_response(render_json(page_json(self._services.encoder, page, query)), {"Link": link})
 
-    async def show(self, request: Request) -> Response:
+    async def show_listing(self, request: Request) -> Response:
         listing_id = ListingId(request.path_params["apiId"])
-        listing = await find_shown_listing(self._desk.catalog, listing_id)
-        standing = await self._desk.catalog.standing(listing.id)
-        body = render_json(self._desk.shape.details(listing, standing))
+        listing = await find_public_listing(self._services.catalog, listing_id)
+        reputation = await self._services.catalog.reputation(listing.id)
+        body = render_json(self._services.encoder.details(listing, reputation))
         headers = {
             "ETag": etag_of(listing, body),
             "Cache-Control": "no-cache",
-            "Link": self._desk.shape.link_header(listing),
+            "Link": self._services.encoder.link_header(listing),
         }
         known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, headers["ETag"], same=is_same_weakly):
+        if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
             return Response(status_code=304, headers=headers)
-        return _answer(body, headers)
+        return _json_response(body, headers)
 
     async def create(self, request: Request) -> Response:
-        provider = await self._admit(request)
+        provider = await self._authorize_publisher(request)
         if _read_dry_run(request):
             return await self._preview(await self._read_draft(request, provider, previous=None), provider)
-        begun = await self._desk.creations.begin(request, provider)
+        begun = await self._services.creations.begin(request, provider)
         if isinstance(begun, Response):
             return begun
-        async with self._desk.creations.holding(begun):
+        async with self._services.creations.holding(begun):
             return await self._create(request, provider, begun)
 
-    async def _create(self, request: Request, provider: Address, begun: Begun | None) -> Response:
+    async def _create(self, request: Request, provider: Address, begun: CreationBegun | None) -> Response:
         draft = await self._read_draft(request, provider, previous=None)
-        now_ms = self._desk.now_ms()
-        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
-        listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
-        warnings = await self._advise(listing, UNKNOWN_STANDING)
-        await self._meter.charge(provider, client_address=client_address_of(request))
-        location = self._desk.shape.url_of(listing.id)
-        shown = self._show_written(
-            listing, UNKNOWN_STANDING, warnings, headers={"Location": location}, status=201
+        now_ms = self._services.now_ms()
+        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._services.entropy(10)))
+        listing = create_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
+        warnings = await self._list_warnings(listing, UNKNOWN_REPUTATION)
+        await self._limits.charge(provider, client_address=client_address_of(request))
+        location = self._services.encoder.url_of(listing.id)
+        written = self._written_response(
+            listing, UNKNOWN_REPUTATION, warnings, headers={"Location": location}, status=201
         )
         if begun is None:
-            await self._desk.catalog.publish(listing)
-            return shown
-        etag, body = shown.headers["etag"], bytes(shown.body)
-        answer = CreationAnswer(listing_id=listing.id, location=location, etag=etag, body=body)
-        answer = self._desk.creations.keep(answer)
-        if not await self._desk.catalog.publish_once(listing, under=begun, answer=answer):
-            raise lost_key()
-        return shown
+            await self._services.catalog.publish(listing)
+            return written
+        etag, body = written.headers["etag"], bytes(written.body)
+        answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=body)
+        answer = self._services.creations.keep(answer)
+        if not await self._services.catalog.publish_once(listing, under=begun, answer=answer):
+            raise lost_key_refusal()
+        return written
 
     async def update(self, request: Request) -> Response:
-        provider = (await self._desk.authenticate(request)).address
-        for turn in range(EDITS_MAX):
-            previous = await self._find_own(request, provider)
-            if self._desk.is_blocked(provider):
+        provider = (await self._services.authenticate(request)).address
+        for attempt in range(EDITS_MAX):
+            previous = await self._find_own_listing(request, provider)
+            if self._services.is_blocked(provider):
                 raise Refusal(BLOCKED)
             draft = await self._read_draft(request, provider, previous=previous)
-            if turn == 0:
-                await self._meter.charge_edit(provider, client_address=client_address_of(request))
-            listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
-            outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
+            if attempt == 0:
+                await self._limits.charge_edit(provider, client_address=client_address_of(request))
+            listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+            outcome = await self._services.catalog.revise(listing, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
-                standing = await self._desk.catalog.standing(listing.id)
-                warnings = await self._advise(outcome.listing, standing)
-                return self._show_written(outcome.listing, standing, warnings, headers={}, status=200)
-        raise _overtaken()
+                reputation = await self._services.catalog.reputation(listing.id)
+                warnings = await self._list_warnings(outcome.listing, reputation)
+                return self._written_response(outcome.listing, reputation, warnings, headers={}, status=200)
+        raise _edited_meanwhile()
 
     async def retire(self, request: Request) -> Response:
-        provider = (await self._desk.authenticate(request)).address
+        provider = (await self._services.authenticate(request)).address
         for _ in range(EDITS_MAX):
-            previous = await self._find_own(request, provider)
-            now_ms = self._desk.now_ms()
+            previous = await self._find_own_listing(request, provider)
+            now_ms = self._services.now_ms()
             # The secret has no use any more, so it is not kept.
             retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
-            outcome = await self._desk.catalog.revise(retired, expected_revision=previous.revision)
+            outcome = await self._services.catalog.revise(retired, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
                 return Response(status_code=204)
-        raise _overtaken()
+        raise _edited_meanwhile()
 
     # ---- Who may.
 
-    async def _admit(self, request: Request) -> Address:
+    async def _authorize_publisher(self, request: Request) -> Address:
         """The wallet that may publish here."""
-        desk = self._desk
-        provider = (await desk.authenticate(request)).address
-        problem = check_registration(provider, allowlist=desk.allowlist, is_blocked=desk.is_blocked(provider))
+        services = self._services
+        provider = (await services.authenticate(request)).address
+        problem = check_registration(
+            provider, allowlist=services.allowlist, is_blocked=services.is_blocked(provider)
+        )
         if problem is not None:
             raise Refusal(problem)
         return provider
 
-    async def _find_own(self, request: Request, provider: Address) -> Listing:
+    async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
         """The listing as it is now, when it is this provider's and is still what `If-Match` says."""
-        listing = await find_listing(self._desk.catalog, ListingId(request.path_params["apiId"]))
+        listing = await find_listing(self._services.catalog, ListingId(request.path_params["apiId"]))
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
@@ -235,89 +237,89 @@ class ListingRoutes:
     async def _read_draft(self, request: Request, provider: Address, *, previous: Listing | None) -> Draft:
         """The body, judged whole: its form, then its endpoint, then its document."""
         _check_media_type(request)
-        parsed = parse_draft(parse_json_object(await request.body()), self._desk.rules, previous=previous)
+        parsed = parse_draft(parse_json_object(await request.body()), self._services.rules, previous=previous)
         if isinstance(parsed, tuple):
-            raise Refusal(_describe(parsed))
+            raise Refusal(_draft_problem(parsed))
         if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits
             endpoint = self._parse_endpoint(parsed)
-            await self._meter.charge_look(client_address_of(request))
-            await self._desk.probe(endpoint)
-            await self._refuse_held(endpoint, provider)
+            await self._limits.charge_probe(client_address_of(request))
+            await self._services.check_endpoint(endpoint)
+            await self._refuse_owned_by_another(endpoint, provider)
         if not parsed.is_document_wanted:
             return parsed
         assert parsed.openapi_url is not None
-        await self._meter.charge_look(client_address_of(request))
+        await self._limits.charge_probe(client_address_of(request))
         return await self._with_document(parsed, parsed.openapi_url)
 
     def _parse_endpoint(self, draft: Draft) -> Endpoint:
-        allow_private = self._desk.rules.allow_private_endpoints
+        allow_private = self._services.rules.allow_private_endpoints
         endpoint = parse_endpoint(draft.endpoint, allow_private=allow_private)
         if isinstance(endpoint, EndpointRefused):
             raise EndpointNotAllowed(endpoint.detail)
         return endpoint
 
-    async def _refuse_held(self, endpoint: Endpoint, provider: Address) -> None:
-        find_holder = self._desk.find_holder
-        if find_holder is not None and await find_holder(endpoint.origin) not in (None, provider):
-            raise Refusal(HELD_BY_ANOTHER)
+    async def _refuse_owned_by_another(self, endpoint: Endpoint, provider: Address) -> None:
+        find_owner = self._services.find_owner
+        if find_owner is not None and await find_owner(endpoint.origin) not in (None, provider):
+            raise Refusal(OWNED_BY_ANOTHER)
 
     async def _with_document(self, draft: Draft, url: str) -> Draft:
         document = None if self._documents is None else await self._documents.read(url)
         found = replace(draft, openapi=document)
         conflict = find_nothing_served(found)
         if conflict is not None:
-            raise Refusal(_describe((conflict,)))
+            raise Refusal(_draft_problem((conflict,)))
         return found
 
     # ---- What is answered.
 
-    async def _advise(self, listing: Listing, standing: Standing) -> tuple[Advice, ...]:
-        desk = self._desk
-        found = list(advise(listing, desk.rules.assets))
-        if await desk.catalog.is_payee_shared(listing.pay_to, listing.provider):
+    async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
+        services = self._services
+        found = list(list_warnings(listing, services.rules.assets))
+        if await services.catalog.is_payee_shared(listing.pay_to, listing.provider):
             found.append(PAYTO_SHARED)
-        if desk.is_unprotected is not None and not listing.price.is_free:
-            endpoint = parse_endpoint(listing.endpoint, allow_private=desk.rules.allow_private_endpoints)
-            if isinstance(endpoint, Endpoint) and await desk.is_unprotected(endpoint):
+        if services.is_unprotected is not None and not listing.price.is_free:
+            endpoint = parse_endpoint(listing.endpoint, allow_private=services.rules.allow_private_endpoints)
+            if isinstance(endpoint, Endpoint) and await services.is_unprotected(endpoint):
                 found.append(ENDPOINT_UNPROTECTED)
-        if desk.find_holder is not None and not standing.is_verified:
-            found.append(NOT_SHOWN_YET)
+        if services.find_owner is not None and not reputation.is_verified:
+            found.append(UNVERIFIED_WARNING)
         return tuple(found)
 
     async def _preview(self, draft: Draft, provider: Address) -> Response:
         """What a create would have made. Nothing has an id yet, so nothing links to it."""
-        now_ms = self._desk.now_ms()
-        listing = open_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
-        warnings = advice_json(await self._advise(listing, UNKNOWN_STANDING))
-        shown = {
-            **self._desk.shape.details(listing, UNKNOWN_STANDING),
+        now_ms = self._services.now_ms()
+        listing = create_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
+        warnings = warnings_json(await self._list_warnings(listing, UNKNOWN_REPUTATION))
+        written = {
+            **self._services.encoder.details(listing, UNKNOWN_REPUTATION),
             "id": None,
             "links": {},
             "dryRun": True,
         }
-        return _answer(render_json({**shown, "warnings": warnings}), {"Cache-Control": "no-store"})
+        return _json_response(render_json({**written, "warnings": warnings}), {"Cache-Control": "no-store"})
 
-    def _show_written(
+    def _written_response(
         self,
         listing: Listing,
-        standing: Standing,
-        warnings: tuple[Advice, ...],
+        reputation: Reputation,
+        warnings: tuple[ListingWarning, ...],
         *,
         headers: dict[str, str],
         status: int,
     ) -> Response:
-        shown = self._desk.shape.details(listing, standing)
-        headers["ETag"] = etag_of(listing, render_json(shown))
-        body = render_json({**shown, "warnings": advice_json(warnings)})
-        return _answer(body, {**headers, "Cache-Control": "no-store"}, status=status)
+        written = self._services.encoder.details(listing, reputation)
+        headers["ETag"] = etag_of(listing, render_json(written))
+        body = render_json({**written, "warnings": warnings_json(warnings)})
+        return _json_response(body, {**headers, "Cache-Control": "no-store"}, status=status)
 
 
-def _answer(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:
+def _json_response(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 def _read_dry_run(request: Request) -> bool:
-    query = Query(request.scope["query_string"], known=("dryRun",))
+    query = QueryParameters(request.scope["query_string"], known=("dryRun",))
     is_dry_run = query.choice("dryRun", ("true", "false")) == "true"
     query.finish()
     return is_dry_run
@@ -330,13 +332,13 @@ def _check_media_type(request: Request) -> None:
         raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
 
 
-def _describe(errors: tuple[FieldError, ...]) -> Problem:
+def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
     """A body whose only fault is where its endpoint leads is well formed: that has a code of its own."""
     if all(error.code == ENDPOINT_POLICY for error in errors):
         return Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=errors[0].detail, errors=errors)
     return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
 
 
-def _overtaken() -> Refusal:
+def _edited_meanwhile() -> Refusal:
     detail = "The API was changed by somebody else at the same moment. Read it and try again."
     return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))

@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 
 from tollway.identifiers import ListingId, format_network
 from tollway.money import Asset, Price
-from tollway.registry.advice import Advice
-from tollway.registry.catalog import Found, ListingPage, ListingQuery
+from tollway.registry.advice import ListingWarning
+from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
-from tollway.registry.pricing import ConfirmationsFor, Option, list_options
-from tollway.registry.standing import Quality, Standing
-from tollway.web.plain_json import encode_plainly
+from tollway.registry.pricing import ConfirmationsFor, PaymentOption, list_payment_options
+from tollway.registry.standing import Quality, Reputation
+from tollway.web.plain_json import encode_visible_json
 from tollway.web.wire import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
@@ -29,7 +29,7 @@ DOCUMENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListingShape:
+class ListingEncoder:
     """What the JSON of a listing needs beyond the listing. `public_url` without a final slash.
 
     `is_offered`: which authorisations can be settled now; none by default.
@@ -43,18 +43,18 @@ class ListingShape:
     def url_of(self, listing_id: str) -> str:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
 
-    def item(self, found: Found, *, has_match: bool) -> dict[str, Any]:
+    def item(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
         """One element of a list: exactly the seven fields, and `match` when words were asked for."""
-        item = _seven_fields(found.listing)
+        item = _summary_fields(found.listing)
         if has_match:
             item["match"] = list(found.match)
         return item
 
-    def details(self, listing: Listing, standing: Standing) -> dict[str, Any]:
+    def details(self, listing: Listing, reputation: Reputation) -> dict[str, Any]:
         """Everything that may be shown to anybody; the upstream secret only as set or not."""
         auth, limit = listing.upstream_auth, listing.rate_limit
         return {
-            **_seven_fields(listing),
+            **_summary_fields(listing),
             "payTo": str(listing.pay_to),
             "networks": [format_network(chain_id) for chain_id in listing.networks],
             "methods": list(listing.methods),
@@ -76,8 +76,8 @@ class ListingShape:
             "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
             "status": listing.status,
             "pricing": self.pricing(listing),
-            "quality": quality_json(standing.quality),
-            "verified": standing.is_verified,
+            "quality": quality_json(reputation.quality),
+            "verified": reputation.is_verified,
             "links": self.links(listing),
             "createdAt": format_time(listing.created_ms),
             "updatedAt": format_time(listing.updated_ms),
@@ -94,7 +94,7 @@ class ListingShape:
 
     def options(self, listing: Listing, price: Price) -> list[dict[str, Any]]:
         """Every way to pay that price of the listing's."""
-        options = list_options(
+        options = list_payment_options(
             listing,
             price,
             assets=self.assets,
@@ -126,7 +126,7 @@ class ListingShape:
         )
 
 
-def _seven_fields(listing: Listing) -> dict[str, Any]:
+def _summary_fields(listing: Listing) -> dict[str, Any]:
     return {
         "id": listing.id,
         "name": listing.name,
@@ -151,7 +151,7 @@ def quality_json(quality: Quality | None) -> dict[str, Any]:
     }
 
 
-def option_json(option: Option) -> dict[str, Any]:
+def option_json(option: PaymentOption) -> dict[str, Any]:
     """One way to pay, the same in details, in a 402 and in agent documents. A native asset has no `token`."""
     if option.rail == "tx":
         return {
@@ -171,7 +171,7 @@ def option_json(option: Option) -> dict[str, Any]:
     }
 
 
-def _amount_json(option: Option) -> dict[str, Any]:
+def _amount_json(option: PaymentOption) -> dict[str, Any]:
     asset = option.asset
     token = {} if asset.token is None else {"token": str(asset.token)}
     return {
@@ -186,13 +186,13 @@ def _amount_json(option: Option) -> dict[str, Any]:
     }
 
 
-def advice_json(advice: Iterable[Advice]) -> list[dict[str, str]]:
-    return [{"code": one.code, "detail": one.detail, "pointer": one.pointer} for one in advice]
+def warnings_json(warnings: Iterable[ListingWarning]) -> list[dict[str, str]]:
+    return [{"code": one.code, "detail": one.detail, "pointer": one.pointer} for one in warnings]
 
 
-def page_json(shape: ListingShape, page: ListingPage, query: ListingQuery) -> dict[str, Any]:
+def page_json(encoder: ListingEncoder, page: ListingPage, query: ListingQuery) -> dict[str, Any]:
     content: dict[str, Any] = {
-        "apis": [shape.item(found, has_match=query.words is not None) for found in page.found],
+        "apis": [encoder.item(found, has_match=query.words is not None) for found in page.found],
         "total": page.total,
         "page": query.page,
         "limit": query.limit,
@@ -224,7 +224,7 @@ def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, qu
 
 
 def render_json(content: Mapping[str, Any]) -> bytes:
-    return encode_plainly(content).encode()
+    return encode_visible_json(content).encode()
 
 
 def etag_of(listing: Listing, body: bytes) -> str:
@@ -237,7 +237,7 @@ def has_etag(header: str, etag: str, *, same: Callable[[str, str], bool]) -> boo
     return any(tag == "*" or same(tag, etag) for tag in (part.strip() for part in header.split(",")))
 
 
-def is_same_weakly(tag: str, etag: str) -> bool:
+def is_same_content(tag: str, etag: str) -> bool:
     """For If-None-Match: a weak tag names the same content."""
     return tag.removeprefix("W/") == etag
 

@@ -1,4 +1,4 @@
-"""What the tools of MCP need of the gateway: the catalog, the books' statement, the door of gateway calls. Names only;
+"""What the tools of MCP need of the gateway: the catalog, the ledger's call history, the door of gateway calls. Names only;
 whoever serves MCP is given one.
 """
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
-from tollway.ledger.statement import Statement
+from tollway.ledger.statement import CallHistory
 from tollway.registry.catalog import Catalog
-from tollway.web.authentication import Wallet
+from tollway.web.authentication import WalletDependency
 from tollway.web.history_routes import FindAsset
-from tollway.web.listing_wire import ListingShape
+from tollway.web.listing_wire import ListingEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpDesk:
+class McpServices:
     """`call_app`: the ASGI application of gateway calls. `wallet` proves who asks. `public_url` without a final slash.
     `origin`: of the gateway, as signatures name it. `origins`: web origins beside it whose pages may use MCP; `*` is any."""
 
     catalog: Catalog
-    shape: ListingShape
-    statement: Statement
+    encoder: ListingEncoder
+    call_history: CallHistory
     call_app: ASGIApp
-    wallet: Wallet
+    wallet: WalletDependency
     find_asset: FindAsset
     now_ms: Callable[[], int]
     public_url: str

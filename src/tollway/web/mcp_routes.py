@@ -1,4 +1,4 @@
-"""`/mcp` and `/mcp/{apiId}`: the door of MCP (streamable HTTP). It looks at who sends a request and how much of it, loads
+"""`/mcp` and `/mcp/{apiId}`: the ASGI application of MCP (streamable HTTP). It checks the origin and the size of a request, loads
 what answers it, and notices when its caller leaves. What a tool does is the tools' business.
 """
 
@@ -13,9 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem
 from tollway.web.authentication import client_address_of, read_body
-from tollway.web.inner_call import Visit
-from tollway.web.json_body import check_shape
-from tollway.web.mcp_desk import McpDesk
+from tollway.web.inner_call import McpRequest
+from tollway.web.json_body import check_json_limits
+from tollway.web.mcp_desk import McpServices
 from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of
 
 if TYPE_CHECKING:
@@ -24,49 +24,49 @@ if TYPE_CHECKING:
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def mcp_router(desk: McpDesk) -> APIRouter:
+def mcp_router(services: McpServices) -> APIRouter:
     """Raw ASGI below FastAPI's routes: the SDK reads the request and writes the answer."""
-    door = McpDoor(desk)
+    app = McpApp(services)
     router = APIRouter()
     for path in ("/mcp", "/mcp/{apiId}"):
-        router.routes.append(Route(path, endpoint=door, methods=["POST"], include_in_schema=False))
+        router.routes.append(Route(path, endpoint=app, methods=["POST"], include_in_schema=False))
     return router
 
 
-class McpDoor:
+class McpApp:
     """The ASGI application of both paths. It keeps nothing between two requests but the code that answers them."""
 
-    def __init__(self, desk: McpDesk) -> None:
-        self._desk = desk
+    def __init__(self, services: McpServices) -> None:
+        self._services = services
         self._server: McpServer | None = None
         self._loading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if not is_welcome(
-            request.headers.get("origin"), own=self._desk.public_url, others=self._desk.origins
+        if not is_origin_allowed(
+            request.headers.get("origin"), own=self._services.public_url, others=self._services.origins
         ):
             await self._refuse_origin(scope, send)
             return
-        body = await read_body(request, bytes_max=self._desk.body_bytes_max)
-        check_shape(body)  # the SDK's parser trusts a guard of Python's that a library of ours lifts
-        visit = Visit(
+        body = await read_body(request, bytes_max=self._services.body_bytes_max)
+        check_json_limits(body)  # the SDK's parser trusts a guard of Python's that a library of ours lifts
+        mcp_request = McpRequest(
             request=request,
             request_id=request_id_of(scope),
             client_address=client_address_of(request),
-            over=asyncio.Event(),
+            disconnected=asyncio.Event(),
         )
         server = await self._open()
         api_id = scope["path_params"].get("apiId")
         api = None if api_id is None else await server.find_api(api_id)
-        replay = _Replay(body, visit.over).receive
+        replay = _BufferedReceive(body, mcp_request.disconnected).receive
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_wait_gone(receive, visit.over))
+            watcher = group.create_task(_wait_gone(receive, mcp_request.disconnected))
             try:
                 if api is None:
-                    await server.serve_gateway(visit, scope, replay, send)
+                    await server.serve_gateway(mcp_request, scope, replay, send)
                 else:
-                    await server.serve_api(api, visit, scope, replay, send)
+                    await server.serve_api(api, mcp_request, scope, replay, send)
             finally:
                 watcher.cancel()
 
@@ -75,13 +75,13 @@ class McpDoor:
         if self._server is None:
             async with self._loading:
                 if self._server is None:
-                    self._server = await asyncio.to_thread(_load, self._desk)
+                    self._server = await asyncio.to_thread(_load, self._services)
         return self._server
 
     async def _refuse_origin(self, scope: Scope, send: Send) -> None:
         status, headers, body = render_problem(
             _FOREIGN_ORIGIN,
-            public_url=self._desk.public_url,
+            public_url=self._services.public_url,
             request_id=request_id_of(scope),
             instance=instance_of(scope),
             status=FORBIDDEN,
@@ -90,34 +90,34 @@ class McpDoor:
         await send({"type": "http.response.body", "body": body})
 
 
-def _load(desk: McpDesk) -> "McpServer":
+def _load(services: McpServices) -> "McpServer":
     from tollway.web.mcp_server import McpServer  # noqa: PLC0415 - the SDK takes a second and many MiB
 
-    return McpServer(desk)
+    return McpServer(services)
 
 
-class _Replay:
+class _BufferedReceive:
     """A body that was read, for somebody who wants to read it once more."""
 
-    def __init__(self, body: bytes, over: asyncio.Event) -> None:
+    def __init__(self, body: bytes, disconnected: asyncio.Event) -> None:
         self._body: bytes | None = body
-        self._over = over
+        self._disconnected = disconnected
 
     async def receive(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._over.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
 
-async def _wait_gone(receive: Receive, over: asyncio.Event) -> None:
+async def _wait_gone(receive: Receive, disconnected: asyncio.Event) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    over.set()
+    disconnected.set()
 
 
-def is_welcome(origin: str | None, *, own: str, others: frozenset[str]) -> bool:
+def is_origin_allowed(origin: str | None, *, own: str, others: frozenset[str]) -> bool:
     """Whether a page of that origin may use MCP here: a page elsewhere must not reach a gateway on its reader's own
     machine (DNS rebinding). Whatever is no browser sends none."""
     if origin is None or "*" in others or origin.lower() in others:

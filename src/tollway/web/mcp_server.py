@@ -17,30 +17,30 @@ from starlette.types import Receive, Scope, Send
 
 from tollway import __version__
 from tollway.discovery.plain_words import clean_line
-from tollway.discovery.sold_operations import SoldOperation
-from tollway.discovery.tool_result import PAYMENT, ToolAnswer
+from tollway.discovery.sold_operations import ApiOperation
+from tollway.discovery.tool_result import PAYMENT, ToolResult
 from tollway.discovery.tools import (
     API_INSTRUCTIONS,
     GATEWAY_TOOLS,
     INSTRUCTIONS,
-    Tool,
+    ToolDefinition,
     api_tool,
     read_cursor,
     take_page,
 )
 from tollway.registry.listing import Listing
-from tollway.web.inner_call import Visit
+from tollway.web.inner_call import McpRequest
 from tollway.web.listing_wire import render_json
-from tollway.web.mcp_desk import McpDesk
-from tollway.web.mcp_tools import Asked, ToolRoom
+from tollway.web.mcp_desk import McpServices
+from tollway.web.mcp_tools import McpTools, ToolInvocation
 
-LISTS_FRESH_MS = 60_000
+LISTS_CACHE_MS = 60_000
 """How long a client may use a list of tools that it has: prices stand in it, and they are remembered for ten minutes."""
 
 Context = ServerRequestContext[Any, Any]
 Page = types.PaginatedRequestParams | None
 
-_CACHED: tuple[CacheableMethod, ...] = (
+_CACHED_METHODS: tuple[CacheableMethod, ...] = (
     "server/discover",
     "tools/list",
     "prompts/list",
@@ -48,28 +48,30 @@ _CACHED: tuple[CacheableMethod, ...] = (
     "resources/templates/list",
     "resources/read",
 )
-_HINTS = {method: CacheHint(ttl_ms=LISTS_FRESH_MS, scope="public") for method in _CACHED}
+_HINTS = {method: CacheHint(ttl_ms=LISTS_CACHE_MS, scope="public") for method in _CACHED_METHODS}
 
 
 class McpServer:
     """One for a process. Safe to call from many tasks at once."""
 
-    def __init__(self, desk: McpDesk) -> None:
-        self._room = ToolRoom(desk)
-        self._body_bytes_max = desk.body_bytes_max
-        self._public_url = desk.public_url
+    def __init__(self, services: McpServices) -> None:
+        self._tools = McpTools(services)
+        self._body_bytes_max = services.body_bytes_max
+        self._public_url = services.public_url
 
-    async def serve_gateway(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_gateway(
+        self, mcp_request: McpRequest, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """`/mcp`: the tools of the gateway."""
-        room = self._room
+        mcp_tools = self._tools
 
         async def list_tools(ctx: Context, params: Page) -> types.ListToolsResult:
             if params is not None and params.cursor is not None:
-                raise _no_such_cursor()
+                raise _unknown_cursor()
             return types.ListToolsResult(tools=[_to_tool(tool) for tool in GATEWAY_TOOLS])
 
         async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-            return _to_result(await room.run(_read_call(ctx, params, visit)), params.name)
+            return _to_result(await mcp_tools.run(_read_call(ctx, params, mcp_request)), params.name)
 
         schemas = {tool.name: tool.input_schema for tool in GATEWAY_TOOLS}
         server: Server[Any] = Server(
@@ -82,38 +84,38 @@ class McpServer:
             get_tool_input_schema=schemas.get,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            **_NOTHING_ELSE,
+            **_EMPTY_HANDLERS,
         )
         await self._serve(server, scope, receive, send)
 
-    async def find_api(self, api_id: str) -> tuple[Listing, tuple[SoldOperation, ...]]:
+    async def find_api(self, api_id: str) -> tuple[Listing, tuple[ApiOperation, ...]]:
         """What `serve_api` serves. Raises Refusal for a listing that is not shown."""
-        listing = await self._room.find(api_id)
-        return listing, await self._room.operations_of(listing)
+        listing = await self._tools.find_listing(api_id)
+        return listing, await self._tools.operations_of(listing)
 
     async def serve_api(
         self,
-        api: tuple[Listing, Sequence[SoldOperation]],
-        visit: Visit,
+        api: tuple[Listing, Sequence[ApiOperation]],
+        mcp_request: McpRequest,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
         """`/mcp/{apiId}`: the operations of one API as tools."""
-        room = self._room
+        mcp_tools = self._tools
         listing, operations = api
 
         async def list_tools(ctx: Context, params: Page) -> types.ListToolsResult:
             start = read_cursor(params.cursor if params is not None else None)
             if start is None:
-                raise _no_such_cursor()
+                raise _unknown_cursor()
             page, next_cursor = take_page(operations, start)
             tools = [_to_tool(api_tool(listing, operation)) for operation in page]
             return types.ListToolsResult(tools=tools, next_cursor=next_cursor)
 
         async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-            asked = _read_call(ctx, params, visit)
-            return _to_result(await room.run_operation(listing, operations, asked), params.name)
+            invocation = _read_call(ctx, params, mcp_request)
+            return _to_result(await mcp_tools.run_operation(listing, operations, invocation), params.name)
 
         def find_schema(name: str) -> Mapping[str, Any] | None:
             found = next((one for one in operations if one.tool == name), None)
@@ -128,7 +130,7 @@ class McpServer:
             get_tool_input_schema=find_schema,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            **_NOTHING_ELSE,
+            **_EMPTY_HANDLERS,
         )
         await self._serve(server, scope, receive, send)
 
@@ -144,13 +146,15 @@ class McpServer:
             await manager.handle_request(scope, receive, send)
 
 
-def _read_call(ctx: Context, params: types.CallToolRequestParams, visit: Visit) -> Asked:
+def _read_call(ctx: Context, params: types.CallToolRequestParams, mcp_request: McpRequest) -> ToolInvocation:
     meta = (ctx.params or {}).get("_meta")
     payment = meta.get(PAYMENT) if isinstance(meta, Mapping) else None
-    return Asked(name=params.name, arguments=params.arguments or {}, payment=payment, visit=visit)
+    return ToolInvocation(
+        name=params.name, arguments=params.arguments or {}, payment=payment, mcp_request=mcp_request
+    )
 
 
-def _to_tool(tool: Tool) -> types.Tool:
+def _to_tool(tool: ToolDefinition) -> types.Tool:
     return types.Tool(
         name=tool.name,
         description=tool.description,
@@ -164,7 +168,7 @@ def _to_tool(tool: Tool) -> types.Tool:
     )
 
 
-def _to_result(answer: ToolAnswer | None, name: str) -> types.CallToolResult:
+def _to_result(answer: ToolResult | None, name: str) -> types.CallToolResult:
     if answer is None:
         raise MCPError(types.INVALID_PARAMS, f"There is no tool {clean_line(name, 128)!r} here.")
     content = dict(answer.content)
@@ -197,7 +201,7 @@ async def _read_resource(ctx: Context, params: types.ReadResourceRequestParams) 
     raise MCPError(types.INVALID_PARAMS, "There are no resources here.", {"uri": str(params.uri)})
 
 
-_NOTHING_ELSE: dict[str, Any] = {
+_EMPTY_HANDLERS: dict[str, Any] = {
     "on_list_prompts": _list_prompts,
     "on_get_prompt": _get_prompt,
     "on_list_resources": _list_resources,
@@ -207,5 +211,5 @@ _NOTHING_ELSE: dict[str, Any] = {
 """Prompts and resources: there are none, and a client that asks is told so in its own words."""
 
 
-def _no_such_cursor() -> MCPError:
+def _unknown_cursor() -> MCPError:
     return MCPError(types.INVALID_PARAMS, "This cursor is none that this gateway gave.")

@@ -18,8 +18,8 @@ from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_c
 from tollway.identifiers import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
-from tollway.web.body_room import BodyRoom, HeldBody
-from tollway.web.load_gauge import LoadGauge
+from tollway.web.body_room import BodyBudget, BodyReservation
+from tollway.web.load_gauge import LoadShedder
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -31,9 +31,9 @@ _HOST = re.compile(
 )
 """`uri-host [ ":" port ]` (RFC 3986 §3.2.2), and not empty: no target of ours is without an authority."""
 _FORWARDED_MAX = 20
-_ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz"})
+_UNLIMITED_PATHS = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
-_ANSWER_HEADERS = (
+_RESPONSE_HEADERS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -59,8 +59,8 @@ def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
     address = _unmap(str(peer[0])) if peer else "unknown"
     if not trusted_proxies or not _is_trusted(address, trusted_proxies):
         return address
-    told = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
-    for hop in reversed(told.decode("latin-1").split(",")[-_FORWARDED_MAX:]):
+    forwarded = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
+    for hop in reversed(forwarded.decode("latin-1").split(",")[-_FORWARDED_MAX:]):
         try:
             address = _unmap(str(ip_address(hop.strip())))
         except ValueError:
@@ -101,12 +101,14 @@ def is_preflight(scope: Scope) -> bool:
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
     """Everything may be asked from anywhere, without credentials: no cookie of ours counts here."""
-    asked = b", ".join(value for name, value in scope["headers"] if name == b"access-control-request-headers")
-    is_harmless = re.fullmatch(rb"[A-Za-z0-9_, *.-]{0,2048}", asked) is not None
+    requested = b", ".join(
+        value for name, value in scope["headers"] if name == b"access-control-request-headers"
+    )
+    is_harmless = re.fullmatch(rb"[A-Za-z0-9_, *.-]{0,2048}", requested) is not None
     headers: RawHeaders = [
         (b"access-control-allow-origin", b"*"),
         (b"access-control-allow-methods", _METHODS),
-        (b"access-control-allow-headers", asked if asked and is_harmless else b"*"),
+        (b"access-control-allow-headers", requested if requested and is_harmless else b"*"),
         (b"access-control-max-age", b"7200"),
         (b"vary", b"Access-Control-Request-Method, Access-Control-Request-Headers"),
     ]
@@ -171,7 +173,7 @@ class AccessLog:
                 self._metrics.request_seconds.labels(method, route, str(status)).observe(seconds)
 
 
-class AnswerHeaders:
+class ResponseHeaders:
     """Adds the request's id, CORS and the guards of a browser to every answer that has none of its own."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -182,7 +184,7 @@ class AnswerHeaders:
             if message["type"] == "http.response.start":
                 headers: RawHeaders = list(message.get("headers", ()))
                 present = {name for name, _ in headers}
-                own = (*_ANSWER_HEADERS, (b"x-request-id", request_id_of(scope).encode("ascii")))
+                own = (*_RESPONSE_HEADERS, (b"x-request-id", request_id_of(scope).encode("ascii")))
                 headers += [header for header in own if header[0] not in present]
                 message = {**message, "headers": headers}
             await send(message)
@@ -205,30 +207,30 @@ class HeadWithoutBody:
         await self._app(scope, receive, cutting_send if scope["method"] == "HEAD" else send)
 
 
-class Crowd:
+class OverloadLimit:
     """Refuses more requests than the gateway can bear. Whether it is well is told all the same."""
 
-    def __init__(self, app: ASGIApp, *, gauge: LoadGauge, public_url: str) -> None:
+    def __init__(self, app: ASGIApp, *, shedder: LoadShedder, public_url: str) -> None:
         self._app = app
-        self._gauge = gauge
+        self._shedder = shedder
         self._public_url = public_url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in _ALWAYS_ANSWERED:
+        if scope["path"] in _UNLIMITED_PATHS:
             await self._app(scope, receive, send)
             return
         client_address = scope["state"]["client_address"]
-        problem = self._gauge.enter(client_address)
+        problem = self._shedder.enter(client_address)
         if problem is not None:
             await send_problem(problem, scope, send, public_url=self._public_url)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            self._gauge.leave(client_address)
+            self._shedder.leave(client_address)
 
 
-class HeadCheck:
+class RequestHeadCheck:
     """Refuses a request whose head is ambiguous or too large, before anything else looks at it."""
 
     def __init__(self, app: ASGIApp, *, limits: Limits, public_url: str) -> None:
@@ -270,11 +272,11 @@ def _check_host(scope: Scope) -> Problem | None:
         if name == b"host":
             if _HOST.fullmatch(value) is not None:
                 return None
-            return _refused_host("Host is no host name or address with an optional port.")
-    return None if scope["http_version"] == "1.0" else _refused_host("A request of HTTP/1.1 has a Host.")
+            return _bad_host("Host is no host name or address with an optional port.")
+    return None if scope["http_version"] == "1.0" else _bad_host("A request of HTTP/1.1 has a Host.")
 
 
-def _refused_host(detail: str) -> Problem:
+def _bad_host(detail: str) -> Problem:
     return Problem(
         code=Code.INVALID_REQUEST,
         detail=detail,
@@ -299,43 +301,51 @@ class BodyLimits:
     `refused_body_bytes_max`, so that the answer is not lost to a reset; beyond that the connection closes.
     """
 
-    def __init__(self, app: ASGIApp, *, limits: Limits, clock: Callable[[], float], room: BodyRoom) -> None:
+    def __init__(
+        self, app: ASGIApp, *, limits: Limits, clock: Callable[[], float], budget: BodyBudget
+    ) -> None:
         self._app = app
         self._limits = limits
         self._clock = clock
-        self._room = room
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = self._room.open(scope["state"]["client_address"])
-        body = _BoundedBody(scope, receive, limits=self._limits, clock=self._clock, held=held)
+        reservation = self._budget.open(scope["state"]["client_address"])
+        body = _BoundedBody(scope, receive, limits=self._limits, clock=self._clock, reservation=reservation)
 
-        async def clearing_send(message: Message) -> None:
-            if message["type"] == "http.response.start" and not await body.clear():
+        async def discarding_send(message: Message) -> None:
+            if message["type"] == "http.response.start" and not await body.discard_rest():
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
 
         try:
-            await self._app(scope, body.receive, clearing_send)
+            await self._app(scope, body.receive, discarding_send)
         finally:
-            held.close()
+            reservation.close()
 
 
 class _BoundedBody:
     def __init__(
-        self, scope: Scope, receive: Receive, *, limits: Limits, clock: Callable[[], float], held: HeldBody
+        self,
+        scope: Scope,
+        receive: Receive,
+        *,
+        limits: Limits,
+        clock: Callable[[], float],
+        reservation: BodyReservation,
     ) -> None:
         headers = dict(scope["headers"])
         codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
         self._declared = _parse_length(headers.get(b"content-length", b"0"))
         self._is_ended = self._declared == 0 and not codings
         # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
-        self._is_doubtful = len(codings) > 1 or not all(map(is_chunked_alone, codings))
+        self._is_framing_ambiguous = len(codings) > 1 or not all(map(is_chunked_alone, codings))
         self._awaits_continue = b"expect" in headers
         self._receive = receive
         self._limits = limits
         self._clock = clock
-        self._held = held
+        self._reservation = reservation
         self._started: float | None = None
         self._bytes = 0
 
@@ -348,15 +358,15 @@ class _BoundedBody:
         message = await self._receive_in_time()
         if self._bytes > most:
             raise _too_large(most)
-        if problem := self._held.hold(len(message.get("body", b""))):
+        if problem := self._reservation.reserve(len(message.get("body", b""))):
             raise Refusal(problem)
         if not message.get("more_body", False):
-            await self._held.wait_turn(self._clock())
+            await self._reservation.wait_interval(self._clock())
         return message
 
-    async def clear(self) -> bool:
+    async def discard_rest(self) -> bool:
         """Reads what is left and drops it. False when the connection cannot be used again."""
-        if self._is_doubtful:
+        if self._is_framing_ambiguous:
             return False
         if not self._is_ended and self._awaits_continue and self._started is None:
             return False  # the client still waits for our word; it sends no body now
@@ -387,15 +397,15 @@ class _BoundedBody:
                 Problem(code=Code.INVALID_REQUEST, detail="The body arrived too slowly.", reason="too_slow")
             ) from None
         if message["type"] == "http.disconnect":
-            self._is_ended = self._is_doubtful = True
-            raise Refusal(BROKEN_OFF)
+            self._is_ended = self._is_framing_ambiguous = True
+            raise Refusal(BODY_INCOMPLETE)
         self._bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
             self._is_ended = True
         return message
 
 
-BROKEN_OFF = Problem(
+BODY_INCOMPLETE = Problem(
     code=Code.INVALID_REQUEST,
     detail="The request's body broke off before its end.",
     reason="body_broken_off",

@@ -7,14 +7,14 @@ connections that say nothing would take all of them, and nobody else would be he
 import contextlib
 import resource
 
-WANTED = 65_536
+OPEN_FILES_WANTED = 65_536
 """Two for each of a great many connections."""
 
 
-def raise_open_files() -> int:
+def raise_open_file_limit() -> int:
     """Asks for what is wanted, or for all that is allowed. How many there may be now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    allowed = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         with contextlib.suppress(ValueError, OSError):  # some systems name a limit that they do not grant
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

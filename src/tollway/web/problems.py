@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, TollwayError
 from tollway.gateway.headers import EXPOSED_HEADERS
-from tollway.web.plain_json import encode_plainly
+from tollway.web.plain_json import encode_visible_json
 
 PROBLEM_TYPE = b"application/problem+json"
 
@@ -30,10 +30,10 @@ OK, CREATED, NO_CONTENT = 200, 201, 204
 FORBIDDEN = 403
 """What the MCP transport asks for where a page of another origin knocks; no code of ours means that alone."""
 
-Rendered = tuple[int, list[tuple[bytes, bytes]], bytes]
+RenderedProblem = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers (lower-case names) and body."""
 
-Challenge = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
+ChallengeHeaders = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
 """Makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
 
 SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ProblemKind:
     """What is the same for every problem of one code.
 
     `is_retryable`: the very same request, sent again later, can succeed. `retry_after_s`: sent where the problem
@@ -68,75 +68,75 @@ class Kind:
     retry_after_s: int | None = None
 
 
-def _lasting(status: int, title: str) -> Kind:
-    return Kind(status=status, title=title)
+def _permanent(status: int, title: str) -> ProblemKind:
+    return ProblemKind(status=status, title=title)
 
 
-def _passing(status: int, title: str, retry_after_s: int | None = None) -> Kind:
-    return Kind(status=status, title=title, is_retryable=True, retry_after_s=retry_after_s)
+def _transient(status: int, title: str, retry_after_s: int | None = None) -> ProblemKind:
+    return ProblemKind(status=status, title=title, is_retryable=True, retry_after_s=retry_after_s)
 
 
-KINDS: Mapping[Code, Kind] = MappingProxyType(
+PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
     {
-        Code.INVALID_REQUEST: _lasting(400, "Invalid request"),
-        Code.AUTHENTICATION_REQUIRED: _lasting(401, "Authentication required"),
-        Code.INVALID_SIGNATURE: _lasting(401, "Invalid signature"),
-        Code.SIGNATURE_EXPIRED: _lasting(401, "Signature expired"),
-        Code.NONCE_REUSED: _lasting(401, "Nonce already used"),
-        Code.SESSION_EXPIRED: _lasting(401, "Session expired"),
-        Code.CONFLICTING_IDENTITIES: _lasting(401, "Conflicting identities"),
-        Code.PAYMENT_REQUIRED: _lasting(402, "Payment required"),
-        Code.PAYMENT_MALFORMED: _lasting(400, "Payment malformed"),
-        Code.PAYMENT_EXPIRED: _lasting(402, "Payment expired"),
-        Code.PAYMENT_METHOD_UNSUPPORTED: _lasting(402, "Payment method unsupported"),
-        Code.PAYMENT_SETTLEMENT_FAILED: _lasting(402, "Payment settlement failed"),
-        Code.PAYMENT_INSUFFICIENT: _lasting(402, "Payment insufficient"),
-        Code.PAYMENT_VERIFICATION_FAILED: _lasting(402, "Payment verification failed"),
-        Code.PAYER_MISMATCH: _lasting(403, "Signed by another wallet than the payer"),
-        Code.PAYER_IN_DEBT: _lasting(403, "Payer in debt"),
-        Code.WALLET_BLOCKED: _lasting(403, "Wallet blocked"),
-        Code.NOT_PROVIDER: _lasting(403, "Not the provider"),
-        Code.OWNERSHIP_UNVERIFIED: _lasting(403, "Ownership not verified"),
-        Code.API_NOT_FOUND: _lasting(404, "API not found"),
-        Code.CALL_NOT_FOUND: _lasting(404, "Call not found"),
-        Code.PAYMENT_NOT_FOUND: _lasting(404, "Payment not found"),
-        Code.ROUTE_NOT_FOUND: _lasting(404, "Route not found"),
-        Code.METHOD_NOT_ALLOWED: _lasting(405, "Method not allowed"),
-        Code.PAYLOAD_TOO_LARGE: _lasting(413, "Payload too large"),
-        Code.UNSUPPORTED_MEDIA_TYPE: _lasting(415, "Unsupported media type"),
-        Code.PAYMENT_ALREADY_USED: _lasting(409, "Payment already used"),
-        Code.PAYMENT_TOO_OLD: _lasting(409, "Payment too old"),
-        Code.PAYMENT_HELD: _passing(409, "Payment held"),
-        Code.PAYMENT_PENDING: _passing(409, "Payment pending", 2),
-        Code.IDEMPOTENCY_IN_PROGRESS: _passing(409, "Same request still running", 2),
-        Code.ALREADY_EXISTS: _lasting(409, "Already exists"),
-        Code.API_RETIRED: _lasting(410, "API retired"),
-        Code.PRECONDITION_FAILED: _lasting(412, "Precondition failed"),
-        Code.PRICE_ABOVE_MAX: _lasting(412, "Price above your maximum"),
-        Code.VALIDATION_FAILED: _lasting(422, "Validation failed"),
-        Code.ENDPOINT_NOT_ALLOWED: _lasting(422, "Endpoint not allowed"),
-        Code.IDEMPOTENCY_KEY_REUSED: _lasting(422, "Idempotency key reused"),
-        Code.RATE_LIMITED: _passing(429, "Rate limited", 60),
-        Code.FAILED_CALL_BUDGET_EXHAUSTED: _passing(429, "Too many failed calls", 600),
-        Code.INTERNAL_ERROR: _lasting(500, "Internal error"),
-        Code.UPSTREAM_UNREACHABLE: _passing(502, "Upstream unreachable"),
-        Code.UPSTREAM_BAD_RESPONSE: _passing(502, "Bad response from upstream"),
-        Code.UPSTREAM_PAYMENT_REQUIRED: _lasting(502, "Upstream asked for a payment of its own"),
-        Code.PAYMENT_OUTCOME_UNKNOWN: _passing(503, "Payment outcome unknown", 5),
-        Code.CHAIN_UNAVAILABLE: _passing(503, "Chain unavailable", 3),
-        Code.STORAGE_UNAVAILABLE: _passing(503, "Storage unavailable", 3),
-        Code.API_PAUSED: _passing(503, "API paused", 300),
-        Code.UPSTREAM_UNAVAILABLE: _passing(503, "Upstream unavailable", 30),
-        Code.OVERLOADED: _passing(503, "Overloaded", 2),
-        Code.UPSTREAM_TIMEOUT: _passing(504, "Upstream timed out"),
-        Code.LOOP_DETECTED: _lasting(508, "Loop detected"),
+        Code.INVALID_REQUEST: _permanent(400, "Invalid request"),
+        Code.AUTHENTICATION_REQUIRED: _permanent(401, "Authentication required"),
+        Code.INVALID_SIGNATURE: _permanent(401, "Invalid signature"),
+        Code.SIGNATURE_EXPIRED: _permanent(401, "Signature expired"),
+        Code.NONCE_REUSED: _permanent(401, "Nonce already used"),
+        Code.SESSION_EXPIRED: _permanent(401, "Session expired"),
+        Code.CONFLICTING_IDENTITIES: _permanent(401, "Conflicting identities"),
+        Code.PAYMENT_REQUIRED: _permanent(402, "Payment required"),
+        Code.PAYMENT_MALFORMED: _permanent(400, "Payment malformed"),
+        Code.PAYMENT_EXPIRED: _permanent(402, "Payment expired"),
+        Code.PAYMENT_METHOD_UNSUPPORTED: _permanent(402, "Payment method unsupported"),
+        Code.PAYMENT_SETTLEMENT_FAILED: _permanent(402, "Payment settlement failed"),
+        Code.PAYMENT_INSUFFICIENT: _permanent(402, "Payment insufficient"),
+        Code.PAYMENT_VERIFICATION_FAILED: _permanent(402, "Payment verification failed"),
+        Code.PAYER_MISMATCH: _permanent(403, "Signed by another wallet than the payer"),
+        Code.PAYER_IN_DEBT: _permanent(403, "Payer in debt"),
+        Code.WALLET_BLOCKED: _permanent(403, "Wallet blocked"),
+        Code.NOT_PROVIDER: _permanent(403, "Not the provider"),
+        Code.OWNERSHIP_UNVERIFIED: _permanent(403, "Ownership not verified"),
+        Code.API_NOT_FOUND: _permanent(404, "API not found"),
+        Code.CALL_NOT_FOUND: _permanent(404, "Call not found"),
+        Code.PAYMENT_NOT_FOUND: _permanent(404, "Payment not found"),
+        Code.ROUTE_NOT_FOUND: _permanent(404, "Route not found"),
+        Code.METHOD_NOT_ALLOWED: _permanent(405, "Method not allowed"),
+        Code.PAYLOAD_TOO_LARGE: _permanent(413, "Payload too large"),
+        Code.UNSUPPORTED_MEDIA_TYPE: _permanent(415, "Unsupported media type"),
+        Code.PAYMENT_ALREADY_USED: _permanent(409, "Payment already used"),
+        Code.PAYMENT_TOO_OLD: _permanent(409, "Payment too old"),
+        Code.PAYMENT_HELD: _transient(409, "Payment held"),
+        Code.PAYMENT_PENDING: _transient(409, "Payment pending", 2),
+        Code.IDEMPOTENCY_IN_PROGRESS: _transient(409, "Same request still running", 2),
+        Code.ALREADY_EXISTS: _permanent(409, "Already exists"),
+        Code.API_RETIRED: _permanent(410, "API retired"),
+        Code.PRECONDITION_FAILED: _permanent(412, "Precondition failed"),
+        Code.PRICE_ABOVE_MAX: _permanent(412, "Price above your maximum"),
+        Code.VALIDATION_FAILED: _permanent(422, "Validation failed"),
+        Code.ENDPOINT_NOT_ALLOWED: _permanent(422, "Endpoint not allowed"),
+        Code.IDEMPOTENCY_KEY_REUSED: _permanent(422, "Idempotency key reused"),
+        Code.RATE_LIMITED: _transient(429, "Rate limited", 60),
+        Code.FAILED_CALL_BUDGET_EXHAUSTED: _transient(429, "Too many failed calls", 600),
+        Code.INTERNAL_ERROR: _permanent(500, "Internal error"),
+        Code.UPSTREAM_UNREACHABLE: _transient(502, "Upstream unreachable"),
+        Code.UPSTREAM_BAD_RESPONSE: _transient(502, "Bad response from upstream"),
+        Code.UPSTREAM_PAYMENT_REQUIRED: _permanent(502, "Upstream asked for a payment of its own"),
+        Code.PAYMENT_OUTCOME_UNKNOWN: _transient(503, "Payment outcome unknown", 5),
+        Code.CHAIN_UNAVAILABLE: _transient(503, "Chain unavailable", 3),
+        Code.STORAGE_UNAVAILABLE: _transient(503, "Storage unavailable", 3),
+        Code.API_PAUSED: _transient(503, "API paused", 300),
+        Code.UPSTREAM_UNAVAILABLE: _transient(503, "Upstream unavailable", 30),
+        Code.OVERLOADED: _transient(503, "Overloaded", 2),
+        Code.UPSTREAM_TIMEOUT: _transient(504, "Upstream timed out"),
+        Code.LOOP_DETECTED: _permanent(508, "Loop detected"),
     }
 )
 
 
 def status_of(code: Code) -> int:
     """The HTTP status of an error code."""
-    return KINDS[code].status
+    return PROBLEM_KINDS[code].status
 
 
 def problem_type(code: Code, *, public_url: str) -> str:
@@ -152,10 +152,10 @@ def render_problem(
     instance: str,
     status: int | None = None,
     encoded: bytes = b"",
-) -> Rendered:
+) -> RenderedProblem:
     """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request. `status`: only
     where it is not the one of the code. `encoded`: a JSON object of more members, none of them one of a problem's."""
-    kind = KINDS[problem.code]
+    kind = PROBLEM_KINDS[problem.code]
     status = kind.status if status is None else status
     retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
     content: dict[str, object] = {
@@ -170,7 +170,7 @@ def render_problem(
         "paymentState": problem.payment_state or "none",
     }
     if problem.errors:
-        content["errors"] = [_field_error(error) for error in problem.errors]
+        content["errors"] = [_field_error_json(error) for error in problem.errors]
     if retry_after_s is not None:
         content["retryAfterSeconds"] = retry_after_s
     if problem.call_id is not None:
@@ -178,7 +178,7 @@ def render_problem(
     if problem.reason is not None:
         content["reason"] = problem.reason
     content = {**problem.members, **content}
-    body = encode_plainly(content).encode("utf-8", "replace")
+    body = encode_visible_json(content).encode("utf-8", "replace")
     if encoded:
         body = encoded[:-1] + b"," + body[1:]
     headers = [
@@ -192,18 +192,18 @@ def render_problem(
     return status, headers, body
 
 
-def _rate_limit_headers(told: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
+def _rate_limit_headers(rate: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
     """From what `errors.describe_rate` wrote into the members of the problem."""
-    if not isinstance(told, Mapping):
+    if not isinstance(rate, Mapping):
         return []
-    policy = told["policy"]
+    policy = rate["policy"]
     return [
-        (b"ratelimit-policy", f'"{policy}";q={told["limit"]};w={told["windowSeconds"]}'.encode()),
-        (b"ratelimit", f'"{policy}";r=0;t={retry_after_s or told["windowSeconds"]}'.encode()),
+        (b"ratelimit-policy", f'"{policy}";q={rate["limit"]};w={rate["windowSeconds"]}'.encode()),
+        (b"ratelimit", f'"{policy}";r=0;t={retry_after_s or rate["windowSeconds"]}'.encode()),
     ]
 
 
-def _field_error(error: FieldError) -> dict[str, str]:
+def _field_error_json(error: FieldError) -> dict[str, str]:
     place = {"pointer": error.pointer, "parameter": error.parameter}
     return {
         **{name: value for name, value in place.items() if value is not None},
@@ -224,7 +224,7 @@ def instance_of(scope: Scope) -> str:
     return quote(raw.split(b"?", 1)[0], safe=_PATH_SAFE)
 
 
-def install_handlers(app: FastAPI, public_url: str, challenge: Challenge | None = None) -> None:
+def install_handlers(app: FastAPI, public_url: str, challenge: ChallengeHeaders | None = None) -> None:
     """Makes every failure of `app` a problem: refusals, unknown routes and methods, bad parameters, and bugs."""
 
     async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
@@ -252,7 +252,7 @@ def install_handlers(app: FastAPI, public_url: str, challenge: Challenge | None 
                 detail=f"{request.method} is not possible here; possible: {allowed}.",
             )
             return await answer(request, problem, [("allow", allowed)])
-        return await answer(request, _translate(exc.status_code))
+        return await answer(request, _framework_problem(exc.status_code))
 
     async def on_validation(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
@@ -261,10 +261,10 @@ def install_handlers(app: FastAPI, public_url: str, challenge: Challenge | None 
     app.add_exception_handler(TollwayError, on_failure)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation)
-    app.add_middleware(LastResort, public_url=public_url)
+    app.add_middleware(ErrorBoundary, public_url=public_url)
 
 
-class LastResort:
+class ErrorBoundary:
     """Answers what nobody caught with a bare 500 problem, and logs it once with its traceback.
 
     After the head has gone out the answer just stops, which the server shows as a broken connection.
@@ -289,7 +289,7 @@ class LastResort:
             await self._app(scope, receive, watching_send)
         except ClientDisconnect:
             return  # nobody is left to answer
-        except Exception as exc:  # noqa: BLE001 - the door: logged, answered
+        except Exception as exc:  # noqa: BLE001 - the outermost handler: logged, answered
             _log.error("unhandled_error", path=instance_of(scope), is_started=is_started, exc_info=exc)
             if not is_started:
                 problem = Problem(
@@ -331,7 +331,7 @@ def _allowed_methods(request: Request) -> list[str]:
     ]
 
 
-def _translate(status: int) -> Problem:
+def _framework_problem(status: int) -> Problem:
     """Starlette's and FastAPI's own refusals. What has no row here is a broken request or a bug of ours."""
     if status == 404:
         return Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
@@ -348,7 +348,7 @@ def _describe_validation(exc: RequestValidationError) -> Problem:
     found = exc.errors()
     if any(error["type"] == "json_invalid" for error in found):
         return Problem(code=Code.INVALID_REQUEST, detail="The body is not valid JSON.")
-    errors = tuple(_locate(error["loc"], error["type"], error["msg"]) for error in found)
+    errors = tuple(_to_field_error(error["loc"], error["type"], error["msg"]) for error in found)
     return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
 
 
@@ -358,7 +358,7 @@ def describe_errors(errors: Sequence[FieldError]) -> str:
     return f"Not valid: {places}."
 
 
-def _locate(loc: Sequence[object], code: str, message: str) -> FieldError:
+def _to_field_error(loc: Sequence[object], code: str, message: str) -> FieldError:
     where, *rest = loc
     if where == "body":
         pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in rest)

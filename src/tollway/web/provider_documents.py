@@ -28,7 +28,7 @@ class ProviderDocuments:
     def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
         """`fetch` bounds what it reads; it raises `EndpointNotAllowed` and the failures of an upstream."""
         self._fetch = fetch
-        self._yaml_turn = asyncio.Semaphore(1)
+        self._yaml_semaphore = asyncio.Semaphore(1)
 
     async def read(self, url: str) -> Mapping[str, Any]:
         """Raises Refusal (`validation_failed`) when there is no such document, or it cannot be listed."""
@@ -49,7 +49,7 @@ class ProviderDocuments:
             except Refusal as exc:
                 raise refuse_document("could not be read as a JSON object") from exc
         # A long YAML text takes the better part of a second: beside the loop, and one at a time.
-        async with self._yaml_turn:
+        async with self._yaml_semaphore:
             try:
                 return await asyncio.to_thread(parse_yaml_object, raw)
             except YamlRefused as exc:

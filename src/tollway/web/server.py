@@ -21,12 +21,12 @@ from starlette.types import ASGIApp
 
 from tollway.errors import SettingsInvalid
 from tollway.limits import Limits
-from tollway.web.open_files import raise_open_files
+from tollway.web.open_files import raise_open_file_limit
 
 HEAD_BUFFER_BYTES = 64 * 1024
 """Parser buffer: holds a whole request head, whose own limit (32 KiB) the application enforces."""
 
-_UP_POLL_S = 0.01
+_PORT_POLL_S = 0.01
 
 
 class PortTaken(SettingsInvalid):
@@ -40,7 +40,7 @@ class HttpServer:
         self._host = host
         self._port = port
         self._limits = limits
-        raise_open_files()
+        raise_open_file_limit()
         self._server = GranianServer(
             app,
             address=host,
@@ -65,13 +65,13 @@ class HttpServer:
         """Runs until `stop`, then until the calls in flight are done, at most `drain_deadline_s`. Raises PortTaken."""
         check_port_free(self._host, self._port)
         async with asyncio.TaskGroup() as group:
-            arm = group.create_task(self._arm_kernel())
+            setting = group.create_task(self._set_socket_timeouts())
             try:
                 # The drain deadline: what is left then ends with the loop, and recovery finds it.
                 with contextlib.suppress(TimeoutError):
                     await self._server.serve()
             finally:
-                arm.cancel()
+                setting.cancel()
 
     async def wait_up(self) -> None:
         """Returns once the port accepts connections and none of them can be held for ever."""
@@ -81,7 +81,7 @@ class HttpServer:
         """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
         self._server.stop()  # type: ignore[no-untyped-call]  # granian's own method has no annotations
 
-    async def _arm_kernel(self) -> None:
+    async def _set_socket_timeouts(self) -> None:
         """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is dropped. And
         TCP_NOTSENT_LOWAT: else the kernel takes 4 MiB ahead, then nothing until a third of that has left, and a caller
         who takes 40 KiB a second looks as if he took none."""
@@ -101,7 +101,7 @@ class HttpServer:
             try:
                 _, writer = await asyncio.open_connection(self._host, self._port)
             except OSError:
-                await asyncio.sleep(_UP_POLL_S)
+                await asyncio.sleep(_PORT_POLL_S)
                 continue
             writer.close()
             return

@@ -9,11 +9,11 @@ from fastapi.responses import JSONResponse
 from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.authenticator import read_bearer
-from tollway.identity.front_desk import FrontDesk
+from tollway.identity.front_desk import SignIn
 from tollway.limits import Limits
 from tollway.web.authentication import client_address_of, read_body, to_signed_request
-from tollway.web.json_body import find_unknown, parse_json_object
-from tollway.web.nonce_meter import NonceMeter
+from tollway.web.json_body import find_unknown_members, parse_json_object
+from tollway.web.nonce_meter import SignInRateLimit
 from tollway.web.problems import describe_errors
 from tollway.web.wire import format_time
 
@@ -21,51 +21,51 @@ _NO_STORE = {"Cache-Control": "no-store"}
 _CHAIN_ID_MAX = 10**15 - 1
 
 
-def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIRouter:
+def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> APIRouter:
     """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
     router = APIRouter(prefix="/api/v2", tags=["authentication"])
 
     @router.post("/auth/nonce")
     async def issue_nonce(request: Request) -> Response:
-        await _charge(meter, "nonce", request)
+        await _charge(rate_limit, "nonce", request)
         members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
-        reader = _Members(members)
+        reader = _SignInBody(members)
         address = reader.address("address")
         chain_id = reader.chain_id("chainId")
         uri = reader.text("uri")
         reader.finish()
-        invitation = await desk.invite(uri)
+        sign_in_challenge = await sign_in.create_challenge(uri)
         text = (
-            invitation.write(address=address, chain_id=chain_id)
+            sign_in_challenge.format_message(address=address, chain_id=chain_id)
             if address is not None and chain_id is not None
             else None
         )
         content = {
-            "nonce": invitation.nonce,
-            "domain": invitation.domain,
-            "uri": invitation.uri,
-            "issuedAt": format_time(invitation.issued_ms),
-            "expirationTime": format_time(invitation.expires_ms),
+            "nonce": sign_in_challenge.nonce,
+            "domain": sign_in_challenge.domain,
+            "uri": sign_in_challenge.uri,
+            "issuedAt": format_time(sign_in_challenge.issued_ms),
+            "expirationTime": format_time(sign_in_challenge.expires_ms),
             "message": text,
         }
         return JSONResponse(content, headers=_NO_STORE)
 
     @router.post("/auth/session", status_code=201)
     async def open_session(request: Request) -> Response:
-        await _charge(meter, "session", request)
+        await _charge(rate_limit, "session", request)
         members = await _read_members(request, limits=limits, known=("message", "signature"))
-        reader = _Members(members)
+        reader = _SignInBody(members)
         text = reader.text("message", is_required=True) or ""
         signature = reader.signature("signature")
         reader.finish()
-        admission = await desk.open_session(
+        session = await sign_in.open_session(
             text=text, signature=signature, client_address=client_address_of(request)
         )
         content = {
-            "accessToken": admission.token,
+            "accessToken": session.token,
             "tokenType": "Bearer",
-            "expiresIn": admission.expires_in_s,
-            "address": str(admission.address),
+            "expiresIn": session.expires_in_s,
+            "address": str(session.address),
         }
         return JSONResponse(content, status_code=201, headers=_NO_STORE)
 
@@ -76,21 +76,21 @@ def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIR
             raise Refusal(
                 Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Send the token of the session to end.")
             )
-        await desk.close_session(token)
+        await sign_in.close_session(token)
         return Response(status_code=204)
 
     return router
 
 
-async def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
-    wait_s = await meter.charge(kind, client_address=client_address_of(request))
+async def _charge(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:
+    wait_s = await rate_limit.charge(kind, client_address=client_address_of(request))
     if wait_s is not None:
         raise Refusal(
             Problem(
                 code=Code.RATE_LIMITED,
-                detail=f"At most {meter.per_minute} a minute from one address.",
+                detail=f"At most {rate_limit.per_minute} a minute from one address.",
                 retry_after_s=wait_s,
-                members=describe_rate(f"signin-{kind}", limit=meter.per_minute, window_s=60),
+                members=describe_rate(f"signin-{kind}", limit=rate_limit.per_minute, window_s=60),
             )
         )
 
@@ -98,13 +98,13 @@ async def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
 async def _read_members(request: Request, *, limits: Limits, known: tuple[str, ...]) -> dict[str, Any]:
     body = await read_body(request, bytes_max=limits.control_body_bytes_max)
     members = parse_json_object(body) if body else {}
-    unknown = find_unknown(members, known)
+    unknown = find_unknown_members(members, known)
     if unknown:
         raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(unknown), errors=unknown))
     return members
 
 
-class _Members:
+class _SignInBody:
     """The members of one body, each read into its type; everything that is wrong is told together."""
 
     def __init__(self, members: Mapping[str, Any]) -> None:

@@ -7,10 +7,10 @@ import html
 from urllib.parse import urlencode
 
 from tollway.discovery.plain_words import clean_line
-from tollway.registry.catalog import Found, ListingPage, ListingQuery
+from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
 from tollway.registry.plain_text import drop_unclean
 
-NAME_LENGTH_MAX, WORDS_LENGTH_MAX = 120, 280
+NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
 
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
@@ -38,14 +38,14 @@ def write_home(page: ListingPage, query: ListingQuery) -> str:
     )
 
 
-def _article(found: Found) -> str:
+def _article(found: ListingMatch) -> str:
     listing = found.listing
     name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or html.escape(listing.id)
-    words = html.escape(clean_line(listing.description, WORDS_LENGTH_MAX))
+    words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))
     own = f"/api/v2/apis/{html.escape(listing.id)}"
     cost = "free" if listing.price.is_free else f"{listing.price.text} {html.escape(listing.currency)} a call"
     return (
-        f"<article><h2>{name}</h2><p>{cost} · {_standing(found)}</p>"
+        f"<article><h2>{name}</h2><p>{cost} · {_reputation(found)}</p>"
         + (f"<p>{words}</p>" if words else "")
         + f'<p class="note"><a href="{own}">details</a> · <a href="{own}/agent">for agents</a> · '
         f'<a href="{own}/openapi.json">OpenAPI</a> · <a href="{own}/llms.txt">in words</a> · '
@@ -53,14 +53,14 @@ def _article(found: Found) -> str:
     )
 
 
-def _standing(found: Found) -> str:
-    quality, told = found.standing.quality, []
+def _reputation(found: ListingMatch) -> str:
+    quality, parts = found.reputation.quality, []
     if found.listing.status == "paused":
-        told.append("paused")
-    told.append("endpoint verified" if found.standing.is_verified else "endpoint not verified")
+        parts.append("paused")
+    parts.append("endpoint verified" if found.reputation.is_verified else "endpoint not verified")
     if quality is not None:
-        told.append(f"{quality.success_ppm / 10_000:.2f} % of {quality.calls} calls went well")
-    return " · ".join(told)
+        parts.append(f"{quality.success_ppm / 10_000:.2f} % of {quality.calls} calls went well")
+    return " · ".join(parts)
 
 
 def _pages(page: ListingPage, query: ListingQuery) -> str:

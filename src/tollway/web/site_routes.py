@@ -24,17 +24,17 @@ from tollway.discovery.catalog_files import (
     write_security_text,
     write_site_text,
 )
-from tollway.discovery.site_contract import SiteKind
+from tollway.discovery.site_contract import SiteProblemKind
 from tollway.discovery.site_openapi import Site, build_site_openapi
 from tollway.errors import Code, Problem, Refusal
 from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.web.document_memory import Document, DocumentMemory
-from tollway.web.listing_query import PAGE_MAX, WORDS_LENGTH_MAX
-from tollway.web.listing_wire import has_etag, is_same_weakly, render_json
-from tollway.web.problems import KINDS
-from tollway.web.shop_window import ShopWindow
+from tollway.web.document_memory import Document, DocumentCache
+from tollway.web.listing_query import PAGE_MAX, SEARCH_LENGTH_MAX
+from tollway.web.listing_wire import has_etag, is_same_content, render_json
+from tollway.web.problems import PROBLEM_KINDS
+from tollway.web.shop_window import FeaturedOperations
 from tollway.web.site_page import write_home
-from tollway.web.wire import Query, format_time
+from tollway.web.wire import QueryParameters, format_time
 
 CACHE_S, ASSET_CACHE_S = 60, 86_400
 HOME_LIMIT = 20
@@ -52,30 +52,30 @@ ASSETS = {
 }
 
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
-_RULES = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'"
-HOME_RULES = f"{_RULES}; form-action 'self'"
-DOCS_RULES = f"{_RULES}; form-action 'none'; script-src 'self'; connect-src 'self'"
+_CSP = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'"
+HOME_CSP = f"{_CSP}; form-action 'self'"
+DOCS_CSP = f"{_CSP}; form-action 'none'; script-src 'self'; connect-src 'self'"
 """Content-Security-Policy. The page that draws the contract asks nobody but this origin, and runs files of ours alone."""
 
-KIND_TABLE = {
-    code: SiteKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
-    for code, kind in KINDS.items()
+SITE_PROBLEM_KINDS = {
+    code: SiteProblemKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
+    for code, kind in PROBLEM_KINDS.items()
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteDesk:
+class SiteServices:
     """The collaborators of the routes."""
 
     catalog: Catalog
-    window: ShopWindow
+    featured_operations: FeaturedOperations
     site: Site
     now_ms: Callable[[], int]
     ticks_ms: Callable[[], int]
 
 
-def site_router(desk: SiteDesk) -> APIRouter:
-    routes = SiteRoutes(desk)
+def site_router(services: SiteServices) -> APIRouter:
+    routes = SiteRoutes(services)
     router = APIRouter(tags=["site"])
     router.add_api_route("/", routes.show_home, methods=["GET"])
     router.add_api_route("/openapi.json", routes.show_openapi, methods=["GET"])
@@ -92,87 +92,91 @@ def site_router(desk: SiteDesk) -> APIRouter:
 class SiteRoutes:
     """Safe to call from many tasks at once."""
 
-    def __init__(self, desk: SiteDesk) -> None:
-        self._desk = desk
-        self._memory = DocumentMemory(ticks_ms=desk.ticks_ms)
+    def __init__(self, services: SiteServices) -> None:
+        self._services = services
+        self._cache = DocumentCache(ticks_ms=services.ticks_ms)
         self._links = _format_links()
 
     async def show_home(self, request: Request) -> Response:
-        query = Query(request.scope["query_string"], known=("q", "page"))
-        words = query.text("q", length_max=WORDS_LENGTH_MAX)
-        number = query.whole("page", default=1, least=1, most=PAGE_MAX)
+        query = QueryParameters(request.scope["query_string"], known=("q", "page"))
+        words = query.text("q", length_max=SEARCH_LENGTH_MAX)
+        number = query.integer("page", default=1, least=1, most=PAGE_MAX)
         query.finish()
         words = words if (words or "").strip() else None
-        asked = ListingQuery(
+        listing_query = ListingQuery(
             page=number, limit=HOME_LIMIT, words=words, sort="relevance" if words else "newest"
         )
-        page = await self._desk.catalog.search(asked)
-        document = _tag(write_home(page, asked).encode())
-        return self._answer(request, document, _HTML, more={"Content-Security-Policy": HOME_RULES})
+        page = await self._services.catalog.search(listing_query)
+        document = _with_etag(write_home(page, listing_query).encode())
+        return self._answer(request, document, _HTML, more={"Content-Security-Policy": HOME_CSP})
 
     async def show_openapi(self, request: Request) -> Response:
-        document = await self._memory.take("openapi", 0, self._write_openapi)
+        document = await self._cache.get_or_write("openapi", 0, self._write_openapi)
         return self._answer(request, document, "application/json")
 
     async def show_docs(self, request: Request) -> Response:
         document = await _read_page("docs.html")
-        return self._answer(request, document, _HTML, more={"Content-Security-Policy": DOCS_RULES})
+        return self._answer(request, document, _HTML, more={"Content-Security-Policy": DOCS_CSP})
 
     async def show_asset(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in ASSETS:
-            raise Refusal(_NOTHING)
+            raise Refusal(_NO_FILE)
         return await self._show_file(request, name)
 
     async def show_favicon(self, request: Request) -> Response:
         return await self._show_file(request, "favicon.svg")
 
     async def show_text(self, request: Request) -> Response:
-        return self._answer(request, await self._memory.take("llms", 0, self._write_text), _TEXT)
+        return self._answer(request, await self._cache.get_or_write("llms", 0, self._write_text), _TEXT)
 
     async def show_robots(self, request: Request) -> Response:
-        return self._answer(request, _tag(write_robots(self._desk.site.public_url).encode()), _TEXT)
+        return self._answer(request, _with_etag(write_robots(self._services.site.public_url).encode()), _TEXT)
 
     async def show_catalog(self, request: Request) -> Response:
-        query = Query(request.scope["query_string"], known=("page",))
-        number = query.whole("page", default=0, least=1, most=CATALOG_PAGES_MAX)
+        query = QueryParameters(request.scope["query_string"], known=("page",))
+        number = query.integer("page", default=0, least=1, most=CATALOG_PAGES_MAX)
         query.finish()
 
         async def write() -> Document:
             return await self._write_catalog(number)
 
-        document = await self._memory.take(f"catalog {number}", 0, write)
+        document = await self._cache.get_or_write(f"catalog {number}", 0, write)
         return self._answer(request, document, f'{CATALOG_TYPE}; profile="{CATALOG_PROFILE}"')
 
     async def show_security(self, request: Request) -> Response:
-        contact = self._desk.site.contact
+        contact = self._services.site.contact
         if contact is None:
             raise Refusal(_NO_CONTACT)
-        today_ms = self._desk.now_ms() // _DAY_MS * _DAY_MS
+        today_ms = self._services.now_ms() // _DAY_MS * _DAY_MS
         expires = format_time(today_ms + SECURITY_TEXT_DAYS * _DAY_MS)
-        body = write_security_text(self._desk.site.public_url, contact, expires=expires)
-        return self._answer(request, _tag(body.encode()), _TEXT)
+        body = write_security_text(self._services.site.public_url, contact, expires=expires)
+        return self._answer(request, _with_etag(body.encode()), _TEXT)
 
     # ---- What is written.
 
     async def _write_openapi(self) -> Document:
-        featured = await self._desk.window.choose()
-        return _tag(
-            await asyncio.to_thread(build_site_openapi, self._desk.site, kinds=KIND_TABLE, featured=featured)
+        featured = await self._services.featured_operations.choose()
+        return _with_etag(
+            await asyncio.to_thread(
+                build_site_openapi, self._services.site, kinds=SITE_PROBLEM_KINDS, featured=featured
+            )
         )
 
     async def _write_text(self) -> Document:
-        page = await self._desk.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
+        page = await self._services.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
         listings = tuple(found.listing for found in page.found)
-        return _tag(write_site_text(self._desk.site.public_url, listings, total=page.total).encode())
+        return _with_etag(
+            write_site_text(self._services.site.public_url, listings, total=page.total).encode()
+        )
 
     async def _write_catalog(self, number: int) -> Document:
-        page = await self._desk.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
-        told = CatalogPage(
+        page = await self._services.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
+        catalog_page = CatalogPage(
             listings=tuple(found.listing for found in page.found), total=page.total, number=number
         )
-        content = await asyncio.to_thread(describe_catalog, self._desk.site.public_url, told)
-        return _tag(render_json(content))
+        content = await asyncio.to_thread(describe_catalog, self._services.site.public_url, catalog_page)
+        return _with_etag(render_json(content))
 
     # ---- How it is answered.
 
@@ -196,16 +200,16 @@ class SiteRoutes:
             **(more or {}),
         }
         known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, document.etag, same=is_same_weakly):
+        if known is not None and has_etag(known, document.etag, same=is_same_content):
             return Response(status_code=304, headers=headers)
         return Response(document.body, media_type=media_type, headers=headers)
 
 
 async def _read_page(name: str) -> Document:
-    return await asyncio.to_thread(lambda: _tag((PAGES / name).read_bytes()))
+    return await asyncio.to_thread(lambda: _with_etag((PAGES / name).read_bytes()))
 
 
-def _tag(body: bytes) -> Document:
+def _with_etag(body: bytes) -> Document:
     return Document(body=body, etag=f'"{sha256(body).hexdigest()[:24]}"')
 
 
@@ -219,5 +223,5 @@ def _format_links() -> str:
     return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
 
 
-_NOTHING = Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
+_NO_FILE = Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
 _NO_CONTACT = Problem(code=Code.ROUTE_NOT_FOUND, detail="The operator has named no contact.")

@@ -52,7 +52,7 @@ def parse_time(text: str) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1) + fraction_ms
 
 
-class Query:
+class QueryParameters:
     """The query of one request. Collects what is wrong; `finish` refuses with all of it (422).
 
     Each parameter may stand once, and only those named in `known` may stand at all.
@@ -91,7 +91,7 @@ class Query:
             return None
         return value
 
-    def whole(self, name: str, *, default: int, least: int, most: int) -> int:
+    def integer(self, name: str, *, default: int, least: int, most: int) -> int:
         """A decimal integer in `least..most`."""
         value = self._values.get(name)
         if value is None:

@@ -23,7 +23,7 @@ def _skewed_ns() -> int:
     return _true_ns() + int(CLOCK.read_text()) * 1_000_000_000
 
 
-class SkewedHouse(house.House):
+class SkewedApp(house.App):
     _rounds = 0
 
     async def _recover(self) -> None:
@@ -39,7 +39,7 @@ class SkewedHouse(house.House):
 async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
-    async with SkewedHouse(settings) as skewed:
+    async with SkewedApp(settings) as skewed:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, skewed.stop)
         await skewed.serve()
 

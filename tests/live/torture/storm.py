@@ -241,7 +241,7 @@ class Storm:
         """No call is under way any more: each is spent, free or held."""
 
         running: list[Claimed] = []
-        async with self._open_books() as database:
+        async with self._open_ledger() as database:
 
             async def is_settled() -> bool:
                 running[:] = await database.read(partial(find_claims, states=RUNNING))
@@ -274,7 +274,7 @@ class Storm:
         assert not untold, untold
 
     @contextlib.asynccontextmanager
-    async def _open_books(self) -> AsyncIterator[Any]:
+    async def _open_ledger(self) -> AsyncIterator[Any]:
         """The books, read from outside."""
         database = connect_database(self.url)
         try:
@@ -285,7 +285,7 @@ class Storm:
     async def check_upstream(self) -> Counter[str]:
         """No call ran without a claim, or twice under one that may run once; no answer is without its record."""
         claims: dict[tuple[str, str], list[Claimed]] = {}
-        async with self._open_books() as database:
+        async with self._open_ledger() as database:
             rows = await database.read(find_claims)
         for claim in rows:
             claims.setdefault((claim.method, claim.path), []).append(claim)
@@ -403,7 +403,7 @@ class Storm:
         """Every coin that moved to the provider by an authorisation stands in the books, and no other does."""
         columns = payment_table.c
         query = select(columns.value_units).where(columns.is_authorized)
-        async with self._open_books() as database:
+        async with self._open_ledger() as database:
             settled = sum(await database.read(lambda connection: connection.execute(query).scalars().all()))
         earned = await balance_of(self.street, self.provider.address) - START_USDC_UNITS
         assert earned == self.paid["units"] + settled

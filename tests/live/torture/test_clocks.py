@@ -111,7 +111,7 @@ class Mall:
         payer = HandPayer(street=self.street, gateway=self.first, api_id=self.api_id, signer=wallet)
         return payer.show(quote, V2, valid_after=0, valid_before=int(time.time()) + valid_s)
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.first)
         assert report.wrong == ()
 
@@ -274,7 +274,7 @@ async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
     assert Counter(mall.seen(one) for one in mall.paths) == {1: len(mall.paths)}
     assert ((await slow).status, mall.seen(path)) == (200, 1)
     assert (await long_one.record(path, at=mall.last))["status"] == "succeeded"
-    await mall.check_books()
+    await mall.check_ledger()
     torture.tell(jumps=2 * jumps, calls=len(mall.paths))
 
 
@@ -449,7 +449,7 @@ async def stand_apart(apart: Mall, lease_s: int) -> None:
         assert (await purse.record(path, at=apart.first))["status"] == "succeeded"
     states = [await read_state(apart, *one) for one in zip(purses, calls, strict=True)]
     assert states == ["unknown"] * len(purses)
-    await apart.check_books()
+    await apart.check_ledger()
 
 
 @pytest.mark.postgres
@@ -501,4 +501,4 @@ async def test_a_chain_an_hour_ahead_takes_nothing_new_and_keeps_what_it_gave(
         assert (good.status, on_credit.status) == (200, 200)
         mall.skewed[0].set_clock(HOUR_S)  # time has passed
         assert (await mall.ask("/echo/after", headers=after.proof)).status == 200
-        await mall.check_books()
+        await mall.check_ledger()

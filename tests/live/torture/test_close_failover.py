@@ -26,7 +26,7 @@ async def test_a_server_that_is_replaced_between_head_and_close_costs_nobody_an_
         database = connect_database(pair.url)
 
         async def trouble() -> None:
-            await until(gateways[0].book._batches.has_late)  # the first try has failed
+            await until(gateways[0].ledger._group_commit.has_late)  # the first try has failed
             if how == "restart":
                 await pair.primary.start()
             else:

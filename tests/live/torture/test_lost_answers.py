@@ -78,7 +78,7 @@ class Desk:
         finally:
             await database.close()
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         assert (await self.street.audit(self.gateways[0])).wrong == ()
 
 
@@ -174,7 +174,7 @@ async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: An
         await call.check_charged_once(call_id)
 
     await _suffer(calls, losses, suffer)
-    await desk.check_books()
+    await desk.check_ledger()
     torture.tell(lost=len(calls), served_again=len(calls))
 
 
@@ -202,7 +202,7 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
         assert (other.status, other.state) == (200, "charged"), other.body
 
     await _suffer(calls, losses, suffer)
-    await desk.check_books()
+    await desk.check_ledger()
     torture.tell(lost=len(calls), served_again=0)
 
 
@@ -231,7 +231,7 @@ async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
         await call.check_charged_once(call_id)
 
     await _suffer(calls, losses, suffer)
-    await desk.check_books()
+    await desk.check_ledger()
     torture.tell(lost=len(calls), repeats=2 * CROWD * len(calls), outcomes=len(calls))
 
 
@@ -256,7 +256,7 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     assert (other.status, other.state) == (200, "charged"), other.body
     payments = await desk.street.control(desk.gateways[0], call.payer, "GET", "/payments")
     assert [payment["amount"] for payment in payments.json["payments"]] == [str(PRICE_UNITS)]
-    await desk.check_books()
+    await desk.check_ledger()
 
 
 def _is_replayed(reply: Any) -> bool:

@@ -98,7 +98,7 @@ class Shop:
         for line in self.lines:
             line.mend()
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
@@ -173,7 +173,7 @@ async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, zygote: Any,
     async with open_shop(street, zygote, 1) as shop:
         for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
             await suffer(shop, name, stall=shop.small, units=PRICE_UNITS)
-        await shop.check_books()
+        await shop.check_ledger()
         torture.tell(faults=len(shop.recoveries_s) // 2, recovery_s_max=round(max(shop.recoveries_s), 2))
 
 
@@ -189,7 +189,7 @@ async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
             await doubt_balance(shop, shop.lines[torture.random.randrange(2)], told)
         for name in torture.pick(short=["is gone"], long=list(SILENT)):
             await lose_one(shop, shop.lines[torture.random.randrange(2)], name)
-        await shop.check_books()
+        await shop.check_ledger()
         torture.tell(
             lies=len(lies), served=len(shop.recoveries_s), recovery_s_max=round(max(shop.recoveries_s), 2)
         )
@@ -282,4 +282,4 @@ async def test_two_of_three_decide_against_the_third(street: Any, zygote: Any, t
             reply = await shop.show(wallet, invented, shop.small, shop.path("three"))
             assert_patient(reply, "chain_unavailable", "payment_pending")
             shop.mend()
-        await shop.check_books()
+        await shop.check_ledger()

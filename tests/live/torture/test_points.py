@@ -206,7 +206,7 @@ class Place:
         await asyncio.gather(
             *(find(deal) for deal in (*halted, *leaving_halted)), *(find(deal, self.fail) for deal in failing)
         )
-        await self.check_books()
+        await self.check_ledger()
         return found
 
     # ---- To its point.
@@ -404,7 +404,7 @@ class Place:
         assert not reply.asks_for_money
         assert self.puppet.count(DIFFERENT, deal.row.method) == 0
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         assert (await self.street.audit(self.seat.gateway)).wrong == ()
 
 

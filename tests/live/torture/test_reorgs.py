@@ -141,7 +141,7 @@ class Reef:
     async def give(self, customer: Customer) -> None:
         await self.street.send_tokens(self.thief, customer.wallet.address, 100 * PRICE_UNITS)
 
-    async def check_books(self) -> None:
+    async def check_ledger(self) -> None:
         report = await self.street.audit(self.gateway)
         assert report.wrong == ()
 
@@ -177,7 +177,7 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
             await replace_blocks(reef, customers, depth)
             await wait_noticed(reef, customers)
             await asyncio.gather(*(check_fate(reef, customer) for customer in customers))
-            await reef.check_books()
+            await reef.check_ledger()
             back = [
                 one for one in customers if one.kind == "dropped" and not one.signed and one.spent < WORTH
             ]
@@ -191,7 +191,7 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
                 await wait_honest(reef, customer)
             for customer in customers:
                 await check_paid(reef, customer)
-            await reef.check_books()
+            await reef.check_ledger()
             debts += len(debtors)
     torture.tell(depths=len(depths), payments=len(depths) * len(KINDS) * 4, debts=debts)
 
@@ -219,7 +219,7 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
         await reef.driver.mine(5)
         await poll(lambda: is_served(reef, customer, rest), deadline_s=DEADLINE_S, what="finality")
         await check_paid(reef, customer)
-        await reef.check_books()
+        await reef.check_ledger()
 
 
 async def is_served(reef: Reef, customer: Customer, tx_hash: TxHash) -> bool:

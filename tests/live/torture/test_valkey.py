@@ -205,7 +205,7 @@ async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
         ("replayed", 200, None): paid,
     }
     assert Counter(street.provider.count(path) for path in load.paths) == {1: 3 * paid}
-    await pair.stall.check_books()
+    await pair.stall.check_ledger()
     torture.tell(
         paid_calls=3 * paid, keyed_repeats=paid, free_together=together, free_alone=alone, free_again=again
     )

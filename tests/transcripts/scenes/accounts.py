@@ -27,7 +27,7 @@ def post(stage: Stage, title: str, path: str, content: object, **options: object
 def play_sessions(stage: Stage) -> None:
     me = {"address": ALICE.address, "chainId": CHAIN_ID}
 
-    def invite(title: str, content: object = me):  # type: ignore[no-untyped-def]
+    def create_challenge(title: str, content: object = me):  # type: ignore[no-untyped-def]
         answer = post(stage, title, "/auth/nonce", content, is_recorded=False)
         stage.recorder.learn("sign-in nonce", answer.json["nonce"])
         return answer.json
@@ -36,7 +36,7 @@ def play_sessions(stage: Stage) -> None:
         return {"message": message, "signature": account.sign_text(message.encode())}
 
     with stage.scene("signing in"):
-        told = invite("")
+        told = create_challenge("")
         post(stage, "a nonce for a wallet", "/auth/nonce", me, learns="nonce")
         post(stage, "a nonce alone", "/auth/nonce", b"", learns="nonce")
         post(stage, "a nonce for a URI", "/auth/nonce", {"uri": f"{ORIGIN}{API}/apis"}, learns="nonce")
@@ -60,7 +60,7 @@ def play_sessions(stage: Stage) -> None:
         stage.ask("a day later", "GET", f"{API}/history", bearer, counts_rpc=False)
 
     with stage.scene("sign-in messages that are refused"):
-        told = invite("")
+        told = create_challenge("")
         message = told["message"]
         rows = {
             "signed by another": sign(message, BOB),
@@ -77,7 +77,7 @@ def play_sessions(stage: Stage) -> None:
             post(stage, title, "/auth/session", content)
         stage.clock.advance(310)
         post(stage, "too late", "/auth/session", sign(message))
-        opened = post(stage, "", "/auth/session", sign(invite("")["message"]), is_recorded=False)
+        opened = post(stage, "", "/auth/session", sign(create_challenge("")["message"]), is_recorded=False)
         stage.recorder.learn("token", opened.json["accessToken"])
         bearer = [("Authorization", f"Bearer {opened.json['accessToken']}")]
         stage.ask("signing out", "DELETE", f"{API}/auth/session", bearer)
