@@ -121,7 +121,7 @@ async def test_what_does_not_cost_is_not_kept(gateway: InProcessGateway, payer: 
 async def test_a_store_that_is_away_does_not_break_the_answer(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    gateway.answers.away = True
+    gateway.stored_responses.away = True
     answer = await payer.buy(headers=KEY)
     assert (answer.status, answer.body) == (200, b"ok")
     assert answer.is_ended

@@ -110,7 +110,7 @@ class SettlementServices:
             **shared,
         )
         self.receipt_poller = ReceiptPoller(chains, (chain_id,), **pauses)
-        shared |= {"book": ledger, "rules": rules, "tank": self.gas_budget}
+        shared |= {"ledger": ledger, "rules": rules, "gas_budget": self.gas_budget}
         self.settlement = Settlement(receipt_poller=self.receipt_poller, rate_limiter=RateLimiter(), **shared)
         self.settlement_recovery = SettlementRecovery(**shared)
 
@@ -326,8 +326,8 @@ def record_metrics_into(metrics: list[tuple[object, ...]]) -> SettlementMetrics:
         end=lambda *note: metrics.append(("end", *note)),
         mined=lambda *note: metrics.append(("mined", *note)),
         balance=lambda *note: metrics.append(("balance", *note)),
-        lane=lambda *note: metrics.append(("lane", *note)),
-        orphaned=lambda *note: metrics.append(("adrift", *note)),
+        unmined=lambda *note: metrics.append(("unmined", *note)),
+        orphaned=lambda *note: metrics.append(("orphaned", *note)),
         withdrawn=lambda *note: metrics.append(("withdrawn", *note)),
     )
 

@@ -172,7 +172,7 @@ class FaultyGateway:
         )
         stores = Stores(
             ledger=self.ledger,
-            answers=ResponseStore(self.database, sealer=make_sealer(), limits=kept),  # type: ignore[arg-type]  # as above
+            stored_responses=ResponseStore(self.database, sealer=make_sealer(), limits=kept),  # type: ignore[arg-type]  # as above
             gas=GasStore(database),
         )
         self.gateway: InProcessGateway = InProcessGateway(
