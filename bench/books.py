@@ -32,10 +32,10 @@ from machine import GATEWAY_CORE, LOAD_CORE, describe_machine, pin
 from nodes import Server, cpu_ticks, postgres_pids
 
 from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
-from tollway.identifiers import keccak256
-from tollway.ledger.book import Claimed, Closed
-from tollway.storage.book_store import LedgerStore
+from tollway.ids import keccak256
+from tollway.ledger.ledger import Claimed, Closed
 from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
+from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
 
 TICK_US = 10_000

@@ -27,8 +27,8 @@ from machine import GATEWAY_CORE, find_free_port
 
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
-from tollway.identifiers import ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest
+from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Binding, format_binding
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import PlayAccount, Playground, fund_accounts, make_account

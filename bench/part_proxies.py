@@ -27,9 +27,8 @@ with suppress(ImportError):  # only in the bench's own virtualenv
     from pyreqwest.client import ClientBuilder
 with suppress(ImportError):  # only in the gateway's
     from tollway.limits import DEFAULT_LIMITS
-    from tollway.outbound.dialer import HttpClient
+    from tollway.outbound.client import HttpClient, UpstreamRequest
     from tollway.outbound.policy import Endpoint, parse_endpoint
-    from tollway.outbound.upstream import UpstreamRequest
 
 PACKAGES = ("granian", "aiohttp", "uvloop", "httptools", "pyreqwest")
 DEADLINE_S = 30.0

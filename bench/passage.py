@@ -36,15 +36,14 @@ from tests.kit.gateway import (
     gateway_listing,
 )
 from tests.kit.upstream import LoopbackUpstream
-from tollway.entropy import RandomPool
-from tollway.identifiers import TxHash, keccak256
-from tollway.identity.notary import ReceiptSigner
-from tollway.identity.signatures import transaction_digests
-from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
-from tollway.ledger.call import NewPayment, Rail
+from tollway.app.runtime import RandomPool
+from tollway.identity.signatures import ReceiptSigner, transaction_digests
+from tollway.ids import TxHash, keccak256
+from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
+from tollway.ledger.records import NewPayment, Rail
 from tollway.limits import DEFAULT_LIMITS
-from tollway.outbound.answer_head import HeadLimits, parse_head
-from tollway.outbound.upstream import Progress, UpstreamRequest
+from tollway.outbound.client import Progress, UpstreamRequest
+from tollway.outbound.http1 import HeadLimits, parse_head
 from tollway.web.middleware import read_client_address, read_request_id
 
 LIMITS = DEFAULT_LIMITS

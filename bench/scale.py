@@ -46,21 +46,20 @@ from scale_rows import (
 )
 from sqlalchemy import make_url
 
-from tollway.identifiers import Address, TxHash
 from tollway.identity.authenticator import Identity
+from tollway.ids import Address, TxHash
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.audit import audit
-from tollway.storage.book_reader import LedgerReader
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database, sqlite_module
-from tollway.storage.sealer import Sealer
-from tollway.web.bazaar_routes import BazaarServices
-from tollway.web.discovery_routes import DocumentServices, discovery_router
+from tollway.storage.encryption import Sealer
+from tollway.storage.history import audit
+from tollway.storage.ledger_store import LedgerReader
+from tollway.web.discovery_routes import BazaarServices, DocumentServices, discovery_router
 from tollway.web.history_routes import history_router
+from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import ListingServices, listing_router
-from tollway.web.listing_wire import ListingEncoder
 from tollway.web.problems import install_handlers
-from tollway.web.wire import format_time
+from tollway.web.query import format_time
 
 SMALL = 1_000
 URL = "http://127.0.0.1:8402"

@@ -25,12 +25,11 @@ from scale_standing import (
     quality_row,
 )
 
-from tollway.registry.words import fold, searched_texts, split_words
-from tollway.storage.book_tables import call_table, payment_table
-from tollway.storage.catalog_rows import is_shown, listing_values, terms_values
+from tollway.registry.search_tokens import fold, searched_texts, split_words
 from tollway.storage.catalog_search import to_vector
-from tollway.storage.catalog_tables import listing_table
+from tollway.storage.catalog_tables import is_shown, listing_table, listing_values, terms_values
 from tollway.storage.database import connect_database, sqlite_module
+from tollway.storage.ledger_tables import call_table, payment_table
 from tollway.storage.migrate import upgrade
 
 CHUNK = 20_000

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tollway.identifiers import Address, ChainId, ListingId, format_id
-from tollway.ledger.call import CallState, PaymentState, Rail
+from tollway.ids import Address, ChainId, ListingId, format_id
+from tollway.ledger.records import CallState, PaymentState, Rail
 from tollway.money import Asset, Price
 from tollway.registry.listing import ChargeOn, Listing
 

@@ -34,7 +34,7 @@ from machine import GATEWAY_CORE, LOAD_CORE, pin
 from tests.kit.payer import AuthorizationSigner, encode_header
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground

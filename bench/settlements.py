@@ -19,8 +19,8 @@ import aiohttp
 import uvloop
 
 from tests.kit.settlement import NodeCall, NodeSettlement
-from tollway.chain.gas_key import GasKey
-from tollway.identifiers import Address
+from tollway.chain.signer import GasKey
+from tollway.ids import Address
 from tollway.payments.settlement import Settled
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver

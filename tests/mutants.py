@@ -18,29 +18,29 @@ MUTANTS = (
                 after="",
             ),
         ),
-        test="tests/contracts/test_book.py::test_records_a_payment_once[sqlite]",
+        test="tests/contracts/test_ledger_store.py::test_records_a_payment_once[sqlite]",
     ),
     Breakage(
         name="signature not checked",
         edits=(
             Edit(
-                place="payments.till:TransactionVerifier._match",
+                place="payments.transaction_verifier:TransactionVerifier._match",
                 before="mine = [payment for payment in counting if payment.payer in presented.keys(payment.chain_id)]",
                 after="mine = list(counting)",
             ),
         ),
-        test="tests/gateway/test_serve.py::test_a_stranger_may_not_spend_a_known_payment",
+        test="tests/gateway/test_pipeline.py::test_a_stranger_may_not_spend_a_known_payment",
     ),
     Breakage(
         name="claim after forward",
         edits=(
             Edit(
-                place="outbound.dialer:HttpClient.send",
+                place="outbound.client:HttpClient.send",
                 before="            await before_send()\n",
                 after="            pass\n",
             ),
             Edit(
-                place="outbound.dialer:HttpClient.send",
+                place="outbound.client:HttpClient.send",
                 before="            head = await self._deliver(request, connection, progress, head_deadline_s)\n",
                 after=(
                     "            head = await self._deliver(request, connection, progress, head_deadline_s)\n"
@@ -48,7 +48,7 @@ MUTANTS = (
                 ),
             ),
         ),
-        test="tests/gateway/test_serve.py::test_fifty_callers_and_a_payment_for_ten_make_ten_requests",
+        test="tests/gateway/test_pipeline.py::test_fifty_callers_and_a_payment_for_ten_make_ten_requests",
     ),
     Breakage(
         name="timeout answered with 402",
@@ -59,13 +59,13 @@ MUTANTS = (
                 after="Code.UPSTREAM_TIMEOUT: _transient(402,",
             ),
         ),
-        test="tests/gateway/test_forward.py::test_a_head_that_does_not_come_in_time_is_held",
+        test="tests/gateway/test_proxy.py::test_a_head_that_does_not_come_in_time_is_held",
     ),
     Breakage(
         name="release without fence",
         edits=(
             Edit(
-                place="storage.posting:LedgerBatch._close",
+                place="storage.ledger_batch:LedgerBatch._close",
                 before=(
                     "        if call is None or call.owner_id != self._batch_context.owner_id"
                     " or call.epoch != close.epoch:\n"
@@ -73,7 +73,7 @@ MUTANTS = (
                 after="        if call is None:\n",
             ),
         ),
-        test="tests/contracts/test_book.py::test_a_close_by_another_gateway_or_epoch_is_fenced[sqlite]",
+        test="tests/contracts/test_ledger_store.py::test_a_close_by_another_gateway_or_epoch_is_fenced[sqlite]",
     ),
 )
 

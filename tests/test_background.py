@@ -242,18 +242,17 @@ async def test_a_task_on_demand_rests_after_a_failure_only() -> None:
 
 GROUPS = {
     "background.py": "the only place where children of background tasks are made",
-    "chores.py": "the root group of the gateway: its children are supervised",
-    "chain/node_panel.py": "its children catch what nodes do",
-    "discovery/ownership_rounds.py": "its children catch everything",
-    "gateway/prober.py": "its children catch everything; in a task of its own",
-    "house.py": "the public and the admin server: when one fails, so does the gateway",
-    "outbound/ownership_checker.py": "its children catch what places do",
+    "app/runtime.py": "the root group of the gateway: its children are supervised",
+    "chain/nodes.py": "its children catch what nodes do",
+    "registry/ownership_recheck.py": "its children catch everything",
+    "gateway/circuit_breaker.py": "its children catch everything; in a task of its own",
+    "app/lifecycle.py": "the public and the admin server: when one fails, so does the gateway",
+    "outbound/probes.py": "its children catch what places do",
     "payments/settlement.py": "a request; its child catches everything",
-    "payments/till.py": "a request",
+    "payments/transaction_verifier.py": "a request",
     "storage/leadership.py": "in a task of its own",
-    "web/answer_stream.py": "a request",
-    "web/call_routes.py": "a request",
-    "web/mcp_routes.py": "a request",
+    "web/gateway_app.py": "a request",
+    "web/mcp.py": "a request",
     "web/server.py": "a server",
 }
 """Where the package makes task groups, and why a failed child is no trap there."""

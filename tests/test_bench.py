@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from eth_account import Account
 
-from tollway.identifiers import ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover
+from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Proof, parse_proof
 
 BENCH = Path(__file__).parent.parent / "bench"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tollway.config.networks import ASSET_KEYS, NETWORK_KEYS
+from tollway.config.settings import KEYS
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.network_settings import ASSET_KEYS, NETWORK_KEYS
-from tollway.settings import KEYS
 from tollway.telemetry import REQUEST_SECONDS, Metrics
 from tollway.web.problems import PROBLEM_KINDS
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import UNITS_MAX, Asset, Price, format_decimal, nano_to_units
 
 TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")

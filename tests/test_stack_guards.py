@@ -28,7 +28,7 @@ TRAPS = (
         tests=(
             "test_stack_guards.py::test_the_server_is_new_enough_to_cut_visibly",
             "web/test_server.py::test_a_cut_answer_is_visibly_cut",
-            "gateway/test_forward.py::test_an_answer_cut_by_the_upstream_breaks_visibly",
+            "gateway/test_proxy.py::test_an_answer_cut_by_the_upstream_breaks_visibly",
         ),
     ),
     Trap(
@@ -36,7 +36,7 @@ TRAPS = (
         guard="HttpClient.send takes 200 to 599 only",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
-            "gateway/test_forward.py::test_an_answer_that_is_no_http_is_502_and_held",
+            "gateway/test_proxy.py::test_an_answer_that_is_no_http_is_502_and_held",
         ),
     ),
     Trap(
@@ -52,31 +52,31 @@ TRAPS = (
         guard="proxy._without_length",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
-            "gateway/test_forward.py::test_passes_a_whole_body_on",
+            "gateway/test_proxy.py::test_passes_a_whole_body_on",
         ),
     ),
     Trap(
         name="HTTP clients repeat idempotent requests by themselves",
         guard="a client of our own: HttpClient.send delivers once, and a connection begins one exchange at a time",
         tests=(
-            "outbound/test_dialer.py::test_a_request_is_never_sent_twice",
-            "outbound/test_dialer.py::test_a_connection_that_dies_during_the_claim_costs_no_second_claim",
+            "outbound/test_client.py::test_a_request_is_never_sent_twice",
+            "outbound/test_client.py::test_a_connection_that_dies_during_the_claim_costs_no_second_claim",
         ),
     ),
     Trap(
         name="stray bytes on an idle connection become the next answer",
         guard="Connection.data_received, Connection.has_no_unread_bytes and ResponseParser.is_reusable",
         tests=(
-            "outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
-            "outbound/test_answer.py::test_bytes_behind_the_end_belong_to_nobody",
+            "outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
+            "outbound/test_http1.py::test_bytes_behind_the_end_belong_to_nobody",
         ),
     ),
     Trap(
         name="a client's cookie jar carries cookies from one caller to another",
         guard="the way out keeps no cookies at all",
         tests=(
-            "outbound/test_dialer.py::test_keeps_no_cookies_and_follows_no_redirect",
-            "gateway/test_serve.py::test_the_next_callers_request_carries_no_cookie_of_the_upstream",
+            "outbound/test_client.py::test_keeps_no_cookies_and_follows_no_redirect",
+            "gateway/test_pipeline.py::test_the_next_callers_request_carries_no_cookie_of_the_upstream",
         ),
     ),
     Trap(

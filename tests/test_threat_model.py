@@ -71,7 +71,7 @@ def test_a_named_test_exists(name: str) -> None:
         "test_threat_model.py::is_defined",
         "test_threat_model.py::test_that_is_not_there",
         "test_no_such_file.py::test_a_named_test_exists",
-        "payments/test_till.py::test_a_stolen_hash_buys_nothing",
+        "payments/test_transaction_verifier.py::test_a_stolen_hash_buys_nothing",
     ],
 )
 def test_a_name_of_nothing_is_noticed(name: str) -> None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from tollway.identifiers import Address, ChainId, Network, format_network
+from tollway.ids import Address, ChainId, Network, format_network
 
 LEDGER_DECIMALS_MAX = 9
 UNITS_MAX = 2**63 - 1

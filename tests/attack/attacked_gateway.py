@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 
 from tollway.client.wallet import Wallet
-from tollway.identifiers import ChainId
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import ChainId
 
 UP_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tollway.identifiers import Address, TxHash, keccak256
+from tollway.ids import Address, TxHash, keccak256
 
 CHAIN_ID = 8453
 BLOCK_S = 2

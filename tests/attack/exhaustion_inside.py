@@ -28,9 +28,9 @@ from counting_node import CHAIN_ID, CountingNode
 from exhaustion_moves import Arena, Outcomes
 from hostile_upstream import HostileUpstream
 
-from tollway.chain.rules import PRESETS
+from tollway.chain.networks import PRESETS
 from tollway.client.wallet import Wallet
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.limits import DEFAULT_LIMITS
 
 PORT, NODE_PORT, HOSTILE_PORT = 8402, 8545, 9_001

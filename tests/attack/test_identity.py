@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from tests.attack import attacked_gateway
 from tollway.client.wallet import Wallet
-from tollway.identifiers import ChainId
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import eip191_digest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
 
 RACERS = 50

@@ -20,8 +20,8 @@ import pytest_asyncio
 from tests.attack import attacked_gateway
 from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
-from tollway.shares import WALLETS_PER_ADDRESS
-from tollway.web.registration_meter import PROBES_PER_LISTING
+from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
+from tollway.web.admission import PROBES_PER_LISTING
 
 URL = "https://gw.example.com"
 APIS = "/api/v2/apis"

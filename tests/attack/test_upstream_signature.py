@@ -24,7 +24,7 @@ from tests.attack import attacked_gateway
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
-from tollway.gateway.upstream_signature import UpstreamSigner, cover_body, format_digest
+from tollway.gateway.request_signing import UpstreamSigner, cover_body, format_digest
 
 CLIENTS = Path(__file__).parent.parent / "clients"
 LONG = os.environ.get("ATTACK") == "long"

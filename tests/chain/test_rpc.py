@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from tollway.chain import tokens
-from tollway.chain.reader import (
+from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
     ChainFacts,
@@ -21,7 +21,7 @@ from tollway.chain.reader import (
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.limits import Limits
 
 CHAIN = ChainId(84532)

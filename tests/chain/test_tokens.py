@@ -4,8 +4,8 @@ import pytest
 from eth_abi import encode
 
 from tollway.chain import tokens
-from tollway.chain.reader import Log
-from tollway.identifiers import Address, ChainId
+from tollway.chain.port import Log
+from tollway.ids import Address, ChainId
 from tollway.money import TokenDomain
 
 TOKEN, OTHER = Address(b"\xc3" * 20), Address(b"\xc4" * 20)

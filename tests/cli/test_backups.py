@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tollway.cli import backups, operate
 from tollway.storage.database import ProcessLock
-from tollway.storage.generation import BACKUP_GENERATION, mark_path
+from tollway.storage.recovery import BACKUP_GENERATION, mark_path
 
 DATABASE = Path("tollway.sqlite3")
 PAYMENT = (

@@ -60,4 +60,4 @@ def test_an_agents_program_does_not_wait_for_what_operators_need(tmp_path: Path)
     )
     loaded = ended.stderr.split()
     assert "mcp" in loaded
-    assert {"sqlalchemy", "granian", "tollway.house", "tollway.cli.operate"}.isdisjoint(loaded)
+    assert {"sqlalchemy", "granian", "tollway.app.lifecycle", "tollway.cli.operate"}.isdisjoint(loaded)

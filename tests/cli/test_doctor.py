@@ -15,19 +15,19 @@ from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
-from tollway.chain.gas_key import GasKey
-from tollway.chain.reader import ContractResult
+from tollway.chain.port import ContractResult
+from tollway.chain.signer import GasKey
 from tollway.cli.doctor import Finding, examine
+from tollway.config.settings import Listen, Secret, Settings, load_settings
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import TokenDomain
-from tollway.outbound.name_records import NameServer
+from tollway.outbound.dns import NameServer
 from tollway.registry.listing import UpstreamAuth
-from tollway.settings import Listen, Secret, Settings, load_settings
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
+from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
-from tollway.storage.sealer import Sealer
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 
 NOW_S = 1_800_000_000.0

@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
 from tollway.cli import key_change, operate
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import ProcessLock, connect_database
-from tollway.storage.sealer import Sealer
+from tollway.storage.encryption import Sealer
 
 OLD, NEW, FOREIGN = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b", "3c"))
 URL = "sqlite:///tollway.sqlite3"

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tollway.cli.narrator import BODY_CHARACTERS_MAX, BODY_LINES_MAX, Narrator, lay_out_json, shorten
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.sandbox.scenes import Exchange, Paid, Scene, Step
 
 EXCHANGE = Exchange(

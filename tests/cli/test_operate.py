@@ -14,10 +14,10 @@ from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_moderation import MemoryModeration
 from tollway.cli import operate
+from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, TxHash
-from tollway.ledger.book import AuditReport
-from tollway.settings import Settings
+from tollway.ids import Address, TxHash
+from tollway.ledger.ledger import AuditReport
 from tollway.storage.database import ProcessLock, connect_database
 
 WALLET = Address(b"w" * 20)

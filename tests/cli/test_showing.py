@@ -24,7 +24,7 @@ from tollway.cli.showing import (
 from tollway.client import CallHeld, CallResponse, GatewayRefused, PaymentRefused
 from tollway.client.reply import PaymentInfo
 from tollway.client.x402_offer import Receipt
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 TX = TxHash(b"\xab" * 32)
 TRICKS = "a\x1b[2J\u202eb\x07c"

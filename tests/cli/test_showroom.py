@@ -20,7 +20,7 @@ from tollway.cli.showroom import (
     make_settings,
 )
 from tollway.errors import SettingsInvalid
-from tollway.identifiers import ChainId, TxHash
+from tollway.ids import ChainId, TxHash
 from tollway.money import Asset
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.playground import ROLES, USDC_ADDRESS, Playground, make_account

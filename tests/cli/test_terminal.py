@@ -16,7 +16,7 @@ import tollway
 from tollway.client import Wallet, create_key_file
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import Transfer, TransferState
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 TRICK = "x\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u2066\r"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tollway.cli.command_line import app
 from tollway.client import Wallet, create_key_file
-from tollway.identifiers import keccak256
+from tollway.ids import keccak256
 
 CHAIN = 84532
 USDC = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"

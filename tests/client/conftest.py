@@ -13,14 +13,14 @@ from hexbytes import HexBytes
 
 from tollway.client.spending import SpendingStore
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, Price, TokenDomain, format_decimal
+from tollway.payments.authorization_check import match_requirement, parse_presented
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import ChallengeRoute
-from tollway.payments.presented import match_requirement, parse_presented
+from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.proof import parse_binding
-from tollway.payments.requirement import PaymentRequirement
 from tollway.registry.listing import ChargeOn
 
 KEY = b"\x11" * 32

@@ -16,7 +16,7 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)

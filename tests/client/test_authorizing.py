@@ -48,7 +48,7 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.client.transfer import Patience, Purse
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN = ChainId(84532)

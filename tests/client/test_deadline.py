@@ -19,7 +19,7 @@ from tollway.client import AsyncTollwayClient, GatewayUnreachable, TollwayClient
 from tollway.client.deadline import fetch_bounded, open_transport, within
 from tollway.client.desk import Trip
 from tollway.client.steps import AskNode, NodeAway
-from tollway.identifiers import ChainId
+from tollway.ids import ChainId
 
 SHORT_S = 0.3
 BETWEEN_S = 0.01

@@ -19,7 +19,7 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 GATEWAY = "https://gateway.test"

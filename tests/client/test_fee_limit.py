@@ -2,10 +2,10 @@
 
 import pytest
 
-from tollway.chain.rules import PRESETS
+from tollway.chain.networks import PRESETS
 from tollway.client.fee_limit import Fee, FeeLimit, format_fee, limit_fee, native_symbol
 from tollway.client.quote import Cap
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import Asset
 
 ETHER, GWEI = 10**18, 10**9

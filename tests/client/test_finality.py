@@ -18,7 +18,7 @@ from tollway.client.steps import (
     RecallReleased,
     SignedAuthorization,
 )
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN, TX = ChainId(84532), TxHash(b"\x0a" * 32)

@@ -20,9 +20,9 @@ from tollway.client.forwarded import (
     ForwardedVerifier,
     NonceMemory,
 )
-from tollway.gateway.upstream_signature import VALID_S, BodyCoverage, UpstreamSigner, cover_body
-from tollway.identifiers import Address
-from tollway.identity.http_signature import TAG
+from tollway.gateway.request_signing import VALID_S, BodyCoverage, UpstreamSigner, cover_body
+from tollway.identity.http_signatures import TAG
+from tollway.ids import Address
 
 GATEWAY = "https://gw.example.com"
 ENDPOINT = "https://api.example.com/v1"

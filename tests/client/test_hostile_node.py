@@ -12,7 +12,7 @@ from tollway.client.agent_tools import DEFAULT_FEE, AgentTools
 from tollway.client.steps import NodeAnswer
 from tollway.client.tool_schemas import find_tool
 from tollway.client.transfer import Purse, find_asset
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 
 API, GATEWAY, CHAIN = "api_1", "https://gateway.test", 84532
 GWEI = 10**9

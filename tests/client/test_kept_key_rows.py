@@ -4,7 +4,7 @@ import pytest
 
 from tollway.client.kept_key_rows import KEPT_MS
 from tollway.client.spending import SpendingStore
-from tollway.identifiers import Address
+from tollway.ids import Address
 
 PAYER, OTHER = Address(b"\x01" * 20), Address(b"\x02" * 20)
 REQUEST = b"\x0e" * 32

@@ -20,7 +20,7 @@ from tollway.client.key_directory import (
     fetch_document,
     read_directory,
 )
-from tollway.gateway.upstream_signature import SigningKey, UpstreamSigner
+from tollway.gateway.request_signing import SigningKey, UpstreamSigner
 
 ONE, TWO = SigningKey.derive(b"\x01" * 32), SigningKey.derive(b"\x02" * 32)
 

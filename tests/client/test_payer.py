@@ -42,7 +42,7 @@ from tollway.client.steps import (
     Unsent,
 )
 from tollway.client.transfer import Patience, Purse, resume
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN = ChainId(84532)

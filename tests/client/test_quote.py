@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, parse_amount, read_missing, read_offers, to_atto
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import Asset
 
 OPTION = {

@@ -6,7 +6,7 @@ from tollway.client.checkout import RAILS, Rules, Short
 from tollway.client.quote import Cap
 from tollway.client.rails import Terms, _order
 from tollway.client.steps import Answer, Transfer, TransferState
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN = ChainId(84532)

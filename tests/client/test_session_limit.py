@@ -8,7 +8,7 @@ from tollway.client.quote import Cap
 from tollway.client.session_limit import SessionLimit
 from tollway.client.steps import NonceTaken, OverBudget, Stored
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import Asset
 
 USDC = Asset(chain_id=ChainId(1), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)

@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.client.signed_fields import FieldsWrong, gather, read_claim, read_digests
-from tollway.gateway.upstream_signature import NO_COVERAGE, UpstreamSigner
+from tollway.gateway.request_signing import NO_COVERAGE, UpstreamSigner
 
 NOW_S = 1_800_000_000
 HEADERS = UpstreamSigner.derive([b"\x07" * 32]).sign(

@@ -23,7 +23,7 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
@@ -339,7 +339,7 @@ from pathlib import Path
 from tollway.client.quote import Cap
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import Transfer, TransferState
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 store, start = SpendingStore(Path(sys.argv[1]), now_ms=lambda: 0), int(sys.argv[2])

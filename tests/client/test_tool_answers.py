@@ -28,7 +28,7 @@ from tollway.client.tool_answers import (
     explain,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 TX = TxHash(b"\xab" * 32)
 LIMITS = {"perCall": "0.05 USDC"}

@@ -10,10 +10,10 @@ from hexbytes import HexBytes
 
 from tollway.client.steps import SignTransfer
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
-from tollway.identity.http_signature import SignedRequest, read_http_proofs
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest, read_http_proofs
 from tollway.identity.signatures import recover
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.proof import parse_proof
 

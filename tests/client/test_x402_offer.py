@@ -8,14 +8,14 @@ import pytest
 from tollway.client.steps import SignAuthorization
 from tollway.client.wallet import Wallet
 from tollway.client.x402_offer import TIMEOUT_MAX_S, X402Offer, read_receipt, read_x402_offers
-from tollway.identifiers import Address, ChainId, TxHash
-from tollway.ledger.authorization import Dialect
+from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.records import Dialect
 from tollway.money import Asset, Price, TokenDomain
-from tollway.payments.challenge import ERROR, PaymentRequiredEncoder, encode_failure, encode_receipt
+from tollway.payments.authorization_check import match_requirement, parse_presented
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import ChallengeRoute
-from tollway.payments.presented import match_requirement, parse_presented
-from tollway.payments.requirement import PaymentRequirement
+from tollway.payments.payment_required import ERROR, PaymentRequiredEncoder, encode_failure, encode_receipt
+from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.x402 import Resource
 from tollway.registry.listing import ChargeOn
 

@@ -28,11 +28,11 @@ from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.answer_store import ResponseStore
-from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database
+from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
-from tollway.storage.sealer import Sealer
+from tollway.storage.idempotency import ResponseStore
+from tollway.storage.ledger_store import LedgerStore
 
 __all__ = ["postgres_server", "postgres_template"]
 

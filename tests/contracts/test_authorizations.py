@@ -18,9 +18,8 @@ from tests.kit.ledger_records import (
     new_payment,
     transfer_in,
 )
-from tollway.identifiers import Address
-from tollway.ledger.authorization import AuthorizedCall, Cover, Dialect
-from tollway.ledger.book import (
+from tollway.ids import Address
+from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claimed,
     Closed,
@@ -29,7 +28,7 @@ from tollway.ledger.book import (
     NotCovered,
     UnfinalLimit,
 )
-from tollway.ledger.call import CallState, Rail
+from tollway.ledger.records import AuthorizedCall, CallState, Cover, Dialect, Rail
 
 OTHER = Address(b"\x01" * 20)
 HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select, update
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import (
     TERMS_RETENTION_S,
@@ -23,12 +23,11 @@ from tollway.registry.catalog import (
     RevisionConflict,
 )
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
-from tollway.registry.standing import UNKNOWN_REPUTATION, Quality, Reputation
+from tollway.registry.quality import UNKNOWN_REPUTATION, Quality, Reputation
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table, terms_table
+from tollway.storage.catalog_tables import listing_table, ownership_table, quality_table, terms_table
 from tollway.storage.database import Database, connect_database
-from tollway.storage.sealer import Sealer
-from tollway.storage.standing_tables import ownership_table, quality_table
+from tollway.storage.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)

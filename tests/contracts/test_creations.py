@@ -12,10 +12,10 @@ from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.registry.catalog import Catalog
-from tollway.registry.creation import (
+from tollway.registry.catalog import (
+    Catalog,
     CreationBegun,
     CreationInProgress,
     CreationResponse,
@@ -27,7 +27,7 @@ from tollway.registry.creation import (
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore, creation_table
 from tollway.storage.database import Database
-from tollway.storage.sealer import Sealer
+from tollway.storage.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 LISTING = sample_listing(provider=ALICE)

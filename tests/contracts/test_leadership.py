@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Executable
 
 from tests.kit.chain import MemoryChain
+from tollway.app.lifecycle import App
 from tollway.cli.doctor import Finding, examine
+from tollway.config.settings import load_settings
 from tollway.errors import StorageUnavailable
-from tollway.house import App
 from tollway.limits import DEFAULT_LIMITS
-from tollway.settings import load_settings
 from tollway.storage.database import Database, FetchScalar, PostgresDatabase, Work, connect_database
 from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
 from tollway.telemetry import Metrics

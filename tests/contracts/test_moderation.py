@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.memory_moderation import MemoryModeration
-from tollway.identifiers import Address
-from tollway.registry.moderation import Moderation
+from tollway.ids import Address
+from tollway.registry.catalog import Moderation
 from tollway.storage.database import connect_database
-from tollway.storage.moderation_store import ModerationStore
+from tollway.storage.identity_store import ModerationStore
 
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 

@@ -9,15 +9,15 @@ import pytest
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_ownerships import MemoryOwnerships
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
-from tollway.storage.ownership_store import FRESH_MS, OwnershipStore
-from tollway.storage.sealer import Sealer
+from tollway.storage.encryption import Sealer
+from tollway.storage.reputation_store import FRESH_MS, OwnershipStore
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN = "https://api.example.com"

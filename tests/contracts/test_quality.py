@@ -11,16 +11,22 @@ from sqlalchemy import Connection, func, select
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_quality import MemoryQuality
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.registry.quality_book import QualityRecords
-from tollway.registry.quality_tally import FAILED, Bucket, bucket_of, latency_of
-from tollway.registry.standing import UNKNOWN_REPUTATION, Quality
+from tollway.registry.quality import (
+    FAILED,
+    UNKNOWN_REPUTATION,
+    Bucket,
+    Quality,
+    QualityRecords,
+    bucket_of,
+    latency_of,
+)
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.catalog_tables import quality_day_table
 from tollway.storage.database import Database, connect_database
-from tollway.storage.quality_store import QualityStore
-from tollway.storage.sealer import Sealer
-from tollway.storage.standing_tables import quality_day_table
+from tollway.storage.encryption import Sealer
+from tollway.storage.reputation_store import QualityStore
 
 TODAY = 20_000
 FAST, SLOW = bucket_of(10), bucket_of(300)

@@ -14,16 +14,17 @@ from structlog.testing import capture_logs
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
 from tollway.errors import StorageUnavailable
-from tollway.ledger.book import Claimed, Closed, Fenced, Unspendable
-from tollway.ledger.call import CallState
+from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
+from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import book_store
-from tollway.storage.book_store import LedgerStore
+from tollway.storage import ledger_store
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
-from tollway.storage.generation import mark_as_backup, mark_path
+from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.recovery import (
     OWNER_KEPT_MS,
     AbandonedCall,
+    mark_as_backup,
+    mark_path,
     prune_owners,
     read_shared_clock,
     recover_calls,
@@ -223,14 +224,14 @@ async def test_a_stall_of_all_gateways_fences_none(shared_database: Database) ->
 
 
 async def test_a_renewal_that_hangs_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_store, "RENEW_TIMEOUT_S", 0)
+    monkeypatch.setattr(ledger_store, "RENEW_TIMEOUT_S", 0)
     with pytest.raises(StorageUnavailable):
         await Gateway(database).ledger.renew_ownership(now_ms=NOW_MS)
 
 
 def test_the_lease_outlives_every_timeout_of_the_database() -> None:
     assert DEFAULT_LIMITS.owner_lease_s >= 2 * COMMAND_TIMEOUT_S
-    assert DEFAULT_LIMITS.owner_lease_s / 2 > book_store.RENEW_TIMEOUT_S + DEFAULT_LIMITS.owner_renew_s
+    assert DEFAULT_LIMITS.owner_lease_s / 2 > ledger_store.RENEW_TIMEOUT_S + DEFAULT_LIMITS.owner_renew_s
     # A gateway judges after its own first lease: all is settled within a minute of the last restart.
     assert DEFAULT_LIMITS.owner_lease_s + 2 * DEFAULT_LIMITS.recovery_interval_s < 60
 
@@ -364,8 +365,8 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from tollway.ledger.ledger import Claimed
-from tollway.ledger.call import CallState
-from tollway.storage.book_store import LedgerStore
+from tollway.ledger.records import CallState
+from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.database import SqliteDatabase
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 

@@ -9,16 +9,15 @@ import pytest
 
 from tests.kit.memory_sessions import MemorySessions
 from tests.kit.payer import KeyWallet
-from tollway.chain.reader import ContractResult
+from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
-from tollway.identifiers import Address, ChainId, keccak256
-from tollway.identity.front_desk import NewSession, SignIn
-from tollway.identity.public_origin import parse_origin
-from tollway.identity.sessions import Session, SessionStore, SignInNonce
+from tollway.identity.sessions import NewSession, Session, SessionStore, SignIn, SignInNonce
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import connect_database
-from tollway.storage.session_store import SqlSessions
+from tollway.storage.identity_store import SqlSessions
 
 RACERS = 50
 NOW_MS = 1_790_000_000_000

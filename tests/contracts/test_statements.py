@@ -8,8 +8,8 @@ from sqlalchemy import bindparam, delete, event, insert, select, text, tuple_, u
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database
+from tollway.storage.ledger_tables import owner_table
 from tollway.storage.statements import Prepared, Within, execute_text
 
 OWNERS = owner_table.c

@@ -22,7 +22,7 @@ from tollway.discovery.bazaar import (
     resources_json,
     search_json,
 )
-from tollway.identifiers import Address, ChainId, ListingId, Network
+from tollway.ids import Address, ChainId, ListingId, Network
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation
 

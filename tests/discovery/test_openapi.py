@@ -10,10 +10,10 @@ from openapi_spec_validator import validate
 
 from tests.kit.listings import sample_listing
 from tollway.discovery.openapi import build_openapi
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
-from tollway.registry.plain_text import find_unclean
+from tollway.registry.text import find_unclean
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 URL = "https://gw.example.org/api/v2/gateway/api_1"

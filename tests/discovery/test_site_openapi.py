@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tollway.discovery.featured import FeaturedOperation
+from tollway.discovery.operations import ApiOperation, Argument
 from tollway.discovery.site_contract import PROBLEM_TYPE, QUOTE_CODES, SiteProblemKind
-from tollway.discovery.site_openapi import DOCUMENT_BYTES_MAX, FEATURED_MAX, Site, build_site_openapi
-from tollway.discovery.sold_operations import ApiOperation, Argument
+from tollway.discovery.site_openapi import (
+    DOCUMENT_BYTES_MAX,
+    FEATURED_MAX,
+    FeaturedOperation,
+    Site,
+    build_site_openapi,
+)
 from tollway.errors import Code
 from tollway.money import Price
 from tollway.web.problems import PROBLEM_KINDS

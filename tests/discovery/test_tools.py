@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_listing
-from tollway.discovery.sold_operations import ApiOperation, list_operations
+from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.tools import (
     API_INSTRUCTIONS,
     CONTROLS,
@@ -24,7 +24,7 @@ from tollway.discovery.tools import (
     split_name,
     take_page,
 )
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.money import Price
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # MCP 2026-07-28, server/tools

@@ -11,40 +11,35 @@ from pydantic_core import to_json
 
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
-from tollway.chain.answers import UnusableResponse, parse_batch
-from tollway.chain.rlp_items import decode_item
+from tollway.chain.responses import UnusableResponse, parse_batch
+from tollway.chain.signer import decode_item
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
 from tollway.client.key_directory import read_directory
 from tollway.client.quote import read_offers
 from tollway.client.x402_offer import read_receipt, read_x402_offers
-from tollway.discovery.plain_words import clean_prose
-from tollway.discovery.sold_operations import list_operations
+from tollway.discovery.operations import list_operations
+from tollway.discovery.safe_text import clean_prose
 from tollway.errors import Problem, Refusal
 from tollway.gateway.headers import check_control_headers
+from tollway.gateway.request_signing import BodyCoverage, UpstreamSigner, cover_body
 from tollway.gateway.target import Target, build_upstream_target, split_target
-from tollway.gateway.upstream_signature import BodyCoverage, UpstreamSigner, cover_body
-from tollway.identifiers import Address
-from tollway.identity.http_signature import SignedRequest, read_http_proofs
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest, read_http_proofs
 from tollway.identity.signatures import parse_signature
-from tollway.identity.signin import SignInProof, format_sign_in, parse_sign_in, read_siwx
+from tollway.identity.siwe import SignInProof, format_sign_in, parse_origin, parse_sign_in, read_siwx
+from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.outbound.answer_head import ChunkedBody, HeadLimits, ResponseMalformed, parse_head
+from tollway.outbound.http1 import ChunkedBody, HeadLimits, ResponseMalformed, parse_head
 from tollway.outbound.policy import Allowed, Denied, Endpoint, check_address, parse_endpoint
+from tollway.payments.authorization_check import parse_presented
 from tollway.payments.mpp import Challenger, ChallengeRoute
-from tollway.payments.presented import parse_presented
 from tollway.payments.proof import format_binding, parse_binding, parse_proof
-from tollway.registry.draft import Draft, parse_draft
-from tollway.registry.draft_rules import DraftRules
-from tollway.registry.openapi_document import ProviderDocument
-from tollway.registry.path_reading import normal_path
-from tollway.registry.plain_text import find_unclean
-from tollway.registry.upstream_rules import find_document_fault
-from tollway.registry.words import query_words
-from tollway.registry.yaml_document import YamlRefused, parse_yaml_object
-from tollway.web.json_body import parse_json_object
-from tollway.web.listing_query import parse_listing_query
-from tollway.web.listing_routes import make_endpoint_check
+from tollway.registry.draft import Draft, DraftRules, find_document_fault, parse_draft
+from tollway.registry.openapi import ProviderDocument, YamlRefused, parse_yaml_object
+from tollway.registry.paths import normal_path
+from tollway.registry.search_tokens import query_words
+from tollway.registry.text import find_unclean
+from tollway.web.json import parse_json_object
+from tollway.web.listing_routes import make_endpoint_check, parse_listing_query
 
 NOW_S = 1_795_239_000
 ORIGIN = parse_origin("https://gw.example.com")

@@ -2,7 +2,7 @@
 
 from tests.guards.guard import guard
 
-OUTLIVES = "test_background_outages.py::test_a_background_task_outlives_an_outage"
+OUTLIVES = "app/test_lifecycle_outages.py::test_a_background_task_outlives_an_outage"
 
 BACKGROUND_GUARDS = (
     guard(
@@ -24,10 +24,10 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "the look at gas goes on after an outage",
-        "payments.gas_tank:GasBudget.run",
+        "payments.gas:GasBudget.run",
         "            await self._task.attempt(self.refresh)\n",
         "            await self.refresh()\n",
-        test="payments/test_gas_tank.py::test_the_look_at_gas_goes_on_after_an_outage",
+        test="payments/test_gas.py::test_the_look_at_gas_goes_on_after_an_outage",
     ),
     guard(
         "K9",
@@ -40,10 +40,10 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "a background task that ended makes the gateway not ready",
-        "house:App.check_ready",
+        "app.lifecycle:App.check_ready",
         "        is_running = not self.background.ended\n",
         "        is_running = True\n",
-        test="test_background_outages.py::test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics",
+        test="app/test_lifecycle_outages.py::test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics",
     ),
     guard(
         "K9",

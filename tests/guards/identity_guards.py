@@ -2,12 +2,12 @@
 
 from tests.guards.guard import guard
 
-OF_NOW = "identity/test_signin.py::test_a_message_is_for_this_gateway_and_of_now"
-SAYS = "identity/test_http_signature.py::test_what_a_signature_must_say"
-ALTERED = "identity/test_http_signature.py::TestRoundTrip::test_any_part_that_changes_makes_another_digest_or_a_refusal"
-DIGESTS = "identity/test_http_signature.py::test_every_known_digest_must_match_the_body"
-PAYLOADS = "identity/test_signin.py::TestSiwx::test_refuses"
-PAGES = "web/test_mcp_routes.py::test_a_page_elsewhere_may_not_use_mcp"
+OF_NOW = "identity/test_siwe.py::test_a_message_is_for_this_gateway_and_of_now"
+SAYS = "identity/test_http_signatures.py::test_what_a_signature_must_say"
+ALTERED = "identity/test_http_signatures.py::TestRoundTrip::test_any_part_that_changes_makes_another_digest_or_a_refusal"
+DIGESTS = "identity/test_http_signatures.py::test_every_known_digest_must_match_the_body"
+PAYLOADS = "identity/test_siwe.py::TestSiwx::test_refuses"
+PAGES = "web/test_mcp.py::test_a_page_elsewhere_may_not_use_mcp"
 
 IDENTITY_GUARDS = (
     # ---- Sign-in messages.
@@ -22,7 +22,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in is for this domain",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if message.domain != origin.authority or message.scheme not in (None, origin.scheme):",
         "if False:",
         test=OF_NOW,
@@ -30,7 +30,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in is for a URI of this gateway",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if not origin.is_origin_of(message.uri):",
         "if False:",
         test=OF_NOW,
@@ -38,15 +38,15 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a URI that only begins like the origin is another's",
-        "identity.public_origin:PublicOrigin.is_origin_of",
+        "identity.siwe:PublicOrigin.is_origin_of",
         'uri.startswith((origin + "/", origin + "?", origin + "#"))',
         "uri.startswith(origin)",
-        test="identity/test_public_origin.py::test_a_uri_lies_under_the_origin_or_not",
+        test="identity/test_siwe_origin.py::test_a_uri_lies_under_the_origin_or_not",
     ),
     guard(
         "I1",
         "a sign-in of the future does not count",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if issued_ms > now_ms + CLOCK_SLACK_MS:",
         "if False:",
         test=OF_NOW,
@@ -54,7 +54,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "an old sign-in does not count",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if issued_ms < now_ms - limits.nonce_ttl_s * 1000:",
         "if False:",
         test=OF_NOW,
@@ -62,7 +62,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in ends when it says so",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if message.expiration_time is not None and parse_moment(message.expiration_time) <= now_ms:",
         "if False:",
         test=OF_NOW,
@@ -70,7 +70,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in begins when it says so",
-        "identity.signin:check_sign_in",
+        "identity.siwe:check_sign_in",
         "if message.not_before is not None and parse_moment(message.not_before) > now_ms:",
         "if False:",
         test=OF_NOW,
@@ -78,7 +78,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "wallets of other kinds of chains cannot sign in",
-        "identity.signin:_read_payload",
+        "identity.siwe:_read_payload",
         '    if not network.startswith("eip155:"):\n',
         "    if False:\n",
         test=PAYLOADS,
@@ -86,7 +86,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "no field of a sign-in says what another should",
-        "identity.signin:_read_payload",
+        "identity.siwe:_read_payload",
         "    if parse_sign_in(format_sign_in(message)) != message:\n",
         "    if False:\n",
         test=PAYLOADS,
@@ -94,31 +94,31 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a sign-in payload does not nest deep",
-        "identity.signin:_decode_object",
+        "identity.siwe:_decode_object",
         '    if raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:\n',
         "    if False:\n",
-        test="identity/test_signin.py::TestSiwx::test_what_is_no_payload_is_refused",
+        test="identity/test_siwe.py::TestSiwx::test_what_is_no_payload_is_refused",
     ),
     guard(
         "I5",
         "a member of a sign-in payload stands once",
-        "identity.signin:_decode_object",
+        "identity.siwe:_decode_object",
         "object_pairs_hook=_refuse_duplicates",
         "object_pairs_hook=dict",
-        test="identity/test_signin.py::TestSiwx::test_what_is_no_payload_is_refused",
+        test="identity/test_siwe.py::TestSiwx::test_what_is_no_payload_is_refused",
     ),
     guard(
         "I1",
         "a sign-in is signed by the wallet that it names",
-        "identity.front_desk:SignIn.verify",
+        "identity.sessions:SignIn.verify",
         "        if not await self.is_signed_by(\n            message.signer,",
         "        if await self.is_signed_by(\n            message.signer,",
-        test="identity/test_front_desk.py::test_a_refused_signature_spends_nothing",
+        test="identity/test_sessions.py::test_a_refused_signature_spends_nothing",
     ),
     guard(
         "I1",
         "a nonce opens only what it was given out for",
-        "identity.front_desk:SignIn.spend_nonce",
+        "identity.sessions:SignIn.spend_nonce",
         "        is_elsewhere = taken.uri is not None and taken.uri != message.uri\n",
         "        is_elsewhere = False\n",
         test="identity/test_authenticator.py::TestSiwx::test_publishes_with_a_nonce_for_publishing_only",
@@ -126,7 +126,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a nonce for reading does not publish",
-        "identity.front_desk:SignIn.spend_nonce",
+        "identity.sessions:SignIn.spend_nonce",
         " or (uris is not None and taken.uri not in uris):",
         ":",
         test="identity/test_authenticator.py::TestSiwx::test_publishes_with_a_nonce_for_publishing_only",
@@ -134,23 +134,23 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "no nonce is given out for a foreign URI",
-        "identity.front_desk:SignIn.create_challenge",
+        "identity.sessions:SignIn.create_challenge",
         "or not self._origin.is_origin_of(uri)):",
         "):",
-        test="identity/test_front_desk.py::test_no_nonce_is_given_for_a_foreign_uri",
+        test="identity/test_sessions.py::test_no_nonce_is_given_for_a_foreign_uri",
     ),
     guard(
         "I2",
         "a sign-in counts once",
-        "identity.front_desk:SignIn.open_session",
+        "identity.sessions:SignIn.open_session",
         '        await self.spend_nonce(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)\n',
         "",
-        test="identity/test_front_desk.py::test_a_message_counts_once",
+        test="identity/test_sessions.py::test_a_message_counts_once",
     ),
     guard(
         "I2",
         "of fifty who take a nonce one gets it",
-        "storage.session_store:SqlSessions.take_nonce",
+        "storage.identity_store:SqlSessions.take_nonce",
         "            delete(signin_nonce_table)\n"
         "            .where(columns.nonce == nonce, columns.expires_ms > now_ms)\n"
         "            .returning(columns.nonce, columns.uri, columns.expires_ms)\n",
@@ -161,7 +161,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a nonce ends at its expiry",
-        "storage.session_store:SqlSessions.take_nonce",
+        "storage.identity_store:SqlSessions.take_nonce",
         "            .where(columns.nonce == nonce, columns.expires_ms > now_ms)\n",
         "            .where(columns.nonce == nonce)\n",
         test="contracts/test_sessions.py::test_a_nonce_ends_at_its_expiry[sqlite-0-False]",
@@ -169,7 +169,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "of fifty who show a signed request one counts",
-        "storage.session_store:SqlSessions.remember_signature_nonce",
+        "storage.identity_store:SqlSessions.remember_signature_nonce",
         "            return False\n        return True\n",
         "            return True\n        return True\n",
         test="contracts/test_sessions.py::test_fifty_racers_with_one_signature_have_one_winner[sqlite]",
@@ -177,7 +177,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a session ends at its expiry",
-        "storage.session_store:SqlSessions.find_session",
+        "storage.identity_store:SqlSessions.find_session",
         "            columns.token_hash == token_hash, columns.expires_ms > now_ms\n",
         "            columns.token_hash == token_hash\n",
         test="contracts/test_sessions.py::test_a_session_ends_at_its_expiry[sqlite-0-False]",
@@ -188,7 +188,7 @@ IDENTITY_GUARDS = (
         "identity.sessions:hash_token",
         "return hashlib.sha256(token.encode()).digest() if",
         "return token.encode()[:32] if",
-        test="identity/test_front_desk.py::test_the_token_is_kept_only_as_its_hash",
+        test="identity/test_sessions.py::test_the_token_is_kept_only_as_its_hash",
     ),
     # ---- Signed requests.
     guard(
@@ -210,7 +210,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a signed request counts once however its key is spelled",
-        "identity.http_signature:_read_keyid",
+        "identity.http_signatures:_read_keyid",
         "return keyid.lower(), Address",
         "return keyid, Address",
         test="identity/test_authenticator.py::TestSignedRequest::test_counts_once_however_its_keyid_is_spelled",
@@ -226,7 +226,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers method, path and authority",
-        "identity.http_signature:_read_proof",
+        "identity.http_signatures:_read_proof",
         "    missing = [name for name in required_components(request) if name not in components]\n",
         "    missing: list[str] = []\n",
         test=SAYS,
@@ -234,7 +234,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers the query",
-        "identity.http_signature:required_components",
+        "identity.http_signatures:required_components",
         '    query = ("@query",) if request.query else ()\n',
         '    query = ("@query",)[:0]\n',
         test=ALTERED,
@@ -242,7 +242,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers the body",
-        "identity.http_signature:_read_proof",
+        "identity.http_signatures:_read_proof",
         "        _check_digest(request)\n",
         "        pass\n",
         test=ALTERED,
@@ -250,7 +250,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "every digest that we know must match",
-        "identity.http_signature:_check_digest",
+        "identity.http_signatures:_check_digest",
         "    for given, compute in known:\n",
         "    for given, compute in known[:1]:\n",
         test=DIGESTS,
@@ -258,7 +258,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a digest of unknown kind is none",
-        "identity.http_signature:_check_digest",
+        "identity.http_signatures:_check_digest",
         "    if not known:\n",
         "    if False:\n",
         test=DIGESTS,
@@ -266,39 +266,39 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request is for this authority, whatever Host says",
-        "identity.http_signature:_component_value",
+        "identity.http_signatures:_component_value",
         '"@authority": origin.authority,',
         '"@authority": (*request.field_lines("host"), origin.authority)[0],',
-        test="identity/test_http_signature.py::TestRoundTrip::test_the_authority_is_the_configured_one",
+        test="identity/test_http_signatures.py::TestRoundTrip::test_the_authority_is_the_configured_one",
     ),
     guard(
         "I1",
         "a signed request is no older than it says",
-        "identity.http_signature:_check_times",
+        "identity.http_signatures:_check_times",
         "    if now_ms > expires * 1000:\n",
         "    if False:\n",
-        test="identity/test_http_signature.py::TestWindow::test_a_signature_counts_from_created_to_expires",
+        test="identity/test_http_signatures.py::TestWindow::test_a_signature_counts_from_created_to_expires",
     ),
     guard(
         "I1",
         "a signed request of the future does not count",
-        "identity.http_signature:_check_times",
+        "identity.http_signatures:_check_times",
         "    if created * 1000 > now_ms + CLOCK_SLACK_S * 1000:\n",
         "    if False:\n",
-        test="identity/test_http_signature.py::TestWindow::test_a_signature_counts_from_created_to_expires",
+        test="identity/test_http_signatures.py::TestWindow::test_a_signature_counts_from_created_to_expires",
     ),
     guard(
         "I1",
         "a signed request does not count for long",
-        "identity.http_signature:_check_times",
+        "identity.http_signatures:_check_times",
         "    if not created < expires <= created + limits.signed_request_ttl_s:\n",
         "    if False:\n",
-        test="identity/test_http_signature.py::TestWindow::test_the_window_is_300_seconds_at_most",
+        test="identity/test_http_signatures.py::TestWindow::test_the_window_is_300_seconds_at_most",
     ),
     guard(
         "I1",
         "a signed request has a nonce",
-        "identity.http_signature:_read_proof",
+        "identity.http_signatures:_read_proof",
         "    if type(nonce) is not str or not 1 <= len(nonce) <= NONCE_CHARACTERS_MAX:\n",
         "    if False:\n",
         test=SAYS,
@@ -306,7 +306,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request names no algorithm",
-        "identity.http_signature:_read_proof",
+        "identity.http_signatures:_read_proof",
         '    if "alg" in params:\n',
         "    if False:\n",
         test=SAYS,
@@ -314,7 +314,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a covered component is a plain name",
-        "identity.http_signature:_read_components",
+        "identity.http_signatures:_read_components",
         "        if type(name) is not str or params:\n",
         "        if False:\n",
         test=SAYS,
@@ -322,7 +322,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a component is covered once",
-        "identity.http_signature:_read_components",
+        "identity.http_signatures:_read_components",
         "        if name in names:\n",
         "        if False:\n",
         test=SAYS,
@@ -330,10 +330,10 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a request carries few signatures",
-        "identity.http_signature:read_http_proofs",
+        "identity.http_signatures:read_http_proofs",
         "        if len(ours) > SIGNATURES_MAX:\n",
         "        if False:\n",
-        test="identity/test_http_signature.py::test_more_than_three_signatures_are_too_many",
+        test="identity/test_http_signatures.py::test_more_than_three_signatures_are_too_many",
     ),
     # ---- Several proofs, other chains, other purposes.
     guard(
@@ -366,7 +366,7 @@ IDENTITY_GUARDS = (
         "identity.signatures:SignatureVerifier._any_chain",
         "            if chain_id not in self._chains.chain_ids:\n                continue\n",
         "",
-        test="identity/test_front_desk.py::TestContracts::test_a_contract_on_another_chain_does_not",
+        test="identity/test_sessions.py::TestContracts::test_a_contract_on_another_chain_does_not",
     ),
     guard(
         "P8",
@@ -388,7 +388,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a page elsewhere may not use MCP",
-        "web.mcp_routes:is_origin_allowed",
+        "web.mcp:is_origin_allowed",
         "    return (there.scheme, there.hostname, _port(there)) == (here.scheme, here.hostname, _port(here))\n",
         "    return True\n",
         test=PAGES,
@@ -396,7 +396,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a page elsewhere may not use a gateway on its reader's machine",
-        "web.mcp_routes:is_origin_allowed",
+        "web.mcp:is_origin_allowed",
         "        return there.hostname in _LOOPBACK\n",
         "        return True\n",
         test=PAGES,
@@ -404,10 +404,10 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a foreign page is turned away before anything is read",
-        "web.mcp_routes:McpApp.__call__",
+        "web.mcp:McpApp.__call__",
         "            await self._refuse_origin(scope, send)\n            return\n",
         "            pass\n",
-        test="web/test_mcp_routes.py::test_a_foreign_page_is_turned_away_before_anything_is_read",
+        test="web/test_mcp.py::test_a_foreign_page_is_turned_away_before_anything_is_read",
     ),
     guard(
         "I6",
@@ -415,7 +415,7 @@ IDENTITY_GUARDS = (
         "gateway.headers:_NOT_RETURNED_PREFIXES",
         'b"payment-", b"access-control-")\n',
         'b"payment-")\n',
-        test="web/test_cors.py::test_an_upstream_has_no_say_in_who_may_read",
+        test="web/test_app_cors.py::test_an_upstream_has_no_say_in_who_may_read",
     ),
     guard(
         "I6",
@@ -423,6 +423,6 @@ IDENTITY_GUARDS = (
         "web.middleware:answer_preflight",
         "requested if requested and is_harmless else",
         "requested if requested else",
-        test="web/test_cors.py::test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd",
+        test="web/test_app_cors.py::test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd",
     ),
 )

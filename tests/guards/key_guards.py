@@ -2,8 +2,8 @@
 
 from tests.guards.guard import guard
 
-HOUSE = "test_house.py::test_while_the_secret_key_changes_every_key_opens_and_is_published_and_the_first_is_in_use"
-NO_LIST = "test_secret_keys.py::test_refuses_what_is_no_list_of_keys_without_repeating_any"
+HOUSE = "app/test_lifecycle.py::test_while_the_secret_key_changes_every_key_opens_and_is_published_and_the_first_is_in_use"
+NO_LIST = "config/test_settings_secret_keys.py::test_refuses_what_is_no_list_of_keys_without_repeating_any"
 
 KEY_GUARDS = (
     guard(
@@ -25,31 +25,31 @@ KEY_GUARDS = (
     guard(
         "K1",
         "a seal is of its row",
-        "storage.sealer:Sealer._open",
+        "storage.encryption:Sealer._open",
         "return name, cipher.decrypt(nonce, body, head + label)",
         "return name, cipher.decrypt(nonce, body, head + b'a')",
-        test="storage/test_sealer.py::test_refuses_another_label",
+        test="storage/test_encryption.py::test_refuses_another_label",
     ),
     guard(
         "K4",
         "a key file is for its owner alone",
-        "secret_keys:read_key_file",
+        "config.settings:read_key_file",
         "if stat.S_IMODE(path.stat().st_mode) & 0o077:",
         "if False:",
-        test="test_secret_keys.py::test_a_file_that_others_can_reach_is_refused",
+        test="config/test_settings_secret_keys.py::test_a_file_that_others_can_reach_is_refused",
     ),
     guard(
         "K4",
         "a key file is never written over",
-        "secret_keys:make_key_file",
+        "config.settings:make_key_file",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL",
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC",
-        test="test_secret_keys.py::test_a_made_file_holds_one_key_for_its_owner_alone_and_is_never_written_over",
+        test="config/test_settings_secret_keys.py::test_a_made_file_holds_one_key_for_its_owner_alone_and_is_never_written_over",
     ),
     guard(
         "K4",
         "a secret key is no made-up number",
-        "secret_keys:_parse_key",
+        "config.settings:_parse_key",
         "if len(set(key)) < 8:",
         "if False:",
         test=NO_LIST,
@@ -57,7 +57,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "a secret key stands once",
-        "secret_keys:parse_secret_keys",
+        "config.settings:parse_secret_keys",
         "if len(set(keys)) < len(keys):",
         "if False:",
         test=NO_LIST,
@@ -65,7 +65,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "there are few secret keys",
-        "secret_keys:parse_secret_keys",
+        "config.settings:parse_secret_keys",
         "if len(words) > KEYS_MAX:",
         "if False:",
         test=NO_LIST,
@@ -73,42 +73,42 @@ KEY_GUARDS = (
     guard(
         "K8",
         "the first secret key is the one in use",
-        "settings:_SettingsReader.read",
+        "config.settings:_SettingsReader.read",
         "secret_key=keys[0] if keys else None,",
         "secret_key=keys[-1] if keys else None,",
-        test="test_settings.py::test_the_first_of_several_keys_is_the_one_in_use",
+        test="config/test_settings.py::test_the_first_of_several_keys_is_the_one_in_use",
     ),
     guard(
         "K8",
         "every key opens what is sealed",
-        "storage.sealer:Sealer.__init__",
+        "storage.encryption:Sealer.__init__",
         "{_name(each): AESGCM(each) for each in (key, *others)}",
         "{_name(each): AESGCM(each) for each in (key,)}",
-        test="storage/test_sealer.py::test_what_gateways_seal_while_the_key_changes_opens_at_the_others",
+        test="storage/test_encryption.py::test_what_gateways_seal_while_the_key_changes_opens_at_the_others",
     ),
     guard(
         "K8",
         "the first key seals",
-        "storage.sealer:Sealer.__init__",
+        "storage.encryption:Sealer.__init__",
         "self._current = _name(key)",
         "self._current = _name((key, *others)[-1])",
-        test="storage/test_sealer.py::test_the_first_key_seals_and_every_key_opens",
+        test="storage/test_encryption.py::test_the_first_key_seals_and_every_key_opens",
     ),
     guard(
         "K8",
         "a lone key seals as the release before can read",
-        "storage.sealer:Sealer.seal",
+        "storage.encryption:Sealer.seal",
         "head = _BARE if len(self._ciphers) == 1 else _NAMED + self._current",
         "head = _NAMED + self._current",
-        test="storage/test_sealer.py::test_a_lone_key_seals_as_the_release_before_can_read",
+        test="storage/test_encryption.py::test_a_lone_key_seals_as_the_release_before_can_read",
     ),
     guard(
         "K8",
         "a listing whose secret is lost is neither called nor sold",
-        "gateway.refusals:check_listing",
+        "gateway.problems:check_listing",
         "if listing.upstream_auth is not None and listing.upstream_auth.value is None:",
         "if False:",
-        test="gateway/test_opening.py::test_says_what_is_closed_in_the_order_of_the_contract",
+        test="gateway/test_routing.py::test_says_what_is_closed_in_the_order_of_the_contract",
     ),
     guard(
         "K8",
@@ -129,7 +129,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "every key that signs offers is published",
-        "frontage:AsgiBuilder.build",
+        "app.wiring:AsgiBuilder.build",
         "signers=[one.address for one in self._receipt_signers]",
         "signers=[self._receipt_signer.address]",
         test=HOUSE,
@@ -137,7 +137,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "the sealer of a gateway knows every key",
-        "house:App._wire",
+        "app.lifecycle:App._wire",
         "self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)",
         "self.sealer = Sealer(key, entropy=secrets.token_bytes)",
         test=HOUSE,

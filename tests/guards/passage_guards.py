@@ -52,18 +52,18 @@ PASSAGE_GUARDS = (
     guard(
         "F1",
         "what cannot be written as HTTP is not sent",
-        "outbound.upstream:UpstreamRequest.check_writable",
+        "outbound.client:UpstreamRequest.check_writable",
         "        if not is_writable:\n",
         "        if False:\n",
-        test="outbound/test_dialer.py::test_refuses_to_claim_for_what_cannot_be_written",
+        test="outbound/test_client.py::test_refuses_to_claim_for_what_cannot_be_written",
     ),
     guard(
         "F1",
         "a body of another length than promised is cut",
-        "outbound.request_writer:_write_pieces",
+        "outbound.client:_write_pieces",
         "        if length is not None and count > length:\n            raise BodyLengthMismatch\n",
         "",
-        test="outbound/test_dialer.py::test_a_body_of_another_length_is_cut_and_refused",
+        test="outbound/test_client.py::test_a_body_of_another_length_is_cut_and_refused",
     ),
     guard(
         "F4",

@@ -4,27 +4,25 @@ of origins that must be proved (I7).
 
 from tests.guards.guard import guard
 
-CODES = (
-    "payments/test_gas_tank.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
-)
-NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
-ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
-DROPPED = "contracts/test_dropped_answers.py"
+CODES = "payments/test_gas.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
+NO_PAYMENT = "payments/test_transaction_rules.py::test_refuses_with_a_reason"
+ELSEWHERE = "payments/test_transaction_rules.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
+DROPPED = "contracts/test_ledger_batch_dropped_responses.py"
 AT_ONCE = "test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all"
-REFUSALS = "payments/test_authorization_verdict.py::test_refusals"
-PUBLIC = "gateway/test_public_authorizations.py"
-OWN_CLOCK = "payments/test_authorization_verdict.py::test_our_own_clock"
+REFUSALS = "payments/test_authorization_check.py::test_refusals"
+PUBLIC = "gateway/test_idempotency_public.py"
+OWN_CLOCK = "payments/test_authorization_check.py::test_our_own_clock"
 
-NEVER_SOLD = "gateway/test_opening.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
+NEVER_SOLD = "gateway/test_routing.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
 
 PAYMENT_GUARDS = (
     guard(
         "P1",
         "a balance that 64 bits do not hold is refused",
-        "storage.payment_store:raise_payment",
+        "storage.payments:raise_payment",
         ".where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)",
         ".where(columns.id == payment_id)",
-        test="contracts/test_settling.py::test_authorisations_that_add_up_to_more_than_64_bits_are_refused",
+        test="contracts/test_settlement.py::test_authorisations_that_add_up_to_more_than_64_bits_are_refused",
     ),
     guard(
         "P10",
@@ -37,39 +35,39 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "calls are written in the time of the database",
-        "storage.book_store:LedgerStore._batch_context",
+        "storage.ledger_store:LedgerStore._batch_context",
         "ahead_ms=self._clock.translate(0),",
         "ahead_ms=0,",
-        test="contracts/test_clock_jumps.py::test_a_call_is_written_in_the_time_of_the_database",
+        test="contracts/test_recovery_clock_jumps.py::test_a_call_is_written_in_the_time_of_the_database",
     ),
     guard(
         "P1",
         "a call that succeeded has an end although its gateway died",
-        "storage.posting:LedgerBatch._end_values",
+        "storage.ledger_batch:LedgerBatch._end_values",
         "is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)",
         "is_ended = close.after is CallState.RELEASED",
-        test="contracts/test_book.py::test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed",
+        test="contracts/test_ledger_store.py::test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed",
     ),
     guard(
         "P2",
         "only its payer shows a payment",
-        "payments.verdict:_find_worth",
+        "payments.transaction_rules:_find_worth",
         "if m.payer in signers and m.payer != ZERO_ADDRESS]",
         "if m.payer != ZERO_ADDRESS]",
-        test="payments/test_verdict.py::test_only_the_payer_may_show_it",
+        test="payments/test_transaction_rules.py::test_only_the_payer_may_show_it",
     ),
     guard(
         "P2",
         "money from nowhere has no payer",
-        "payments.verdict:_find_worth",
+        "payments.transaction_rules:_find_worth",
         " and m.payer != ZERO_ADDRESS]",
         "]",
-        test="payments/test_verdict.py::test_money_from_nowhere_has_no_payer",
+        test="payments/test_transaction_rules.py::test_money_from_nowhere_has_no_payer",
     ),
     guard(
         "P4",
         "a failed transaction pays nothing",
-        "payments.verdict:_find_worth",
+        "payments.transaction_rules:_find_worth",
         "    if not facts.succeeded:\n        return Refused",
         "    if False:\n        return Refused",
         test=ELSEWHERE,
@@ -77,7 +75,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a payment is on its own chain",
-        "payments.verdict:verify_transaction",
+        "payments.transaction_rules:verify_transaction",
         "    if facts.chain_id != given.rules.chain_id:\n",
         "    if False:\n",
         test=ELSEWHERE,
@@ -85,7 +83,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a payment goes to the payee of the listing",
-        "payments.verdict:_find_token_movements",
+        "payments.transaction_rules:_find_token_movements",
         "        if recipient in payees\n",
         "        if payees.setdefault(recipient, next(iter(payees.values())))\n",
         test=NO_PAYMENT,
@@ -93,7 +91,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "what comes straight back is no payment",
-        "payments.verdict:_find_token_movements",
+        "payments.transaction_rules:_find_token_movements",
         "            base_units=paid - moved.get((recipient, payer), 0),\n",
         "            base_units=paid,\n",
         test=NO_PAYMENT,
@@ -101,15 +99,15 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a wallet that pays itself has paid nobody",
-        "payments.verdict:_find_native_movements",
+        "payments.transaction_rules:_find_native_movements",
         "base_units=0 if facts.sender == payee.address else facts.value,",
         "base_units=facts.value,",
-        test="payments/test_verdict.py::test_a_wallet_that_pays_itself_has_paid_nobody",
+        test="payments/test_transaction_rules.py::test_a_wallet_that_pays_itself_has_paid_nobody",
     ),
     guard(
         "P4",
         "a transfer that the gateway settled is no payment of another kind",
-        "payments.verdict:_find_worth",
+        "payments.transaction_rules:_find_worth",
         "    unauthorized = [m for m in mine if not m.is_by_authorization]\n",
         "    unauthorized = mine\n",
         test=NO_PAYMENT,
@@ -117,7 +115,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "calldata alone opens no stored answer",
-        "gateway.replays:Idempotency.find_response",
+        "gateway.idempotency:Idempotency.find_response",
         "        if known.is_public and not authorized.is_entitled:\n",
         "        if False:\n",
         test=f"{PUBLIC}::test_a_stored_answer_opens_in_the_client_network_of_the_claim_only",
@@ -125,7 +123,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a settlement under way makes an authorisation public",
-        "ledger.authorization:_BEFORE_SETTLEMENT",
+        "ledger.records:_BEFORE_SETTLEMENT",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN})",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN, CallState.SETTLING})",
         test=f"{PUBLIC}::test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only",
@@ -133,7 +131,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a repeat of a paid call that runs is public",
-        "ledger.authorization:AuthorizedCall.is_public",
+        "ledger.records:AuthorizedCall.is_public",
         "self.transfer is not None or ",
         "",
         test=f"{PUBLIC}::test_a_repeat_that_runs_is_told_to_its_caller_only",
@@ -141,7 +139,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "what others have landed opens no repeat of an unknown call",
-        "gateway.cashier:AuthorizationPayment._verify_repeat",
+        "gateway.authorization_payment:AuthorizationPayment._verify_repeat",
         "            if isinstance(cover, Problem) and not is_entitled:",
         "            if False:",
         test=f"{PUBLIC}::test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger",
@@ -149,7 +147,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a proof by another wallet opens nothing",
-        "gateway.replays:Idempotency._is_proved_by",
+        "gateway.idempotency:Idempotency._is_proved_by",
         "            return await self._prove_wallet(request) == payer\n",
         "            return bool(await self._prove_wallet(request))\n",
         test=f"{PUBLIC}::test_a_proof_that_does_not_hold_opens_nothing",
@@ -165,7 +163,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a client network is kept as a keyed hash of its own call",
-        "gateway.replays:ClientNetworks._hash",
+        "gateway.idempotency:ClientNetworks._hash",
         "nonce + network,",
         "network,",
         test=f"{PUBLIC}::test_networks_are_kept_as_keyed_hashes_that_cannot_be_compared_with_each_other",
@@ -173,56 +171,56 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a payment of an older listing does not count",
-        "payments.verdict:_find_worth",
+        "payments.transaction_rules:_find_worth",
         "if facts.block_time >= m.payee.since_s - limits.payee_slack_s]",
         "]",
-        test="payments/test_verdict.py::test_not_older_than_its_payee_by_more_than_a_minute",
+        test="payments/test_transaction_rules.py::test_not_older_than_its_payee_by_more_than_a_minute",
     ),
     guard(
         "P5",
         "a payment is shown within a day",
-        "payments.verdict:_check_age",
+        "payments.transaction_rules:_check_age",
         "    if age_s > limits.payment_age_s:\n",
         "    if False:\n",
-        test="payments/test_verdict.py::test_first_shown_within_a_day_of_readiness",
+        test="payments/test_transaction_rules.py::test_first_shown_within_a_day_of_readiness",
     ),
     guard(
         "P5",
         "a payment is as deep as its value needs",
-        "payments.verdict:_find_pending",
+        "payments.transaction_rules:_find_pending",
         "    if facts.confirmations < needed:\n",
         "    if False:\n",
-        test="payments/test_verdict.py::test_depth_by_value",
+        test="payments/test_transaction_rules.py::test_depth_by_value",
     ),
     guard(
         "P5",
         "a block that the chain does not have proves nothing",
-        "payments.verdict:_find_pending",
+        "payments.transaction_rules:_find_pending",
         "    if facts.canonical_hash != facts.block_hash:\n        return Pending",
         "    if False:\n        return Pending",
-        test="payments/test_verdict.py::test_nothing_in_a_shallow_or_displaced_block_is_believed",
+        test="payments/test_transaction_rules.py::test_nothing_in_a_shallow_or_displaced_block_is_believed",
     ),
     guard(
         "P13",
         "what was mined before a restore is held",
-        "payments.verdict:_check_age",
+        "payments.transaction_rules:_check_age",
         "    if given.held_before_s is not None and facts.block_time <= given.held_before_s:\n",
         "    if False:\n",
-        test="payments/test_verdict.py::test_what_was_mined_before_a_restore_is_held",
+        test="payments/test_transaction_rules.py::test_what_was_mined_before_a_restore_is_held",
     ),
     # ---- Signed payments.
     guard(
         "P11",
         "an unreadable payment of x402 is asked for no other one",
-        "gateway.refusals:refuse_call",
+        "gateway.problems:refuse_call",
         " and not is_unreadable_x402 else None",
         " else None",
-        test="gateway/test_refusals.py::test_an_unreadable_payment_gets_terms_on_mpp_only",
+        test="gateway/test_problems.py::test_an_unreadable_payment_gets_terms_on_mpp_only",
     ),
     guard(
         "P11",
         "an authorisation is for this network",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if not authorization.chain_id == asset.chain_id == facts.chain_id:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -230,7 +228,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is of this token",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if authorization.token != asset.token or asset.domain is None:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -238,7 +236,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is for this payee",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if authorization.payee != requirement.pay_to:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -246,7 +244,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is of exactly the price",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if authorization.base_units != requirement.base_units:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -254,7 +252,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is signed by its payer",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if facts.code_size == 0 and signer != authorization.payer:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -262,7 +260,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "an authorisation that was used counts no more",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if facts.is_used:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -270,7 +268,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "an authorisation is covered by the balance",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if facts.balance < authorization.base_units:\n        return AuthorizationReason.INSUFFICIENT_BALANCE\n    if facts.simulation",
         "    if facts.simulation",
         test=REFUSALS,
@@ -281,12 +279,12 @@ PAYMENT_GUARDS = (
         "payments.settlement_rules:SettlementRules.min_nano_at",
         "max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))",
         "self.min_nano",
-        test="payments/test_gas_tank.py::test_the_least_price_follows_the_price_of_gas",
+        test="payments/test_gas.py::test_the_least_price_follows_the_price_of_gas",
     ),
     guard(
         "P12",
         "an authorisation that fails in simulation is not settled",
-        "payments.authorization_verdict:_find_fault",
+        "payments.authorization_check:_find_fault",
         "    if facts.simulation.reverted or facts.gas_estimate is None:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -294,7 +292,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation that ends too soon is refused",
-        "payments.authorization_verdict:check_times",
+        "payments.authorization_check:check_times",
         "    if is_late(authorization.valid_before, now_s=now_s, timeout_s=timeout_s):\n",
         "    if False:\n",
         test=OWN_CLOCK,
@@ -302,7 +300,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation without end is refused",
-        "payments.authorization_verdict:check_times",
+        "payments.authorization_check:check_times",
         "    if authorization.valid_before > now_s + validity_s_max:\n",
         "    if False:\n",
         test=OWN_CLOCK,
@@ -310,7 +308,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that was not open sets no price",
-        "gateway.opening:Router._list_older_prices",
+        "gateway.routing:Router._list_older_prices",
         "not version.is_active or ",
         "",
         test=NEVER_SOLD,
@@ -318,7 +316,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that took another method sets no price",
-        "gateway.opening:Router._list_older_prices",
+        "gateway.routing:Router._list_older_prices",
         " or check_method(version.methods, call.method) is not None:",
         ":",
         test=NEVER_SOLD,
@@ -326,7 +324,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that refused this path sets no price",
-        "gateway.opening:Router._list_older_prices",
+        "gateway.routing:Router._list_older_prices",
         "                if _check_is_served(version.operations, described, call) is not None:\n                    continue\n",
         "",
         test=NEVER_SOLD,
@@ -334,7 +332,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "what is described today was not described before",
-        "gateway.opening:Router._list_older_prices",
+        "gateway.routing:Router._list_older_prices",
         "described = self._find_old_description(entry.listing, index, version)",
         "described = getattr(self._schemas.find(entry.listing), 'operations', None)",
         test=NEVER_SOLD,
@@ -350,7 +348,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version of older tables sets no price when it has ended",
-        "storage.catalog_rows:read_terms",
+        "storage.catalog_tables:read_terms",
         'status=row.status or "unrecorded"',
         'status=row.status or "active"',
         test="contracts/test_catalog.py::test_a_version_of_older_tables_does_not_say_what_it_sold",
@@ -367,7 +365,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "wallets with code have a part of a listing's gas",
-        "payments.gas_tank:GasBudget.is_wallet_served",
+        "payments.gas:GasBudget.is_wallet_served",
         "            and wallets.spending.by_listing.get(listing_id, 0)",
         "            and 0 * wallets.spending.by_listing.get(listing_id, 0)",
         test=f"{CODES}[listing_budget_wei]",
@@ -375,7 +373,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "wallets with code have a part of a network's gas",
-        "payments.gas_tank:GasBudget.is_wallet_served",
+        "payments.gas:GasBudget.is_wallet_served",
         "            and wallets.spending.total_wei <",
         "            and 0 * wallets.spending.total_wei <",
         test=f"{CODES}[network_budget_wei]",
@@ -383,10 +381,10 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "a code that reverts too often is not settled for",
-        "payments.gas_tank:GasBudget.is_wallet_served",
+        "payments.gas:GasBudget.is_wallet_served",
         "            and is_code_trusted(wallets.codes.get(code_hash))\n",
         "",
-        test="payments/test_gas_tank.py::test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others",
+        test="payments/test_gas.py::test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others",
     ),
     guard(
         "P12",
@@ -394,47 +392,47 @@ PAYMENT_GUARDS = (
         "payments.settlement:Settlement._settle",
         "        if sequence is None or facts.gas_estimate is None or not is_served:\n",
         "        if sequence is None or facts.gas_estimate is None:\n",
-        test="payments/test_gas_tank.py::test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part",
+        test="payments/test_gas.py::test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part",
     ),
     guard(
         "P6",
         "a gas key whose nonces do not move is not chosen",
-        "payments.gas_tank:GasBudget._choose",
+        "payments.gas:GasBudget._choose",
         "            if not sequence.progress.is_stuck and sequence.key.address not in without\n",
         "            if sequence.key.address not in without\n",
-        test="payments/test_lane_keeper.py::test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen",
+        test="payments/test_transactions_replacer.py::test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen",
     ),
     guard(
         "P6",
         "what waits on a stuck lane is carried by another key",
-        "payments.sweeper:SettlementRecovery._is_stuck",
+        "payments.settlement_recovery:SettlementRecovery._is_stuck",
         "        if self._is_late(first) and self._gas_budget.is_stuck(attempt.chain_id, attempt.sender):\n",
         "        if False:\n",
-        test="payments/test_lane_keeper.py::test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits",
+        test="payments/test_transactions_replacer.py::test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits",
     ),
     guard(
         "P6",
         "a missing nonce is filled",
-        "payments.lane_keeper:TransactionReplacer._repair_gap",
+        "payments.transactions:TransactionReplacer._repair_gap",
         "            await self._fill(sequence, nonce, waiting[0])\n",
         "            pass\n",
-        test="payments/test_lane_keeper.py::test_missing_nonces_below_what_waits_are_filled",
+        test="payments/test_transactions_replacer.py::test_missing_nonces_below_what_waits_are_filled",
     ),
     guard(
         "P6",
         "a lane that passed nonces for nothing goes back",
-        "payments.lane_keeper:TransactionReplacer._repair_gap",
+        "payments.transactions:TransactionReplacer._repair_gap",
         "        if not waiting:\n            now_at",
         "        if not waiting:\n            return\n            now_at",
-        test="payments/test_lane_keeper.py::test_a_lane_that_passed_nonces_for_nothing_goes_back",
+        test="payments/test_transactions_replacer.py::test_a_lane_that_passed_nonces_for_nothing_goes_back",
     ),
     guard(
         "P6",
         "a node's word makes no gateway fill a gap without end",
-        "payments.lane_keeper:TransactionReplacer._repair_gap",
+        "payments.transactions:TransactionReplacer._repair_gap",
         "        if min(taken) - mined_nonce > GAP_MAX:\n",
         "        if False:\n",
-        test="payments/test_lane_keeper.py::test_a_gap_that_is_too_wide_is_told_and_costs_no_gas",
+        test="payments/test_transactions_replacer.py::test_a_gap_that_is_too_wide_is_told_and_costs_no_gas",
     ),
     guard(
         "P6",
@@ -442,7 +440,7 @@ PAYMENT_GUARDS = (
         "payments.settlement:Settlement._resend",
         "            await self._replacer.resend_before(attempt)\n",
         "",
-        test="payments/test_lane_keeper.py::test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting",
+        test="payments/test_transactions_replacer.py::test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting",
     ),
     guard(
         "P6",
@@ -455,74 +453,74 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a gateway that stands still gives its locks back before others give up",
-        "storage.postgres_line:IDLE_S",
+        "storage.postgres:IDLE_S",
         "IDLE_S = 2\n",
         "IDLE_S = 10\n",
-        test="storage/test_postgres_line.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
+        test="storage/test_postgres_connector.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
     ),
     guard(
         "P9",
         "a held call is compared with the maximum at the price that it holds",
-        "gateway.counter:TransactionClaims.find_held",
+        "gateway.transaction_payment:TransactionClaims.find_held",
         "            held = await self._find_open(self._build_claim(request, candidate))\n",
         "            held = None\n",
-        test="gateway/test_held_price.py::test_a_held_call_runs_again_although_the_current_price_is_above_the_maximum",
+        test="gateway/test_transaction_payment_held_price.py::test_a_held_call_runs_again_although_the_current_price_is_above_the_maximum",
     ),
     guard(
         "P9",
         "a held call above the maximum does not run again",
-        "gateway.counter:TransactionClaims._run_open",
+        "gateway.transaction_payment:TransactionClaims._run_open",
         "        if price_problem is not None:\n            raise ClaimRefused(price_problem)\n",
         "",
-        test="gateway/test_held_price.py::test_a_held_call_above_the_maximum_stays_held",
+        test="gateway/test_transaction_payment_held_price.py::test_a_held_call_above_the_maximum_stays_held",
     ),
     guard(
         "P9",
         "an authorisation above the maximum does not run again",
-        "gateway.cashier:AuthorizationPayment._verify_repeat",
+        "gateway.authorization_payment:AuthorizationPayment._verify_repeat",
         "        if price_problem is not None:\n            return ProblemResponse(problem=price_problem)\n",
         "",
-        test="gateway/test_held_price.py::test_an_authorisation_is_compared_with_the_price_that_it_pays",
+        test="gateway/test_transaction_payment_held_price.py::test_an_authorisation_is_compared_with_the_price_that_it_pays",
     ),
     guard(
         "X1",
         "a known authorisation without its proof is answered before its body",
-        "gateway.serve:CallPipeline._find_authorization",
+        "gateway.pipeline:CallPipeline._find_authorization",
         "        if recorded is not None:\n            return UnreadAuthorizedRequest(presented=presented, known=known, recorded=recorded)\n",
         "",
-        test="gateway/test_unread_bodies.py::test_a_known_authorisation_without_its_proof",
+        test="gateway/test_body_unread.py::test_a_known_authorisation_without_its_proof",
     ),
     guard(
         "X1",
         "a public authorisation with nothing beside it is answered before its body",
-        "gateway.replays:Idempotency.find_unread_response",
+        "gateway.idempotency:Idempotency.find_unread_response",
         "        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):\n",
         "        if False:\n",
-        test="gateway/test_public_authorizations.py::test_a_stranger_is_refused_before_the_body_is_read",
+        test="gateway/test_idempotency_public.py::test_a_stranger_is_refused_before_the_body_is_read",
     ),
     guard(
         "X1",
         "an authorisation that meets no requirement is answered before its body",
-        "gateway.serve:CallPipeline._handle_authorization",
+        "gateway.pipeline:CallPipeline._handle_authorization",
         "            if refusal is not None:\n                return refusal\n        request",
         "        request",
-        test="gateway/test_unread_bodies.py::test_an_authorisation_that_meets_none_of_our_requirements",
+        test="gateway/test_body_unread.py::test_an_authorisation_that_meets_none_of_our_requirements",
     ),
     guard(
         "X1",
         "a transaction is proved before its body is read",
-        "gateway.teller:TransactionPayment.check_proof",
+        "gateway.transaction_payment:TransactionPayment.check_proof",
         "        if _needs_body(request):\n            return CheckedProof()\n",
         "        if True:\n            return CheckedProof()\n",
-        test="gateway/test_unread_bodies.py::test_a_transaction_of_another_wallet",
+        test="gateway/test_body_unread.py::test_a_transaction_of_another_wallet",
     ),
     guard(
         "X1",
         "a key that opens no record of a closed listing has no body read",
-        "gateway.teller:TransactionPayment.read_repeat",
+        "gateway.transaction_payment:TransactionPayment.read_repeat",
         "        if not _needs_body(request) and not await self._find_key_wallets(request):\n            return None\n",
         "",
-        test="gateway/test_unread_bodies.py::test_a_keyed_proof_that_opens_no_record_of_a_closed_listing",
+        test="gateway/test_body_unread.py::test_a_keyed_proof_that_opens_no_record_of_a_closed_listing",
     ),
     # ---- Origins that must be proved.
     guard(
@@ -552,7 +550,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a committed close of a dropped answer leaves one repeat",
-        "ledger.settled:decide_dropped_call",
+        "ledger.records:decide_dropped_call",
         "    if state is not CallState.CONSUMED:\n",
         "    if True:\n",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET landed-heard]",
@@ -568,7 +566,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a payment without rest is looked up after what is late is written",
-        "storage.book_store:LedgerStore.find_exhausted",
+        "storage.ledger_store:LedgerStore.find_exhausted",
         "        if self._group_commit.has_late():  # perhaps",
         "        if False:  # perhaps",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
@@ -576,7 +574,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a call is looked up after its end is written",
-        "storage.book_store:LedgerStore._find_written",
+        "storage.ledger_store:LedgerStore._find_written",
         "        if found is None or not self._group_commit.is_late(found.call_id):\n",
         "        if True:\n",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET key lost-heard]",
@@ -592,7 +590,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a keyed call that is known to be lost is not waited for",
-        "gateway.replays:Idempotency._is_response_being_read",
+        "gateway.idempotency:Idempotency._is_response_being_read",
         "        if earlier.is_lost:\n            return False\n",
         "",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 GET key conclude lost-heard]",
@@ -600,7 +598,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a call whose money has moved is not settled again",
-        "gateway.forward:Proxy._answer",
+        "gateway.proxy:Proxy._answer",
         "claimed_call.capture and claimed_call.transaction is None:",
         "claimed_call.capture and claimed_call.claimed.before is not CallState.CONSUMED:",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 POST key conclude landed-heard]",
@@ -608,7 +606,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a provider's decision is not taken for a close whose answer was dropped",
-        "storage.posting:LedgerBatch._drop",
+        "storage.ledger_batch:LedgerBatch._drop",
         "        if after is None or (call.state is CallState.CONSUMED and not is_ours):\n",
         "        if after is None:\n",
         test=f"{DROPPED}::test_what_its_provider_has_decided_is_not_dropped_later[sqlite]",
@@ -616,87 +614,87 @@ PAYMENT_GUARDS = (
     guard(
         "I7",
         "the file of another wallet proves nothing",
-        "outbound.ownership_checker:OwnershipChecker._check_file",
+        "outbound.probes:OwnershipChecker._check_file",
         'return "proved" if challenge.is_met_by(lines) else "not_found"',
         'return "proved" if lines else "not_found"',
-        test="outbound/test_ownership_checker.py::test_the_file_of_another_wallet_or_origin_is_no_proof",
+        test="outbound/test_probes_ownership.py::test_the_file_of_another_wallet_or_origin_is_no_proof",
     ),
     guard(
         "I7",
         "only a 200 is a proof",
-        "outbound.ownership_checker:OwnershipChecker._fetch",
+        "outbound.probes:OwnershipChecker._fetch",
         'return document.body if document.status == _FOUND else "not_found"',
         "return document.body",
-        test="outbound/test_ownership_checker.py::test_only_a_200_is_the_file_and_no_redirect_is_followed",
+        test="outbound/test_probes_ownership.py::test_only_a_200_is_the_file_and_no_redirect_is_followed",
     ),
     guard(
         "O7",
         "all failed dials look alike",
-        "outbound.dialer:HttpClient._dial",
+        "outbound.client:HttpClient._dial",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable from exc\n",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable(str(exc)) from exc\n",
-        test="outbound/test_dialer.py::test_a_name_that_must_not_be_dialled_is_unreachable",
+        test="outbound/test_client.py::test_a_name_that_must_not_be_dialled_is_unreachable",
     ),
     guard(
         "P5",
         "a payment stands while the chain has its block",
-        "chain.watcher:NetworkWatcher._read_hashes",
+        "payments.reorg_watcher:NetworkWatcher._read_hashes",
         "is_same = reports.known[block.number] == block.block_hash",
         "is_same = True",
-        test="chain/test_watcher.py::test_gone_is_what_the_chain_says_twice",
+        test="payments/test_reorg_watcher.py::test_gone_is_what_the_chain_says_twice",
     ),
     guard(
         "P5",
         "where the newest block was replaced, all blocks are read",
-        "chain.watcher:NetworkWatcher._compare_hashes",
+        "payments.reorg_watcher:NetworkWatcher._compare_hashes",
         "        if newest is not None and comparisons.get(newest) is not BlockComparison.UNCHANGED:\n",
         "        if False:\n",
-        test="chain/test_watcher.py::test_while_the_newest_block_stands_those_below_it_are_not_read_again",
+        test="payments/test_reorg_watcher.py::test_while_the_newest_block_stands_those_below_it_are_not_read_again",
     ),
     guard(
         "P5",
         "a look goes on until all payments of a replaced block are read",
-        "chain.watcher:NetworkWatcher._pages",
+        "payments.reorg_watcher:NetworkWatcher._pages",
         "            if len(page) < limit:\n                return\n",
         "            return\n",
-        test="chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
+        test="payments/test_reorg_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
     ),
     guard(
         "P5",
         "depth makes nothing final where nodes name a final block",
-        "chain.watcher:NetworkWatcher._find_final",
+        "payments.reorg_watcher:NetworkWatcher._find_final",
         "        if self._has_final_tag:\n",
         "        if False:\n",
-        test="chain/test_watcher.py::test_depth_decides_nothing_once_the_nodes_have_named_a_final_block",
+        test="payments/test_reorg_watcher.py::test_depth_decides_nothing_once_the_nodes_have_named_a_final_block",
     ),
     guard(
         "P5",
         "one statement makes final what is in one block, by its hash",
-        "storage.finality_store:_in_block",
+        "storage.payments:_in_block",
         "        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]\n",
         "",
-        test="contracts/test_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
+        test="contracts/test_payments_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
     ),
     guard(
         "P6",
         "what one node's word was enough for is read again before it is final",
-        "chain.watcher:NetworkWatcher._confirm",
+        "payments.reorg_watcher:NetworkWatcher._confirm",
         "is_checked_only=self._is_one_node_enough,",
         "is_checked_only=False,",
-        test="chain/test_watcher.py::test_what_one_node_has_invented_is_found_by_the_others",
+        test="payments/test_reorg_watcher.py::test_what_one_node_has_invented_is_found_by_the_others",
     ),
     guard(
         "P6",
         "what was raised on one node's word is read again",
-        "storage.payment_store:raise_payment",
+        "storage.payments:raise_payment",
         "            is_authorized=is_authorized,\n            checked_ms=NEVER_MS,\n",
         "            is_authorized=is_authorized,\n",
-        test="contracts/test_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
+        test="contracts/test_payments_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
     ),
     guard(
         "P6",
         "hashes of blocks need the agreement of the network",
-        "chain.receipts:BlockVotes.agreed",
+        "chain.responses:BlockVotes.agreed",
         "if self.reports.count(one) >= self.needed), None)",
         "if self.reports.count(one) >= 1), None)",
         test="chain/test_rpc.py::test_hashes_need_the_agreement_of_the_network",
@@ -704,53 +702,53 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a payment whose block nodes dispute is held",
-        "chain.watcher:NetworkWatcher._count_disputed_blocks",
+        "payments.reorg_watcher:NetworkWatcher._count_disputed_blocks",
         "            if self._disputes.count(block) % self._limits.disputed_looks_max == 0:\n",
         "            if not self._disputes.count(block):\n",
-        test="chain/test_watcher.py::"
+        test="payments/test_reorg_watcher.py::"
         "test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree",
     ),
     guard(
         "P6",
         "a payment whose receipt nodes dispute is held",
-        "chain.watcher:NetworkWatcher._count_disputed",
+        "payments.reorg_watcher:NetworkWatcher._count_disputed",
         "if checks[one.id] >= self._limits.disputed_looks_max])",
         "if not checks])",
-        test="chain/test_watcher.py::test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too",
+        test="payments/test_reorg_watcher.py::test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too",
     ),
     guard(
         "P13",
         "nodes that agree free nothing that a restore holds",
-        "storage.finality_store:free_disputed",
+        "storage.payments:free_disputed",
         "columns.id.in_(locked), ~IS_RESTORED)",
         "columns.id.in_(locked))",
-        test="contracts/test_finality.py::"
+        test="contracts/test_payments_finality.py::"
         "test_what_is_held_after_a_restore_is_freed_by_the_operator_alone[sqlite]",
     ),
     guard(
         "P6",
         "what is held by a dispute is not made final before it is freed",
-        "storage.finality_store:finish_block",
+        "storage.payments:finish_block",
         "*_in_block(_other.c, block), is_free\n",
         "*_in_block(_other.c, block)\n",
-        test="contracts/test_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
+        test="contracts/test_payments_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
     ),
     guard(
         "P6",
         "what comes back to its chain is not held by a dispute about where it was",
-        "storage.payment_store:reinstate_payment",
+        "storage.payments:reinstate_payment",
         "    is_held = payment.is_held and bool(",
         "    is_held = payment.is_held or bool(",
-        test="contracts/test_finality.py::"
+        test="contracts/test_payments_finality.py::"
         "test_what_left_its_chain_while_held_by_dispute_comes_back_spendable[sqlite]",
     ),
     guard(
         "P16",
         "a repeat that brings no answer is not the one repeat of a charged call",
-        "storage.posting:LedgerBatch._close",
+        "storage.ledger_batch:LedgerBatch._close",
         '            values["cut"] = "cut"  # its repeat',
         '            values["cut"] = "repeated"  # its repeat',
-        test="contracts/test_open_calls.py::"
+        test="contracts/test_idempotency_open_calls.py::"
         "test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open[sqlite]",
     ),
     guard(
@@ -759,7 +757,7 @@ PAYMENT_GUARDS = (
         "storage.group_commit:GroupCommit._take_batch",
         "                if call_id in self._late:  # which",
         "                if not call_id:  # which",
-        test="contracts/test_batch_doubts.py::"
+        test="contracts/test_group_commit_in_doubt.py::"
         "test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy[sqlite]",
     ),
 )

@@ -2,13 +2,13 @@
 
 from tests.guards.guard import guard
 
-REFUSED = "test_settings.py::test_refuses_and_says_why"
+REFUSED = "config/test_settings.py::test_refuses_and_says_why"
 
 SETTING_GUARDS = (
     guard(
         "K3",
         "an unknown setting of the file is no setting",
-        "settings:_SettingsReader._refuse_unknown",
+        "config.settings:_SettingsReader._refuse_unknown",
         "            if name not in known:\n",
         "            if False:\n",
         test=REFUSED,
@@ -16,7 +16,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "an unknown variable is no setting",
-        "settings:_SettingsReader._refuse_unknown",
+        "config.settings:_SettingsReader._refuse_unknown",
         "            if name not in plain:\n",
         "            if False:\n",
         test=REFUSED,
@@ -24,7 +24,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a limit has a name that is known",
-        "settings:_SettingsReader._read_limits",
+        "config.settings:_SettingsReader._read_limits",
         "            if name not in kinds:\n",
         "            if False:\n",
         test=REFUSED,
@@ -32,7 +32,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a limit is more than 0",
-        "setting_values:parse_number",
+        "config.values:parse_number",
         "    if not float(text):\n",
         "    if False:\n",
         test=REFUSED,
@@ -40,7 +40,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a public URL is an origin",
-        "setting_values:parse_public_url",
+        "config.values:parse_public_url",
         '    if parts.path not in ("", "/") or parts.query or parts.fragment:\n',
         "    if False:\n",
         test=REFUSED,
@@ -48,7 +48,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a public URL carries no user name",
-        "setting_values:parse_public_url",
+        "config.values:parse_public_url",
         'is_web = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc',
         'is_web = parts.scheme in ("http", "https") and parts.hostname',
         test=REFUSED,
@@ -56,7 +56,7 @@ SETTING_GUARDS = (
     guard(
         "X6",
         "all the world is no proxy",
-        "setting_values:parse_proxies",
+        "config.values:parse_proxies",
         "    if any(network.prefixlen == 0 for network in networks):\n",
         "    if False:\n",
         test=REFUSED,
@@ -64,7 +64,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "the operator's door is not the callers'",
-        "setting_conflicts:check_listeners",
+        "config.settings:check_listeners",
         "    if admin_listen is not None and _is_same_listener(listen, admin_listen):\n",
         "    if False:\n",
         test=REFUSED,
@@ -72,7 +72,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a public gateway has a URL that callers reach",
-        "setting_conflicts:check_listeners",
+        "config.settings:check_listeners",
         '    if not listen.is_loopback and _is_local_only(urlsplit(public_url).hostname or ""):\n',
         "    if False:\n",
         test=REFUSED,
@@ -80,7 +80,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "test money buys no real calls",
-        "setting_conflicts:check_networks",
+        "config.settings:check_networks",
         "    if len({network.rules.kind for network in networks}) > 1 and not allow_mixed_networks:\n",
         "    if False:\n",
         test=REFUSED,
@@ -88,7 +88,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a network stands once",
-        "setting_conflicts:check_networks",
+        "config.settings:check_networks",
         "for chain_id in sorted({chain for chain in chains if chains.count(chain) > 1}):",
         "for chain_id in sorted({chain for chain in chains if chains.count(chain) > 9}):",
         test=REFUSED,
@@ -96,7 +96,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "an allowlist without its registration keeps nobody out",
-        "setting_conflicts:check_registration",
+        "config.settings:check_registration",
         "    if is_open and has_allowlist:\n",
         "    if False:\n",
         test=REFUSED,
@@ -104,7 +104,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "registration by allowlist needs one",
-        "setting_conflicts:check_registration",
+        "config.settings:check_registration",
         "    if not is_open and not has_allowlist:\n",
         "    if False:\n",
         test=REFUSED,
@@ -112,7 +112,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a maximum is of a currency that is sold",
-        "setting_conflicts:check_maxima",
+        "config.settings:check_maxima",
         "for symbol in sorted(maxima.keys() - known if networks else ()):",
         "for symbol in ():",
         test=REFUSED,
@@ -120,7 +120,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a gateway renews its lease in time",
-        "setting_conflicts:check_limits",
+        "config.settings:check_limits",
         "    if limits.owner_renew_s * 2 > limits.owner_lease_s:\n",
         "    if False:\n",
         test=REFUSED,
@@ -128,7 +128,7 @@ SETTING_GUARDS = (
     guard(
         "P6",
         "one node that is asked twice does not agree with itself",
-        "network_settings:_parse_rpc_urls",
+        "config.networks:_parse_rpc_urls",
         "        if url in urls[:position]:",
         "        if False:",
         test=REFUSED,
@@ -136,7 +136,7 @@ SETTING_GUARDS = (
     guard(
         "P6",
         "as many nodes as must agree are named",
-        "network_settings:parse_network",
+        "config.networks:parse_network",
         "    if agreement_min > len(rpc_urls):\n",
         "    if False:\n",
         test=REFUSED,
@@ -144,7 +144,7 @@ SETTING_GUARDS = (
     guard(
         "K4",
         "a development key never serves on a main network",
-        "network_settings:_parse_gas_keys",
+        "config.networks:_parse_gas_keys",
         "        if is_main and is_development_key(key.address):\n",
         "        if False:\n",
         test=REFUSED,
@@ -152,33 +152,33 @@ SETTING_GUARDS = (
     guard(
         "K4",
         "a gas key file is for its owner alone",
-        "settings:_read_gas_key_file",
+        "config.settings:_read_gas_key_file",
         '        if stat.S_IMODE(path.stat().st_mode) & 0o077:\n            raise ValueError(f"gas_keys: {path} holds',
         '        if False:\n            raise ValueError(f"gas_keys: {path} holds',
-        test="test_settings.py::test_a_gas_key_file_that_others_can_read_is_refused",
+        test="config/test_settings.py::test_a_gas_key_file_that_others_can_read_is_refused",
     ),
     guard(
         "K2",
         "a node's URL is not repeated in an error",
-        "network_settings:_parse_rpc_urls",
+        "config.networks:_parse_rpc_urls",
         'raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")',
         'raise ValueError(f"rpc_urls[{position}]: {url} is not an http(s) URL")',
-        test="test_settings.py::test_a_node_url_is_not_repeated_in_an_error",
+        test="config/test_settings.py::test_a_node_url_is_not_repeated_in_an_error",
     ),
     guard(
         "K5",
         "a node of another chain ends the start",
-        "house:App._open",
+        "app.lifecycle:App._open",
         '            raise SettingsInvalid([f"networks: {problem}" for problem in problems])\n',
         "            pass\n",
-        test="test_house.py::test_refuses_to_start_on_a_node_of_another_chain",
+        test="app/test_lifecycle.py::test_refuses_to_start_on_a_node_of_another_chain",
     ),
     guard(
         "K5",
         "one gateway serves from a SQLite file",
-        "house:App._lock_database",
+        "app.lifecycle:App._lock_database",
         "        if not lock.acquire():\n",
         "        if False:\n",
-        test="test_house.py::test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it",
+        test="app/test_lifecycle.py::test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it",
     ),
 )

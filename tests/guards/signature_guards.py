@@ -11,18 +11,18 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "every forwarded call is signed",
-        "gateway.forward:Proxy.forward",
+        "gateway.proxy:Proxy.forward",
         "request.headers.extend(self._sign(upstream_call, attempt.claimed_call, attempt.sent_ms))",
         "pass",
-        test="gateway/test_signed_calls.py::test_a_call_paid_by_a_transaction",
+        test="gateway/test_request_signing_calls.py::test_a_call_paid_by_a_transaction",
     ),
     guard(
         "I9",
         "the host is signed as it is sent",
-        "gateway.forward:Proxy._sign",
+        "gateway.proxy:Proxy._sign",
         "authority=format_host(upstream_call.endpoint),",
         "authority=upstream_call.endpoint.host,",
-        test="gateway/test_signed_calls.py::test_method_and_target_are_those_on_the_wire",
+        test="gateway/test_request_signing_calls.py::test_method_and_target_are_those_on_the_wire",
     ),
     guard(
         "I9",
@@ -30,12 +30,12 @@ SIGNATURE_GUARDS = (
         "gateway.headers:_CONTROL",
         '    b"content-digest",\n',
         "",
-        test="gateway/test_signed_calls.py::test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for",
+        test="gateway/test_request_signing_calls.py::test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for",
     ),
     guard(
         "I9",
         "the key in use signs",
-        "gateway.upstream_signature:UpstreamSigner.sign",
+        "gateway.request_signing:UpstreamSigner.sign",
         "self.keys[0].sign(base)",
         "self.keys[-1].sign(base)",
         test="client/test_forwarded.py::test_a_key_that_takes_anothers_place_counts_from_its_first_call_on",
@@ -43,10 +43,10 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a caller's digest that nobody can check is not signed",
-        "gateway.upstream_signature:_read_declared_digest",
+        "gateway.request_signing:_read_declared_digest",
         "return text if _DECLARED_DIGEST.fullmatch(text) else None",
         "return text",
-        test="gateway/test_upstream_signature.py::test_a_digest_that_nobody_can_check_counts_as_none",
+        test="gateway/test_request_signing.py::test_a_digest_that_nobody_can_check_counts_as_none",
     ),
     # ---- The provider checks.
     guard(

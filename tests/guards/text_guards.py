@@ -4,18 +4,18 @@ built to be slow to read (X3); secrets that must not show (K2).
 
 from tests.guards.guard import guard
 
-MARKDOWN = "discovery/test_listing_text.py::test_no_markup_of_the_providers_survives"
-ONE_LINE = "discovery/test_plain_words.py::test_one_line"
-NO_JSON = "web/test_json_body.py::test_refuses_what_is_not_clean_json"
-NO_YAML = "registry/test_yaml_document.py::test_refuses_the_rest"
-HIDDEN = "registry/test_plain_text.py::test_what_hides_or_reorders_is_named_and_dropped"
+MARKDOWN = "discovery/test_listing_documents_text.py::test_no_markup_of_the_providers_survives"
+ONE_LINE = "discovery/test_safe_text.py::test_one_line"
+NO_JSON = "web/test_json.py::test_refuses_what_is_not_clean_json"
+NO_YAML = "registry/test_openapi_yaml.py::test_refuses_the_rest"
+HIDDEN = "registry/test_text.py::test_what_hides_or_reorders_is_named_and_dropped"
 
 TEXT_GUARDS = (
     # ---- Pages and documents.
     guard(
         "T1",
         "a name is escaped in the page",
-        "web.site_page:_article",
+        "web.site_routes:_article",
         "    name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or",
         "    name = clean_line(listing.name, NAME_LENGTH_MAX) or",
         test="web/test_site_routes.py::test_signs_of_html_are_escaped",
@@ -23,7 +23,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "a description is escaped in the page",
-        "web.site_page:_article",
+        "web.site_routes:_article",
         "words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))",
         "words = clean_line(listing.description, DESCRIPTION_LENGTH_MAX)",
         test="web/test_site_routes.py::test_signs_of_html_are_escaped",
@@ -31,7 +31,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "what was searched for is escaped in the page",
-        "web.site_page:write_home",
+        "web.site_routes:write_home",
         'heading = f"ListingMatch for “{html.escape(words)}”"',
         'heading = f"ListingMatch for “{words}”"',
         test="web/test_site_routes.py::test_words_that_were_searched_for_stay_words",
@@ -39,7 +39,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "what was searched for stays inside of its attribute",
-        "web.site_page:write_home",
+        "web.site_routes:write_home",
         'value="{html.escape(words)}"',
         'value="{words}"',
         test="web/test_site_routes.py::test_words_that_were_searched_for_stay_words",
@@ -47,7 +47,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "tags are taken out of a provider's words",
-        "discovery.plain_words:_clean",
+        "discovery.safe_text:_clean",
         '_TAG.sub("", text)',
         "text",
         test=ONE_LINE,
@@ -55,7 +55,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "links of a provider show where they lead",
-        "discovery.plain_words:_clean",
+        "discovery.safe_text:_clean",
         "_LINK.sub(_keep_web, ",
         "str(",
         test=ONE_LINE,
@@ -63,7 +63,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "schemes that run are taken out of a provider's words",
-        "discovery.plain_words:_clean",
+        "discovery.safe_text:_clean",
         'text = _SCHEME.sub("", _DEFINITION',
         "text = str(_DEFINITION",
         test=ONE_LINE,
@@ -71,15 +71,15 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "what is put together by taking something out is looked at again",
-        "discovery.plain_words:_CLEAN_ROUNDS",
+        "discovery.safe_text:_CLEAN_ROUNDS",
         "_ROUNDS = 4",
         "_ROUNDS = 1",
-        test="discovery/test_plain_words.py::test_one_line",
+        test="discovery/test_safe_text.py::test_one_line",
     ),
     guard(
         "T1",
         "escapes of HTML hide nothing",
-        "discovery.plain_words:_clean",
+        "discovery.safe_text:_clean",
         "        text = html.unescape(text)\n",
         "        pass\n",
         test=ONE_LINE,
@@ -87,7 +87,7 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "a provider's words are text in Markdown",
-        "discovery.listing_text:escape_markdown",
+        "discovery.listing_documents:escape_markdown",
         'return _MARKUP.sub(lambda match: "\\\\" + match[0], " ".join(text.split()))',
         'return " ".join(text.split())',
         test=MARKDOWN,
@@ -95,10 +95,10 @@ TEXT_GUARDS = (
     guard(
         "T1",
         "a path cannot end its code in Markdown",
-        "discovery.listing_text:_operation_line",
+        "discovery.listing_documents:_operation_line",
         'path = _NOT_IN_CODE.sub("", operation.path)[:_PATH_LENGTH_MAX] or "/"',
         'path = operation.path[:_PATH_LENGTH_MAX] or "/"',
-        test="discovery/test_listing_text.py::test_a_path_cannot_end_its_code",
+        test="discovery/test_listing_documents_text.py::test_a_path_cannot_end_its_code",
     ),
     guard(
         "T1",
@@ -127,7 +127,7 @@ TEXT_GUARDS = (
     guard(
         "T2",
         "reordering characters are known",
-        "registry.plain_text:_is_refused",
+        "registry.text:_is_refused",
         "        or char in _HIDING\n",
         "",
         test=HIDDEN,
@@ -135,7 +135,7 @@ TEXT_GUARDS = (
     guard(
         "T2",
         "hidden alphabets are known",
-        "registry.plain_text:_is_refused",
+        "registry.text:_is_refused",
         "        or any(ord(char) in hiding for hiding in _HIDING_RANGES)\n",
         "",
         test=HIDDEN,
@@ -143,7 +143,7 @@ TEXT_GUARDS = (
     guard(
         "T2",
         "hidden characters of documents are taken out",
-        "discovery.plain_words:_clean",
+        "discovery.safe_text:_clean",
         "    text = drop_unclean(text)\n",
         "",
         test=ONE_LINE,
@@ -167,15 +167,15 @@ TEXT_GUARDS = (
     guard(
         "T2",
         "the agent document says that its words are a stranger's",
-        "discovery.agent:_fill_frame",
+        "discovery.agent_document:_fill_frame",
         '        "untrusted": UNTRUSTED_NOTICE,\n',
         '        "untrusted": "",\n',
-        test="discovery/test_agent.py::test_provider_words_are_told_as_untrusted_and_cleaned",
+        test="discovery/test_agent_document.py::test_provider_words_are_told_as_untrusted_and_cleaned",
     ),
     guard(
         "T2",
         "what a search finds says that its words are a stranger's",
-        "discovery.tool_result:list_result",
+        "discovery.tool_results:list_result",
         '    return ToolResult(content={name: list(items), **more, "notice": UNTRUSTED})\n',
         "    return ToolResult(content={name: list(items), **more})\n",
         test="web/test_mcp_tools.py::test_the_words_of_providers_come_without_what_leads_astray",
@@ -183,10 +183,10 @@ TEXT_GUARDS = (
     guard(
         "T2",
         "JSON shows nothing that hides",
-        "web.plain_json:encode_visible_json",
+        "web.json:encode_visible_json",
         "return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape_char, text)",
         "return text",
-        test="web/test_plain_json.py::test_nothing_unseen_is_left_and_nothing_is_lost",
+        test="web/test_json_encoding.py::test_nothing_unseen_is_left_and_nothing_is_lost",
     ),
     # ---- Logs, terminals, secrets.
     guard(
@@ -264,27 +264,27 @@ TEXT_GUARDS = (
     guard(
         "K2",
         "a secret setting shows in no repr",
-        "setting_values:Secret.__repr__",
+        "config.values:Secret.__repr__",
         '        return "Secret(****)"\n',
         '        return f"Secret({self._value})"\n',
-        test="test_settings.py::test_secrets_never_show",
+        test="config/test_settings.py::test_secrets_never_show",
     ),
     # ---- Searches, schemas, bodies.
     guard(
         "T4",
         "a word holds letters, digits and marks only",
-        "registry.words:split_words",
+        "registry.search_tokens:split_words",
         'if unicodedata.category(char)[0] not in "LNM":',
         'if unicodedata.category(char)[0] in "Z":',
-        test="registry/test_words.py::test_split_words_hold_no_character_that_a_database_reads",
+        test="registry/test_search_tokens.py::test_split_words_hold_no_character_that_a_database_reads",
     ),
     guard(
         "T5",
         "a reference of a schema leads into its document only",
-        "registry.openapi_document:resolve_pointer",
+        "registry.openapi:resolve_pointer",
         'not reference.startswith("#/"):',
         "False:",
-        test="discovery/test_plain_schema.py::test_a_reference_leads_nowhere_but_into_the_document",
+        test="discovery/test_schemas.py::test_a_reference_leads_nowhere_but_into_the_document",
     ),
     guard(
         "X3",
@@ -313,7 +313,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "JSON that nests deep is refused before a parser sees it",
-        "web.json_body:check_json_limits",
+        "web.json:check_json_limits",
         "    if openings > depth_max and _is_deeper(raw, depth_max):\n",
         "    if False:\n",
         test=NO_JSON,
@@ -321,7 +321,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "numbers of JSON have a length",
-        "web.json_body:_parse_json",
+        "web.json:_parse_json",
         "            parse_int=_bounded_int,\n",
         "",
         test=NO_JSON,
@@ -329,7 +329,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "numbers of JSON are finite",
-        "web.json_body:_parse_json",
+        "web.json:_parse_json",
         "            parse_constant=_refuse_constant,\n",
         "",
         test=NO_JSON,
@@ -337,7 +337,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "a member of JSON stands once",
-        "web.json_body:_without_duplicates",
+        "web.json:_without_duplicates",
         "    if len(members) != len(pairs):\n",
         "    if False:\n",
         test=NO_JSON,
@@ -345,23 +345,23 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "the bodies of MCP are looked at before its parser",
-        "web.mcp_routes:McpApp.__call__",
+        "web.mcp:McpApp.__call__",
         "        check_json_limits(body)",
         "",
-        test="web/test_mcp_routes.py::test_a_message_that_nests_deep_never_reaches_a_parser",
+        test="web/test_mcp.py::test_a_message_that_nests_deep_never_reaches_a_parser",
     ),
     guard(
         "X3",
         "JSON holds so many values",
-        "web.json_body:check_json_limits",
+        "web.json:check_json_limits",
         '    if raw.count(b",") + openings > VALUES_MAX:\n',
         "    if False:\n",
-        test="web/test_json_body.py::test_accepts_as_many_values_as_a_large_document_has_and_no_more",
+        test="web/test_json.py::test_accepts_as_many_values_as_a_large_document_has_and_no_more",
     ),
     guard(
         "X3",
         "YAML multiplies nothing by aliases",
-        "registry.yaml_document:_read_node",
+        "registry.openapi:_read_node",
         '    if kind == "AliasEvent":\n        raise YamlRefused("must not use aliases (*name)")\n',
         '    if kind == "AliasEvent":\n        return None\n',
         test=NO_YAML,
@@ -369,7 +369,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "YAML makes no objects",
-        "registry.yaml_document:_read_node",
+        "registry.openapi:_read_node",
         "    if event.tag is not None and event.tag not in _TAGS:\n",
         "    if False:\n",
         test=NO_YAML,
@@ -377,7 +377,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "YAML does not nest deep",
-        "registry.yaml_document:_read_node",
+        "registry.openapi:_read_node",
         "    if depth == DEPTH_MAX:\n",
         "    if False:\n",
         test=NO_YAML,
@@ -385,7 +385,7 @@ TEXT_GUARDS = (
     guard(
         "X3",
         "a key of YAML stands once",
-        "registry.yaml_document:_read_object",
+        "registry.openapi:_read_object",
         "        if key in found:\n",
         "        if False:\n",
         test=NO_YAML,

@@ -8,16 +8,16 @@ import coincurve
 import pytest
 
 from tests.kit.memory_sessions import MemorySessions
-from tollway.chain.reader import ContractResult
+from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, keccak256
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.front_desk import SignIn
-from tollway.identity.http_signature import SignedRequest, signature_headers
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest, signature_headers
+from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import DEFAULT_LIMITS
-from tollway.rates import RateLimiter
+from tollway.rate_limits.limiter import RateLimiter
 
 CHAIN = ChainId(84532)
 PUBLIC_URL = "https://gw.example.com"

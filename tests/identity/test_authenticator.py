@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.chain.reader import ContractResult
+from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal
-from tollway.identifiers import Address, ChainId
 from tollway.identity.authenticator import Authenticator, Identity, SignedRequest
-from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import eip191_digest
-from tollway.identity.signin import SignInMessage, format_moment, format_sign_in
+from tollway.identity.siwe import SignInMessage, format_moment, format_sign_in, parse_origin
+from tollway.ids import Address, ChainId
 from tollway.limits import Limits
-from tollway.rates import RateLimiter
+from tollway.rate_limits.limiter import RateLimiter
 
 CHAIN = ChainId(84532)
 CREATE_URI = "https://gw.example.com/api/v2/apis"

@@ -8,9 +8,8 @@ from eth_account.messages import encode_defunct, encode_typed_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.chain.reader import ContractResult
+from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import (
     ContractSignature,
     EcdsaSignature,
@@ -22,6 +21,7 @@ from tollway.identity.signatures import (
     recover,
     transaction_digests,
 )
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.limits import DEFAULT_LIMITS
 
 N = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

@@ -24,7 +24,7 @@ from tests.kit.chain_blocks import (
     settlement_logs,
     transfer_log,
 )
-from tollway.chain.reader import (
+from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
     BlockHashes,
@@ -39,7 +39,7 @@ from tollway.chain.reader import (
     SendRefused,
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, TxHash, keccak256
 
 __all__ = [
     "NO_ANSWER",

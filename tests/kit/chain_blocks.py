@@ -13,7 +13,7 @@ from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
-from tollway.chain.reader import ContractResult, Log, SendFault, SendRefused
+from tollway.chain.port import ContractResult, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
     AUTHORIZATION_CANCELED_TOPIC,
     AUTHORIZATION_USED_TOPIC,
@@ -25,7 +25,7 @@ from tollway.chain.tokens import (
     encode_domain_separator,
     parse_transfers,
 )
-from tollway.identifiers import ZERO_ADDRESS, Address, TxHash, keccak256
+from tollway.ids import ZERO_ADDRESS, Address, TxHash, keccak256
 from tollway.money import Asset, TokenDomain
 
 _WORD = 32

@@ -26,40 +26,44 @@ from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
-from tollway.chain.gas_key import GasKey
-from tollway.chain.rules import PRESETS, ChainRules
-from tollway.gateway.breaker import CircuitBreaker
-from tollway.gateway.cashier import AuthorizationPayment
-from tollway.gateway.forward import Proxy
-from tollway.gateway.meters import CallRateLimits
-from tollway.gateway.replays import ClientNetworks
-from tollway.gateway.serve import CallPipeline, GatewayName
-from tollway.gateway.upstream_signature import UpstreamSigner
-from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.chain.networks import PRESETS, ChainRules
+from tollway.chain.signer import GasKey
+from tollway.gateway.access import CallRateLimits
+from tollway.gateway.authorization_payment import AuthorizationPayment
+from tollway.gateway.circuit_breaker import CircuitBreaker
+from tollway.gateway.idempotency import ClientNetworks
+from tollway.gateway.pipeline import CallPipeline, GatewayName
+from tollway.gateway.proxy import Proxy
+from tollway.gateway.request_signing import UpstreamSigner
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.front_desk import SignIn
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.notary import ReceiptSigner
-from tollway.identity.public_origin import parse_origin
-from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
-from tollway.ledger.call import CallRecord, NewPayment, Payment
-from tollway.ledger.statement import HistoryQuery
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import (
+    ReceiptSigner,
+    SignatureVerifier,
+    paid_call_digest,
+    transaction_digests,
+)
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.ledger.history import HistoryQuery
+from tollway.ledger.records import CallRecord, NewPayment, Payment
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.outbound.dialer import HttpClient
+from tollway.outbound.client import HttpClient
 from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.till import TransactionVerifier
-from tollway.rates import RateLimiter
+from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.listing import CatalogEntry, Listing
-from tollway.registry.quality_tally import QualityTally
+from tollway.registry.quality import QualityTally
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.session_store import SqlSessions
+from tollway.storage.identity_store import SqlSessions
+from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.call_routes import GatewayApp
-from tollway.web.load_gauge import LoadShedder
+from tollway.web.gateway_app import GatewayApp
+from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.server import HttpServer
-from tollway.web.terms_wire import PaymentRequiredRenderer
 
 PUBLIC_URL = "https://gw.example.com"
 HOST = "gw.example.com"

@@ -4,16 +4,19 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, keccak256
-from tollway.ledger.authorization import (
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, keccak256
+from tollway.ledger.ledger import Claim, Close, Finish
+from tollway.ledger.records import (
     Authorization,
+    CallState,
     Cover,
+    Delivery,
     Dialect,
+    NewPayment,
+    Payment,
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.ledger.book import Claim, Close, Finish
-from tollway.ledger.call import CallState, Delivery, NewPayment, Payment
 
 CHAIN = ChainId(84532)
 USDC = "0x036cbd53842c5426634e7929541ec2318f3dcf7e"

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tollway.discovery.shown_listing import ListingView, list_prices
-from tollway.discovery.sold_operations import ApiOperation, list_operations
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.discovery.listing_view import ListingView, list_prices
+from tollway.discovery.operations import ApiOperation, list_operations
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Listing
-from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
-from tollway.web.listing_wire import ListingEncoder
-from tollway.web.wire import format_time
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
+from tollway.web.listing_json import ListingEncoder
+from tollway.web.query import format_time
 
 PUBLIC_URL = "https://gw.example.com"
 PROVIDER = Address(b"\xaa" * 20)

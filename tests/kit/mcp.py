@@ -12,13 +12,12 @@ from starlette.types import Scope
 
 from tests.kit.gateway import PUBLIC_URL, RULES, InProcessGateway
 from tollway.errors import Code, Problem, Refusal
-from tollway.identifiers import Address
 from tollway.identity.authenticator import Identity
+from tollway.ids import Address
 from tollway.web.app import build_app
-from tollway.web.inner_call import McpRequest
-from tollway.web.listing_wire import ListingEncoder
-from tollway.web.mcp_desk import McpServices
-from tollway.web.mcp_routes import mcp_router
+from tollway.web.listing_json import ListingEncoder
+from tollway.web.mcp import mcp_router
+from tollway.web.mcp_gateway import McpRequest, McpServices
 
 CLIENT = "203.0.113.9"
 QUOTES: dict[str, Any] = {

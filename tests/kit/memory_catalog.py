@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.registry.catalog import (
     TOTAL_EXACT_MAX,
+    CreationBegun,
+    CreationResponse,
     ListingMatch,
     ListingPage,
     ListingQuery,
@@ -15,10 +17,9 @@ from tollway.registry.catalog import (
     Revised,
     RevisionConflict,
 )
-from tollway.registry.creation import CreationBegun, CreationResponse
 from tollway.registry.listing import CatalogEntry, Listing, Terms
-from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation, rank_weight, round_up_ppm
-from tollway.registry.words import (
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation, rank_weight, round_up_ppm
+from tollway.registry.search_tokens import (
     contains_all,
     fold,
     matched_fields,

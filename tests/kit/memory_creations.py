@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.registry.creation import (
+from tollway.registry.catalog import (
     CreationBegun,
     CreationInProgress,
     CreationOutcome,

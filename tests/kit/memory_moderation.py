@@ -1,7 +1,7 @@
 """A `Moderation` in memory, for tests and play. Passes the same contract suite as the one in SQL."""
 
-from tollway.identifiers import Address
-from tollway.registry.moderation import BlockedWallet
+from tollway.ids import Address
+from tollway.registry.catalog import BlockedWallet
 
 
 class MemoryModeration:

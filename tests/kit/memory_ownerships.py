@@ -1,8 +1,8 @@
-"""Proved ownership in memory, over a catalog: the twin of `storage/ownership_store.py`."""
+"""Proved ownership in memory, over a catalog: the twin of `storage/reputation_store.py`."""
 
 from collections.abc import Iterable
 
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing

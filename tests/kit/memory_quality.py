@@ -1,4 +1,4 @@
-"""Quality of listings in memory: the twin of `storage/quality_store.py`, held to the same contract suite. What it sums up
+"""Quality of listings in memory: the twin of `storage/reputation_store.py`, held to the same contract suite. What it sums up
 shows in its catalog. Nothing survives it.
 """
 
@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tests.kit.memory_catalog import MemoryCatalog
-from tollway.identifiers import ListingId
-from tollway.registry.quality_tally import Bucket, QualityCounts, first_day, summarise
-from tollway.registry.standing import UNKNOWN_REPUTATION
+from tollway.ids import ListingId
+from tollway.registry.quality import UNKNOWN_REPUTATION, Bucket, QualityCounts, first_day, summarise
 
 
 class MemoryQuality:

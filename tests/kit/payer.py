@@ -18,13 +18,12 @@ from eth_account.signers.local import LocalAccount
 from pydantic_core import from_json
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
-from tollway.chain.reader import AuthorizationFacts, ContractResult
-from tollway.identifiers import Address, ChainId, keccak256, parse_network
-from tollway.ledger.authorization import Authorization, Dialect
-from tollway.ledger.call import CallRecord
+from tollway.chain.port import AuthorizationFacts, ContractResult
+from tollway.ids import Address, ChainId, keccak256, parse_network
+from tollway.ledger.records import Authorization, CallRecord, Dialect
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.mpp import Challenger, ChallengeRoute
-from tollway.payments.requirement import PaymentRequirement
+from tollway.payments.pricing import PaymentRequirement
 from tollway.registry.listing import ChargeOn
 
 if TYPE_CHECKING:

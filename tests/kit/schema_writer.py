@@ -1,4 +1,4 @@
-"""`make schema`: writes the tables of a new SQLite file down, as the migrations give them (`storage.fresh_schema`)."""
+"""`make schema`: writes the tables of a new SQLite file down, as the migrations give them (`storage.migrate`)."""
 
 import asyncio
 import tempfile
@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from tollway.storage.database import SqliteDatabase
-from tollway.storage.fresh_schema import FILE_NAME, write_down
-from tollway.storage.migrate import MIGRATIONS, upgrade
+from tollway.storage.migrate import FILE_NAME, MIGRATIONS, upgrade, write_down
 
 
 async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:

@@ -26,27 +26,25 @@ from tests.kit.ledger_records import authorized_claim, close_of
 from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
-from tollway.chain.gas_key import GasKey
+from tollway.chain.networks import ChainRules, ConfirmationSteps
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.chain.rules import ChainRules, ConfirmationSteps
+from tollway.chain.signer import GasKey
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, CallId, ChainId, ListingId, keccak256
-from tollway.ledger.authorization import Authorization, Cover, Dialect
-from tollway.ledger.book import Claim, Claimed, Close
-from tollway.ledger.call import CallState
+from tollway.ids import Address, CallId, ChainId, ListingId, keccak256
+from tollway.ledger.ledger import Claim, Claimed, Close
+from tollway.ledger.records import Authorization, CallState, Cover, Dialect
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
-from tollway.payments.follower import ReceiptPoller
-from tollway.payments.gas_tank import GasBudget
-from tollway.payments.remote_facilitator import FacilitatorClient
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.gas import GasBudget, SettlementMetrics
+from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
-from tollway.payments.settling_notes import SettlementMetrics
-from tollway.payments.sweeper import SettlementRecovery
-from tollway.rates import RateLimiter
-from tollway.storage.book_store import LedgerStore
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
+from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)

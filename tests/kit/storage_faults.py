@@ -17,12 +17,12 @@ from tests.kit.payer import has_terms
 from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
 from tollway.errors import StorageUnavailable
-from tollway.ledger.call import CallState
+from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.answer_store import ResponseStore
-from tollway.storage.book_store import LedgerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
+from tollway.storage.idempotency import ResponseStore
+from tollway.storage.ledger_store import LedgerStore
 
 
 class FaultyDatabase:

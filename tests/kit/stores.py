@@ -24,9 +24,9 @@ from tollway.errors import StorageUnavailable
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
+from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
 from tollway.storage.outage import ValueRefused, is_value_refused
-from tollway.storage.sealer import Sealer
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]

@@ -16,8 +16,19 @@ from tests.kit.ledger_records import (
     authorized_claim,
     claim_on,
 )
-from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import (
+from tollway.ids import Address, CallId, TxHash
+from tollway.ledger.claims import (
+    EXPIRY_SLACK_S,
+    CreditAccount,
+    KnownAuthorization,
+    check_units,
+    credit_account_of,
+    decide_claims,
+    find_short_accounts,
+    nonce_key,
+    sum_unfinal,
+)
+from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claim,
     Claimed,
@@ -30,19 +41,17 @@ from tollway.ledger.book import (
     UnfinalLimit,
     Unspendable,
 )
-from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.claims import (
-    CreditAccount,
-    check_units,
-    credit_account_of,
-    decide_claims,
-    find_short_accounts,
-    nonce_key,
-    sum_unfinal,
+from tollway.ledger.records import (
+    CallState,
+    KeyedCall,
+    KeyName,
+    KeyTaken,
+    OpenCall,
+    Payment,
+    PaymentState,
+    RepeatsOpenCall,
+    RequestName,
 )
-from tollway.ledger.covers import EXPIRY_SLACK_S, KnownAuthorization
-from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
-from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall, RequestName
 
 NONCE = b"\x07" * 32
 

@@ -18,7 +18,7 @@ from eth_account import Account
 from tests.kit.databases import create_database, postgres_server, postgres_template
 from tests.kit.stranded_transactions import resend_stranded
 from tests.live.street import Street
-from tollway.identifiers import Address, TxHash
+from tollway.ids import Address, TxHash
 from tollway.sandbox.anvil import Anvil, run_anvil
 from tollway.sandbox.artifacts import Contract, load_artifact
 from tollway.sandbox.chain_driver import ChainDriver, Receipt

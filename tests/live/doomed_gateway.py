@@ -11,14 +11,13 @@ from typing import Any
 
 import uvloop
 
-from tollway import house
-from tollway.identifiers import CallId
-from tollway.identity.public_origin import PublicOrigin
-from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
-from tollway.outbound.dialer import HttpClient
-from tollway.outbound.upstream import UpstreamRequest
-from tollway.settings import load_settings
-from tollway.storage.book_store import LedgerStore
+from tollway.app import lifecycle
+from tollway.config.settings import load_settings
+from tollway.identity.siwe import PublicOrigin
+from tollway.ids import CallId
+from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
+from tollway.outbound.client import HttpClient, UpstreamRequest
+from tollway.storage.ledger_store import LedgerStore
 from tollway.telemetry import configure_logging
 
 MARK = "/doomed/"
@@ -106,10 +105,10 @@ class DoomedDialer(HttpClient):
         die(path)
 
 
-class DoomedApp(house.App):
+class DoomedApp(lifecycle.App):
     def _make_ledger(self) -> LedgerStore:
         return DoomedLedger(
-            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=lifecycle.now_ms
         )
 
     def _make_dialer(self, origin: PublicOrigin) -> HttpClient:

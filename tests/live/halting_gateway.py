@@ -14,19 +14,16 @@ from typing import Any
 
 import uvloop
 
-from tollway import house
-from tollway.chain.reader import SendRefused
+from tollway.app import lifecycle
+from tollway.chain.port import SendRefused
 from tollway.chain.rpc import RpcReader
-from tollway.identifiers import CallId, ChainId
-from tollway.identity.public_origin import PublicOrigin
-from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
-from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
-from tollway.ledger.call import CallState
-from tollway.ledger.gas import NonceUnavailable
-from tollway.outbound.dialer import HttpClient
-from tollway.outbound.upstream import UpstreamRequest
-from tollway.settings import load_settings
-from tollway.storage.book_store import LedgerStore
+from tollway.config.settings import load_settings
+from tollway.identity.siwe import PublicOrigin
+from tollway.ids import CallId, ChainId
+from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
+from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
+from tollway.outbound.client import HttpClient, UpstreamRequest
+from tollway.storage.ledger_store import LedgerStore
 from tollway.telemetry import configure_logging
 
 MARK = "/halt/"
@@ -150,10 +147,10 @@ class HaltingReader(RpcReader):
         return refused
 
 
-class HaltingApp(house.App):
+class HaltingApp(lifecycle.App):
     def _make_ledger(self) -> LedgerStore:
         return HaltingLedger(
-            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=lifecycle.now_ms
         )
 
     def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
@@ -163,7 +160,7 @@ class HaltingApp(house.App):
 async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
-    vars(house)["RpcReader"] = HaltingReader
+    vars(lifecycle)["RpcReader"] = HaltingReader
     async with HaltingApp(settings) as halting:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, halting.stop)
         await halting.serve()

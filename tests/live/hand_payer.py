@@ -13,7 +13,7 @@ from typing import Any
 from eth_account import Account
 
 from tests.kit.payer import decode_header, encode_header, read_challenge
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 from tollway.sandbox.playground import PlayAccount
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"

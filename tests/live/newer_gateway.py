@@ -6,15 +6,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tollway import cli, house
+from tollway import cli
+from tollway.app import lifecycle
 from tollway.cli import doctor, operate
-from tollway.storage.migrate import schema_state, upgrade
-from tollway.storage.schema_keeper import SchemaCheck
+from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
 
 
 def use_migrations(migrations: Path) -> None:
     """Makes this process one of the release with these migrations."""
-    vars(house)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
+    vars(lifecycle)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
     vars(doctor)["schema_state"] = vars(operate)["schema_state"] = partial(
         schema_state, migrations=migrations
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.live.hand_payer import V2, HandPayer, Header, Quote, undress
 from tests.live.street import plain
-from tollway.chain.gas_key import GasKey
+from tollway.chain.signer import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
-from tollway.identifiers import Address, TxHash, keccak256
+from tollway.ids import Address, TxHash, keccak256
 from tollway.sandbox.playground import START_USDC_UNITS, PlayAccount
 
 QUICK = {

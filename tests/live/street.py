@@ -30,15 +30,15 @@ from yarl import URL
 
 from tollway.cli.command_line import app
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address, TxHash
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
-from tollway.ledger.book import AuditReport
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, TxHash
+from tollway.ledger.ledger import AuditReport
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import PlayAccount, Playground, fund_accounts, make_account
 from tollway.sandbox.provider import SampleProvider
-from tollway.storage.audit import audit
 from tollway.storage.database import connect_database
+from tollway.storage.history import audit
 
 API = "/api/v2"
 PRICE_UNITS = 10_000

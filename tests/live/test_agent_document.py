@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from tests.live.street import poll
-from tollway.discovery.agent import AGENT_BYTES_MAX
-from tollway.identifiers import Address
+from tollway.discovery.agent_document import AGENT_BYTES_MAX
+from tollway.ids import Address
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -18,10 +18,10 @@ from eth_abi.abi import encode
 
 from tests.live.hand_payer import DIALECTS, RECEIPTS, V2, HandPayer
 from tests.live.street import PRICE_UNITS, Street, poll
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, REVERTED_MAX
 from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR
-from tollway.payments.sweeper import EXPIRY_SLACK_S, REVERTED_MAX
 from tollway.sandbox.artifacts import Contract, load_artifact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

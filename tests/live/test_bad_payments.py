@@ -32,7 +32,7 @@ from tests.live.hand_payer import (
     undress,
 )
 from tests.live.street import PRICE_UNITS, plain, poll
-from tollway.identifiers import Address
+from tollway.ids import Address
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,10 +10,10 @@ from eth_account import Account
 from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable, Code, Refusal
-from tollway.identifiers import Address, ChainId, keccak256
-from tollway.identity.front_desk import SignIn
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import DEFAULT_LIMITS
 
 DIGEST = keccak256(b"what was signed")

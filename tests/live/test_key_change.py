@@ -16,13 +16,13 @@ from tests.live.hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
 from tests.live.signed_calls import QUICK
 from tests.live.street import PRICE_UNITS, plain
 from tollway.client.forwarded import ForwardedVerifier
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 from tollway.payments.offer_receipt import offer_digest, receipt_digest
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
-from tollway.storage.sealer import Sealer
+from tollway.storage.encryption import Sealer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

@@ -20,7 +20,7 @@ from tests.live.street import API, PRICE_UNITS, bound, plain, poll
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
 DEADLINE_S = 20.0
-"""Of a busy machine; the second itself is held by `storage/test_shelf_cache.py`, on a clock of its own."""
+"""Of a busy machine; the second itself is held by `storage/test_catalog_store_cache.py`, on a clock of its own."""
 DUTIES = ("sweeper", "watcher", "reputation")
 
 

@@ -27,8 +27,8 @@ from x402.mechanisms.evm.exact.register import register_exact_evm_client
 
 from tests.live.street import PRICE_UNITS
 from tollway.client.wallet import Wallet
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

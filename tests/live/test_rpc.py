@@ -7,10 +7,10 @@ import pytest
 from web3 import AsyncHTTPProvider, AsyncWeb3
 
 from tollway.chain import tokens
-from tollway.chain.reader import ChainFacts, ContractResult, NotMined
+from tollway.chain.port import ChainFacts, ContractResult, NotMined
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 LIMITS = Limits(rpc_deadline_s=20.0)  # the machine may be busy; nothing here is about time

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.identifiers import ZERO_ADDRESS, Address, keccak256
+from tollway.ids import ZERO_ADDRESS, Address, keccak256
 
 TRANSFER = keccak256(b"Transfer(address,address,uint256)")
 AUTHORIZATION_USED = keccak256(b"AuthorizationUsed(address,bytes32)")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from tests.kit.settlement import NodeCall, NodeSettlement
-from tollway.chain.gas_key import GasKey
-from tollway.chain.reader import ChainFacts
-from tollway.identifiers import Address
-from tollway.ledger.book import Claimed
-from tollway.ledger.call import CallState, PaymentState
+from tollway.chain.port import ChainFacts
+from tollway.chain.signer import GasKey
+from tollway.ids import Address
+from tollway.ledger.ledger import Claimed
+from tollway.ledger.records import CallState, PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import NotSettled, Settled, Undecided
-from tollway.payments.settlement_signing import encode_transfer_call
-from tollway.payments.sweeper import EXPIRY_SLACK_S
+from tollway.payments.settlement_recovery import EXPIRY_SLACK_S
+from tollway.payments.transactions import encode_transfer_call
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import Playground
 

@@ -11,11 +11,11 @@ import pytest
 from eth_account import Account
 
 from tollway.chain import tokens
-from tollway.chain.gas_key import GasKey, SignedTransaction
-from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
+from tollway.chain.port import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.chain.token_domain import DomainFault, find_domain_fault
-from tollway.identifiers import Address, TxHash
+from tollway.chain.signer import GasKey, SignedTransaction
+from tollway.chain.tokens import DomainFault, find_domain_fault
+from tollway.ids import Address, TxHash
 from tollway.limits import Limits
 from tollway.money import Asset, TokenDomain
 from tollway.sandbox.playground import PlayAccount

@@ -28,7 +28,7 @@ from tests.live.signed_calls import (
     unmined,
 )
 from tests.live.street import PRICE_UNITS, plain, poll
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.sandbox.playground import START_USDC_UNITS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
 from tests.live.signed_calls import SignedCall, find_pending
 from tests.live.street import PRICE_UNITS, plain, poll
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

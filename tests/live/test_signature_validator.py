@@ -8,7 +8,7 @@ import pytest
 from eth_abi.abi import encode
 from eth_account import Account
 
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 from tollway.sandbox.artifacts import load_artifact
 from tollway.sandbox.chain_driver import RpcRefused
 

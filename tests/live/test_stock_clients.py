@@ -22,7 +22,7 @@ import pytest
 import pytest_asyncio
 
 from tests.live.street import API, PRICE_UNITS, plain
-from tollway.identifiers import Address, TxHash, keccak256
+from tollway.ids import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,17 +10,16 @@ from eth_account import Account
 
 from tests.kit.listings import sample_listing
 from tests.model.ledger import MemoryLedger
+from tollway.chain.networks import ChainRules
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.identifiers import Address, TxHash, keccak256
 from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
-from tollway.ledger.call import PaymentState
+from tollway.ids import Address, TxHash, keccak256
+from tollway.ledger.records import PaymentState
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.payers import BoundRequest
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import TransactionVerifier
+from tollway.payments.transaction_verifier import BoundRequest, TransactionVerifier
 from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
 from tollway.sandbox.chain_driver import Receipt
 from tollway.sandbox.playground import PlayAccount

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.model.ledger import MemoryLedger
-from tollway.chain.reader import ChainFacts
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ChainFacts
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.chain.rules import ChainRules
-from tollway.chain.watcher import ReorgWatcher
-from tollway.ledger.call import NewPayment, Payment, PaymentState
+from tollway.ledger.records import NewPayment, Payment, PaymentState
 from tollway.limits import Limits
+from tollway.payments.reorg_watcher import ReorgWatcher
 
 LIMITS = Limits(rpc_deadline_s=20.0)
 

@@ -30,8 +30,8 @@ from tests.live.work_counter import (
     count_rpc,
     count_sqlite,
 )
-from tollway.house import App
-from tollway.settings import load_settings
+from tollway.app.lifecycle import App
+from tollway.config.settings import load_settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

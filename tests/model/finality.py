@@ -1,14 +1,13 @@
-"""How payments become final in the ledger in memory: the twin of `storage.finality_store`."""
+"""How payments become final in the ledger in memory: the twin of `storage.payments`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.model.reorg import MemoryRelocation
 from tests.model.rows import shown_payment
-from tollway.identifiers import ChainId
-from tollway.ledger.block_finality import UnfinalBlock
-from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.parts import debits_after
+from tollway.ids import ChainId
+from tollway.ledger.ledger import UnfinalBlock
+from tollway.ledger.records import CallState, Payment, PaymentState, debits_after
 
 GONE_RECHECK_MS = 86_400_000
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 from tests.model.rows import MemoryAttempt, MemoryRows, MemoryWalletGas
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.ledger.authorization import SettlementAttempt
-from tollway.ledger.gas import CodeRecord
+from tollway.ids import Address, ChainId, ListingId
+from tollway.ledger.ledger import CodeRecord
+from tollway.ledger.records import SettlementAttempt
 
 
 class MemoryGas:

@@ -1,4 +1,4 @@
-"""The statement of the ledger in memory: the twin of `storage.statement_store`. Never moves a row."""
+"""The statement of the ledger in memory: the twin of `storage.history`. Never moves a row."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,10 @@ from tests.model.rows import (
     shown_payment,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Debt
-from tollway.ledger.call import CallRecord, CallState, Payment, RecordedTransaction
-from tollway.ledger.keyed_calls import KeyedCall, KeyName
-from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.ids import Address, CallId, TxHash
+from tollway.ledger.history import HistoryPage, HistoryQuery
+from tollway.ledger.ledger import Debt
+from tollway.ledger.records import CallRecord, CallState, KeyedCall, KeyName, Payment, RecordedTransaction
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 TOTAL_MAX = 10_000

@@ -1,4 +1,4 @@
-"""The ledger in memory: the twin of `storage.book_store`, for tests of other rooms. Keeps nothing.
+"""The ledger in memory: the twin of `storage.ledger_store`, for tests of other rooms. Keeps nothing.
 
 It passes the same contract suite and asks the same rules in `ledger/`. `away` makes every method raise
 `StorageUnavailable`. `another` is a second gateway over the same books.
@@ -25,8 +25,9 @@ from tests.model.rows import (
 )
 from tests.model.settling import Dropped
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import CallId, TxHash
-from tollway.ledger.book import (
+from tollway.ids import CallId, TxHash
+from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name, sum_unfinal
+from tollway.ledger.ledger import (
     AuditReport,
     Claim,
     Claimed,
@@ -38,18 +39,19 @@ from tollway.ledger.book import (
     Finish,
     NonceUsed,
 )
-from tollway.ledger.call import (
+from tollway.ledger.records import (
     UNDECIDED,
     CallState,
+    KeyedCall,
+    KeyName,
     NewPayment,
+    OpenCall,
     Payment,
     PaymentState,
     RecordedTransaction,
+    RequestName,
     is_move_allowed,
 )
-from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name, sum_unfinal
-from tollway.ledger.keyed_calls import KeyedCall, KeyName
-from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 GAP_MS = 60_000

@@ -4,17 +4,19 @@ from dataclasses import replace
 
 from tests.model.history import MemoryStatement
 from tests.model.rows import MemoryCall, account_of_claim, owed_units, shown_payment
-from tollway.ledger.call import (
+from tollway.ledger.claims import credit_account_of
+from tollway.ledger.records import (
     CallState,
     Interruption,
     NewPayment,
+    Parts,
     Payment,
     PaymentState,
+    allocate_to_debts,
+    debits_after,
     is_move_allowed,
     is_worth_more,
 )
-from tollway.ledger.claims import credit_account_of
-from tollway.ledger.parts import Parts, allocate_to_debts, debits_after
 
 
 class MemoryMoves(MemoryStatement):

@@ -1,12 +1,18 @@
-"""What a reorganisation moved elsewhere, in the ledger in memory: the twin of `storage.relocation_store`."""
+"""What a reorganisation moved elsewhere, in the ledger in memory: the twin of `storage.settlement`."""
 
 from dataclasses import replace
 
 from tests.model.rows import MemoryCall, account_of_claim, shown_payment
 from tests.model.settling import MemorySettling
-from tollway.identifiers import CallId, TxHash
-from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
-from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState
+from tollway.ids import CallId, TxHash
+from tollway.ledger.records import (
+    AUTHORIZED_RAILS,
+    AuthorizedCall,
+    CallState,
+    Payment,
+    PaymentState,
+    SettledTransfer,
+)
 
 
 class MemoryRelocation(MemorySettling):

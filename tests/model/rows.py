@@ -3,17 +3,27 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from tollway.identifiers import Address, CallId, ChainId, TxHash
-from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
-from tollway.ledger.book import Claim, Close, Finish, NonceUsed
-from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
-from tollway.ledger.claims import CreditAccount, NonceKey, key_name, nonce_key
-from tollway.ledger.covers import KnownAuthorization
-from tollway.ledger.kept_answers import StoredResponse
-from tollway.ledger.keyed_calls import KeyedCall, KeyName
-from tollway.ledger.open_calls import OpenCall, RequestName
-from tollway.ledger.parts import Parts
-from tollway.ledger.statement import HistoryQuery, HistoryStatus
+from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.claims import CreditAccount, KnownAuthorization, NonceKey, key_name, nonce_key
+from tollway.ledger.history import HistoryQuery, HistoryStatus
+from tollway.ledger.ledger import Claim, Close, Finish, NonceUsed, StoredResponse
+from tollway.ledger.records import (
+    TAKING,
+    Authorization,
+    AuthorizationKey,
+    CallRecord,
+    CallState,
+    KeyedCall,
+    KeyName,
+    NewPayment,
+    OpenCall,
+    Parts,
+    Payment,
+    PaymentState,
+    Rail,
+    RequestName,
+    SettlementAttempt,
+)
 
 
 @dataclass(slots=True, kw_only=True)

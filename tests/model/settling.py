@@ -1,4 +1,4 @@
-"""How authorised calls settle in the ledger in memory: the twin of `storage.settling`. Broadcasts nothing."""
+"""How authorised calls settle in the ledger in memory: the twin of `storage.settlement`. Broadcasts nothing."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -16,17 +16,22 @@ from tests.model.rows import (
     shown_payment,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import CallId
-from tollway.ledger.authorization import (
+from tollway.ids import CallId
+from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish, NonceUnavailable
+from tollway.ledger.records import (
     AuthorizationKey,
     AuthorizedCall,
+    CallState,
+    Delivery,
+    Interruption,
+    Payment,
+    PaymentState,
     SettledTransfer,
     SettlementAttempt,
+    SettlementEnd,
+    decide_dropped_call,
+    decide_settlement_end,
 )
-from tollway.ledger.book import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish
-from tollway.ledger.call import CallState, Delivery, Interruption, Payment, PaymentState
-from tollway.ledger.gas import NonceUnavailable
-from tollway.ledger.settled import SettlementEnd, decide_dropped_call, decide_settlement_end
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 
@@ -59,7 +64,7 @@ class MemorySettling(MemoryMoves):
             self._drop(call_id, dropped)
 
     def _drop(self, call_id: CallId, dropped: Dropped) -> None:
-        """An upstream's answer reached no caller (`storage.posting`, `Drop`)."""
+        """An upstream's answer reached no caller (`storage.ledger_batch`, `Drop`)."""
         call = self._rows.calls.get(call_id)
         if call is None or (call.epoch, call.owner_id) != (dropped.epoch, self._owner_id):
             return

@@ -1,11 +1,11 @@
-"""Stored answers in memory: the twin of `storage.answer_store`, over the rows of a `MemoryLedger`."""
+"""Stored answers in memory: the twin of `storage.idempotency`, over the rows of a `MemoryLedger`."""
 
 from collections.abc import Iterable
 
 from tests.model.rows import MemoryAnswer, MemoryRows
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId
-from tollway.ledger.kept_answers import StoredResponse, encode_stored_response
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import StoredResponse, encode_stored_response
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 

@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kit.upstream import until
-from tollway.outbound.answer_head import HeadLimits, ResponseMalformed
-from tollway.outbound.connection import Connection
-from tollway.outbound.read_memory import FIRST_READ_BYTES, HEAD_READ_BYTES, LARGE_BUFFERS, ReadBuffer
+from tollway.outbound.connection import (
+    FIRST_READ_BYTES,
+    HEAD_READ_BYTES,
+    LARGE_BUFFERS,
+    Connection,
+    ReadBuffer,
+)
+from tollway.outbound.http1 import HeadLimits, ResponseMalformed
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 ASKED = b"GET / HTTP/1.1\r\n\r\n"

@@ -12,17 +12,16 @@ from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tests.kit.ledger_records import claim_on
 from tests.kit.listings import sample_listing
 from tests.model.ledger import MemoryLedger
-from tollway.chain.reader import ContractResult, Log
-from tollway.chain.rules import ChainRules
-from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ContractResult, Log
 from tollway.identity.signatures import SignatureVerifier, paid_call_digest, transaction_digests
-from tollway.ledger.book import Claim
-from tollway.ledger.call import Payment
+from tollway.ids import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.ledger.ledger import Claim
+from tollway.ledger.records import Payment
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, Price
-from tollway.payments.payers import BoundRequest
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import TransactionVerifier
+from tollway.payments.transaction_verifier import BoundRequest, TransactionVerifier
 from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)

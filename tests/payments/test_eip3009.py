@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.payer import USDC, AuthorizationSigner
-from tollway.identifiers import Address, ChainId
-from tollway.ledger.authorization import Authorization
+from tollway.ids import Address, ChainId
+from tollway.ledger.records import Authorization
 from tollway.money import TokenDomain
 from tollway.payments.eip3009 import authorization_digest, is_wrapped, recover_signer
 

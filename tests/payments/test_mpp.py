@@ -23,7 +23,7 @@ from tests.kit.payer import (
     requirement_of,
 )
 from tollway.errors import Code, Refusal
-from tollway.identifiers import keccak256
+from tollway.ids import keccak256
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.mpp import Challenger, ChallengeRoute, MppCredential, format_moment, parse_moment
 

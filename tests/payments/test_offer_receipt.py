@@ -9,9 +9,9 @@ from eth_account.messages import encode_typed_data
 from jsonschema import Draft202012Validator
 
 from tests.kit.payer import NOW_S, USDC, requirement_of
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, sign_offers, sign_receipt
-from tollway.payments.stencil import JsonTemplate
+from tollway.payments.payment_required import JsonTemplate
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien"
 KEY = Account.from_key(keccak256(b"a gateway"))

@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.errors import Code, Problem
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.payments.proof import Binding, Proof, format_binding, parse_binding, parse_proof
 
 TX = "0x" + "ab" * 32

@@ -19,16 +19,15 @@ from tests.kit.settlement import (
     make_gas_key,
     settlement_rules,
 )
-from tollway.chain.reader import SendFault, SendRefused
-from tollway.chain.rules import UNIT_NANO
+from tollway.chain.networks import UNIT_NANO
+from tollway.chain.port import SendFault, SendRefused
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
-from tollway.identifiers import Address, ChainId, keccak256
-from tollway.ledger.authorization import Cover
-from tollway.ledger.call import CallState
-from tollway.ledger.gas import NonceUnavailable
+from tollway.ids import Address, ChainId, keccak256
+from tollway.ledger.ledger import NonceUnavailable
+from tollway.ledger.records import CallState, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.settlement import NotSettled, Settled, SettlementFenced, Undecided
+from tollway.payments.wire import AuthorizationReason
 
 ELSEWHERE = Address(b"\xee" * 20)
 

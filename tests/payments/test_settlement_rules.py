@@ -7,9 +7,9 @@ from eth_account import Account
 
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at, settlement_rules
-from tollway.chain.rules import PRESETS, NetworkPreset
-from tollway.identifiers import Address, ChainId
-from tollway.ledger.gas import CodeRecord
+from tollway.chain.networks import PRESETS, NetworkPreset
+from tollway.ids import Address, ChainId
+from tollway.ledger.ledger import CodeRecord
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.settlement_rules import is_code_trusted, is_development_key, settlement_defaults

@@ -12,7 +12,7 @@ from x402.schemas.v1 import PaymentPayloadV1, PaymentRequirementsV1
 
 from tests.kit.payer import CHAIN, USDC, AuthorizationSigner, encode_header, requirement_of
 from tollway.errors import Code, Refusal
-from tollway.identifiers import ChainId
+from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.x402 import (

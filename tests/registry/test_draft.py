@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from tollway.errors import FieldError
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.draft import Draft, create_listing, edit_listing, parse_draft
-from tollway.registry.draft_rules import DraftRules, EndpointFault
+from tollway.registry.draft import Draft, DraftRules, EndpointFault, create_listing, edit_listing, parse_draft
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 
 ALICE = Address(b"\xaa" * 20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Terms, UpstreamAuth, is_charged
 

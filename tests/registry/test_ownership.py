@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.registry.ownership import (
     METHODS,
     PROOFS_MAX,

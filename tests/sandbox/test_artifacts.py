@@ -7,7 +7,7 @@ from typing import Any
 import eth_abi
 import pytest
 
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.sandbox.artifacts import Artifact, decode_values, encode_values, load_test_usdc
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 import pytest
 
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.sandbox.chain_driver import RpcRefused
 
 pytestmark = pytest.mark.live

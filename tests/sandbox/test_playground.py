@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from eth_account import Account
 
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 from tollway.sandbox.artifacts import load_artifact
 from tollway.sandbox.chain_driver import RpcRefused
 from tollway.sandbox.playground import USDC_ADDRESS, make_account

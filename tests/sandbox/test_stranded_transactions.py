@@ -3,7 +3,7 @@
 from eth_account import Account
 
 from tests.kit.stranded_transactions import resend_stranded, resend_stranded_once
-from tollway.identifiers import Address
+from tollway.ids import Address
 from tollway.sandbox.chain_driver import ChainDriver
 
 RECIPIENT = Address.parse("0x" + "11" * 20)

@@ -7,7 +7,7 @@ import aiohttp
 import httpx
 import pytest
 
-from tollway.identifiers import ChainId
+from tollway.ids import ChainId
 from tollway.money import Asset
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.chain_driver import ChainDriver

@@ -5,9 +5,9 @@ from typing import Any
 
 from tests.model.settling import Dropped
 from tests.simulation.fake_books import FakeGateway
-from tollway.identifiers import CallId
-from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
-from tollway.ledger.call import CallState, PaymentState
+from tollway.ids import CallId
+from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
+from tollway.ledger.records import CallState, PaymentState
 
 
 class ForgetsDebits(FakeGateway):

@@ -8,16 +8,22 @@ from tests.simulation.fake_books import Fate
 from tests.simulation.scene import IDS, LISTING, TOKEN, TX, WORDS, Scene, Trip
 from tests.simulation.truth import Fact, Request
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId
-from tollway.ledger.authorization import Authorization, Cover, Dialect
-from tollway.ledger.book import Claim, Claimed, Exhausted, NonceUsed
-from tollway.ledger.call import CallState
-from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
-from tollway.ledger.open_calls import OpenCall, RepeatsOpenCall
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import Claim, Claimed, Exhausted, NonceUsed
+from tollway.ledger.records import (
+    Authorization,
+    CallState,
+    Cover,
+    Dialect,
+    KeyedCall,
+    KeyTaken,
+    OpenCall,
+    RepeatsOpenCall,
+)
 
 
 class Callers(Scene):
-    """Shows requests to gateways, in the order of `gateway.counter`."""
+    """Shows requests to gateways, in the order of `gateway.transaction_payment`."""
 
     # ---- Callers.
 

@@ -1,4 +1,4 @@
-"""How a granted call goes on: sent, answered or not, closed, settled, streamed; in the order of `gateway.forward`."""
+"""How a granted call goes on: sent, answered or not, closed, settled, streamed; in the order of `gateway.proxy`."""
 
 from typing import Any
 
@@ -6,11 +6,9 @@ from tests.kit.ledger_records import CHAIN, GAS_KEY
 from tests.simulation.callers import Callers
 from tests.simulation.scene import ANSWER, BLOCK, EXPIRY_SLACK_S, LIMITS, LISTING, TX, WORDS, Trip
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import CallId, TxHash
-from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
-from tollway.ledger.book import Close, Closed, Finish
-from tollway.ledger.call import CallState, Delivery
-from tollway.ledger.gas import NonceUnavailable
+from tollway.ids import CallId, TxHash
+from tollway.ledger.ledger import Close, Closed, Finish, NonceUnavailable
+from tollway.ledger.records import CallState, Delivery, SettledTransfer, SettlementAttempt
 
 
 class Carriage(Callers):

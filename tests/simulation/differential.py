@@ -10,7 +10,7 @@ from tests.simulation.fake_books import FakeMachine
 from tests.simulation.history import History
 from tests.simulation.run import at_once
 from tests.simulation.sqlite_books import SqliteDisk, SqliteMachine, opened_disk
-from tollway.ledger.call import CallRecord
+from tollway.ledger.records import CallRecord
 
 SHOWN = 12
 FOUND_MAX = 3

@@ -17,18 +17,28 @@ from tests.model.rows import MemoryRows
 from tests.model.settling import Dropped
 from tests.model.stored_responses import MemoryAnswers
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId
-from tollway.ledger.authorization import (
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import (
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Fenced,
+    Finish,
+    NonceUnavailable,
+    StoredResponse,
+)
+from tollway.ledger.records import (
     AuthorizationKey,
     AuthorizedCall,
+    CallState,
+    Interruption,
+    NewPayment,
+    OpenCall,
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish
-from tollway.ledger.call import CallState, Interruption, NewPayment
-from tollway.ledger.gas import NonceUnavailable
-from tollway.ledger.kept_answers import StoredResponse
-from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
 
 
@@ -289,7 +299,7 @@ class FakeGateway(MemoryLedger):
         return moved + await super().recover(now_ms=now_ms)
 
     def _move_lost(self, call_id: CallId, now_ms: int) -> int:
-        """A call of this gateway that nobody here will close (`storage.book_store`, `_plan_lost_call`)."""
+        """A call of this gateway that nobody here will close (`storage.ledger_store`, `_plan_lost_call`)."""
         call = self._rows.calls[call_id]
         if call.state is CallState.SETTLING:
             held = self._held_by(call)

@@ -2,7 +2,7 @@
 
 `play` draws a world and its steps from (seed, number) alone. Every outcome is told in order, so that two machines can be
 compared, and one history played again step by step. The gateway's part is written here in the order of
-`gateway.forward`; whatever is decided about money is decided by the ledger.
+`gateway.proxy`; whatever is decided about money is decided by the ledger.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from tests.kit.ledger_records import CHAIN, PAYEE, USDC
 from tests.simulation.misfortunes import Misfortunes
 from tests.simulation.scene import HOLD_MS, LEASE_MS, Story
 from tests.simulation.truth import Laws, Request, need
-from tollway.ledger.call import CallState
 from tollway.ledger.claims import CreditAccount
+from tollway.ledger.records import CallState
 
 
 class History(Misfortunes):

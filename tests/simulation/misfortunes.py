@@ -13,8 +13,8 @@ from tests.simulation.scene import (
 )
 from tests.simulation.truth import need
 from tollway.errors import StorageUnavailable
-from tollway.ledger.call import CallState, NewPayment, PaymentState
 from tollway.ledger.claims import credit_account_of
+from tollway.ledger.records import CallState, NewPayment, PaymentState
 
 
 class Misfortunes(Carriage):

@@ -7,11 +7,9 @@ from typing import Any
 from tests.kit.ledger_records import NOW_MS, USDC
 from tests.simulation.fake_books import House
 from tests.simulation.truth import Laws, Request, Truth
-from tollway.identifiers import Address, CallId, ListingId, TxHash, keccak256
-from tollway.ledger.authorization import SettlementAttempt
-from tollway.ledger.book import Claimed
-from tollway.ledger.call import NewPayment
-from tollway.ledger.kept_answers import StoredResponse
+from tollway.ids import Address, CallId, ListingId, TxHash, keccak256
+from tollway.ledger.ledger import Claimed, StoredResponse
+from tollway.ledger.records import NewPayment, SettlementAttempt
 from tollway.limits import DEFAULT_LIMITS
 
 LIMITS = replace(DEFAULT_LIMITS, close_patience_s=0.0)  # time goes by in steps here

@@ -1,4 +1,4 @@
-"""The same machine with a real database: `storage.book_store` over SQLite in a file, one gateway at a time.
+"""The same machine with a real database: `storage.ledger_store` over SQLite in a file, one gateway at a time.
 
 What `fake_books` says of lost commits, lost answers and lost power happens here to a file; histories must not be able to
 tell the two apart.
@@ -12,15 +12,14 @@ from typing import Any
 
 from tests.simulation.fake_books import Fate, House
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId
-from tollway.ledger.book import Claim
-from tollway.ledger.kept_answers import StoredResponse
-from tollway.storage.answer_store import ResponseStore
-from tollway.storage.book_store import LedgerStore
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import Claim, StoredResponse
 from tollway.storage.database import SqliteDatabase, sqlite_module
+from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
+from tollway.storage.idempotency import ResponseStore
+from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
-from tollway.storage.sealer import Sealer
 
 Image = Any
 """Everything in a file, kept in memory: a connection of the SQLite module."""

@@ -16,9 +16,9 @@ from tests.simulation.breakages import BREAKAGES
 from tests.simulation.differential import compare
 from tests.simulation.fake_books import FakeGateway
 from tests.simulation.run import ROOT, main, play_in_memory, play_in_processes, play_many
-from tollway.identifiers import CallId
-from tollway.ledger.book import Claimed, Fenced
-from tollway.ledger.call import CallState
+from tollway.ids import CallId
+from tollway.ledger.ledger import Claimed, Fenced
+from tollway.ledger.records import CallState
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20261121"))
 HISTORIES = 100_000

@@ -8,10 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.rows import MemoryRows, account_of_claim
-from tollway.identifiers import CallId
-from tollway.ledger.authorization import Authorization, AuthorizationKey, SettledTransfer
-from tollway.ledger.call import MOVES, TAKING, CallState, PaymentState
+from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount, credit_account_of
+from tollway.ledger.records import (
+    MOVES,
+    TAKING,
+    Authorization,
+    AuthorizationKey,
+    CallState,
+    PaymentState,
+    SettledTransfer,
+)
 
 _BEFORE: dict[str, frozenset[CallState]] = {
     "close": frozenset({CallState.FORWARDING}),

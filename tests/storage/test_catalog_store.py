@@ -13,15 +13,15 @@ from structlog.testing import capture_logs
 
 from tests.kit.listings import sample_listing
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId
+from tollway.ids import Address, ChainId
 from tollway.money import Price
 from tollway.registry.catalog import ListingQuery, Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_search import find_page
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import SqliteDatabase, Work
+from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
-from tollway.storage.sealer import Sealer
 
 AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush")
 LISTING = sample_listing(

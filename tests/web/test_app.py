@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
+from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.load_gauge import LoadShedder
 
 PUBLIC_URL = "https://gw.example.com"
 

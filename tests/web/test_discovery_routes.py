@@ -11,19 +11,17 @@ from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
-from tollway.chain.rules import ChainRules
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.chain.networks import ChainRules
+from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
-from tollway.registry.standing import Quality, Reputation
+from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.bazaar_routes import BazaarServices
-from tollway.web.discovery_routes import DocumentServices, discovery_router
-from tollway.web.document_memory import CACHE_MS
-from tollway.web.listing_wire import ListingEncoder
-from tollway.web.load_gauge import LoadShedder
+from tollway.web.discovery_routes import CACHE_MS, BazaarServices, DocumentServices, discovery_router
+from tollway.web.listing_json import ListingEncoder
 
 BASE = ChainId(8453)
 PUBLIC_URL = "https://gw.example.com"

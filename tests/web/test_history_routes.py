@@ -9,9 +9,10 @@ import pytest
 from fastapi import FastAPI, Request
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.identity.authenticator import Identity
-from tollway.ledger.call import (
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.history import HistoryPage, HistoryQuery
+from tollway.ledger.records import (
     CallRecord,
     CallState,
     Delivery,
@@ -20,7 +21,6 @@ from tollway.ledger.call import (
     Rail,
     RecordedTransaction,
 )
-from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.money import Asset
 from tollway.web.history_routes import (
     TransactionStatus,
@@ -30,7 +30,7 @@ from tollway.web.history_routes import (
     x402_history_router,
 )
 from tollway.web.problems import install_handlers
-from tollway.web.wire import format_time
+from tollway.web.query import format_time
 
 PAYER, PROVIDER, STRANGER = Address(b"p" * 20), Address(b"q" * 20), Address(b"s" * 20)
 NOW_MS = 1_795_252_500_007

@@ -12,21 +12,21 @@ from starlette.types import Receive, Scope, Send
 
 from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
-from tollway.rates import RateLimiter
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import Revised
-from tollway.registry.draft_rules import DraftRules
+from tollway.registry.draft import DraftRules
 from tollway.registry.listing import Listing, UpstreamAuth
-from tollway.registry.standing import Quality, Reputation
+from tollway.registry.quality import Quality, Reputation
+from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.authentication import read_body
-from tollway.web.creation_desk import IdempotentCreate
+from tollway.web.auth_routes import read_body
+from tollway.web.idempotent_create import IdempotentCreate
+from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
-from tollway.web.listing_wire import ListingEncoder
-from tollway.web.load_gauge import LoadShedder
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)

@@ -12,9 +12,9 @@ from tests.kit.mcp import QUOTES, mcp_request, mcp_services
 from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
-from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolResult
+from tollway.discovery.tool_results import PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
-from tollway.identifiers import keccak256
+from tollway.ids import keccak256
 from tollway.money import Price
 from tollway.web.mcp_tools import McpTools, ToolInvocation
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.upstream import until
 from tollway.errors import Code, Refusal
 from tollway.limits import Limits
-from tollway.web.body_room import BodyBudget
+from tollway.web.admission import BodyBudget
 from tollway.web.middleware import (
     BodyLimits,
     RequestHeadCheck,

@@ -18,7 +18,7 @@ import pytest
 
 from tests.kit.gateway import CALLS, HeaderPairs, InProcessGateway, open_gateway, serve
 from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
-from tollway.ledger.call import CallState, Delivery
+from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.web.server import HttpServer, PortTaken

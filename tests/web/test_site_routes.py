@@ -16,18 +16,17 @@ from starlette.types import Receive, Scope, Send
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tollway.discovery.site_openapi import Site
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
-from tollway.registry.standing import Quality, Reputation
+from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.document_memory import CACHE_MS
-from tollway.web.listing_wire import ListingEncoder
-from tollway.web.load_gauge import LoadShedder
-from tollway.web.shop_window import FeaturedOperations
-from tollway.web.site_routes import ASSETS, PAGES, SiteServices, site_router
+from tollway.web.discovery_routes import CACHE_MS
+from tollway.web.listing_json import ListingEncoder
+from tollway.web.site_routes import ASSETS, PAGES, FeaturedOperations, SiteServices, site_router
 
 PUBLIC_URL = "https://gw.example.com"
 ALICE = Address(b"\xaa" * 20)

@@ -15,21 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tollway.chain.node import RpcNode, open_session
-from tollway.chain.node_panel import NodePool
-from tollway.chain.questions import (
-    read_account,
-    read_authorization,
-    read_authorization_ends,
-    read_block_hashes,
-    read_call,
-    read_code_size,
-    read_fees,
-    read_receipts,
-    read_tip,
-    submit_transaction,
-)
-from tollway.chain.reader import (
+from tollway.chain.nodes import NodePool, RpcNode, open_session
+from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
     BlockHashes,
@@ -42,9 +29,21 @@ from tollway.chain.reader import (
     Quorum,
     SendRefused,
 )
-from tollway.chain.receipts import BlockVotes, TransactionVotes
+from tollway.chain.requests import (
+    read_account,
+    read_authorization,
+    read_authorization_ends,
+    read_block_hashes,
+    read_call,
+    read_code_size,
+    read_fees,
+    read_receipts,
+    read_tip,
+    submit_transaction,
+)
+from tollway.chain.responses import BlockVotes, TransactionVotes
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.limits import Limits
 
 _RECEIPTS_PER_BATCH_MAX = 40

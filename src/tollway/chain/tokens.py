@@ -1,15 +1,18 @@
-"""The few token standards that a payment touches, as bytes: ERC-20, EIP-3009, EIP-712 domains, ERC-1271.
+"""The token standards that a payment touches, as bytes: ERC-20, EIP-3009, EIP-712 domains, ERC-1271. Pure.
 
-Pure slicing, no I/O. It says what a receipt's logs claim; whether that is a payment is the verdict's business.
-It never trusts a log by its shape alone: the emitting contract must be the token that the caller names.
+It parses what a receipt's logs claim; the rules of payments decide whether that is a payment. It never trusts a log by its
+shape alone: the emitting contract must be the token that the caller names.
+
+`find_domain_fault` reads from a token, through the port, whether it takes authorisations under the domain of the settings.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from tollway.chain.reader import Log
-from tollway.identifiers import Address, ChainId, keccak256
-from tollway.money import TokenDomain
+from tollway.chain.port import ChainReader, Log
+from tollway.ids import ZERO_ADDRESS, Address, ChainId, keccak256
+from tollway.money import Asset, TokenDomain
 
 TRANSFER_TOPIC = keccak256(b"Transfer(address,address,uint256)")
 AUTHORIZATION_USED_TOPIC = keccak256(b"AuthorizationUsed(address,bytes32)")
@@ -259,3 +262,62 @@ def is_signature_valid(payload: bytes) -> bool:
     A bare four bytes, a dirty word or an empty answer (no code at the address) are all "no".
     """
     return payload[:_WORD] == ERC1271_MAGIC + bytes(_WORD - len(ERC1271_MAGIC))
+
+
+_GETTER_GAS = 100_000
+_GETTER_BYTES_MAX = 512
+
+
+class DomainFault(StrEnum):
+    NO_AUTHORIZATIONS = "no_authorizations"  # no code there, or a token without EIP-3009
+    OTHER_DOMAIN = "other_domain"
+
+
+async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: float) -> DomainFault | None:
+    """What is wrong with `asset.domain`; None when nothing is, or when the asset has none.
+
+    A token that does not tell its separator is judged by its name and version, and where it does not tell these either
+    it is taken at the settings' word. Raises `ChainUnavailable`.
+    """
+    if asset.token is None or asset.domain is None:
+        return None
+    token = asset.token
+
+    async def read_getter(calldata: bytes) -> bytes | None:
+        answer = await chains.call_contract(
+            asset.chain_id,
+            to=token,
+            calldata=calldata,
+            gas=_GETTER_GAS,
+            bytes_max=_GETTER_BYTES_MAX,
+            deadline_s=deadline_s,
+        )
+        return None if answer.reverted else answer.payload
+
+    if not _is_bool(await read_getter(encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32)))):
+        return DomainFault.NO_AUTHORIZATIONS
+    separator = await read_getter(encode_domain_separator())
+    if separator is not None and len(separator) == 32:
+        expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, token=token)
+        return None if separator == expected else DomainFault.OTHER_DOMAIN
+    getters = [(encode_name(), asset.domain.name), (encode_version(), asset.domain.version)]
+    for getter, claimed in getters:
+        text = _read_text(await read_getter(getter))
+        if text is not None and text != claimed:
+            return DomainFault.OTHER_DOMAIN
+    return None
+
+
+def _is_bool(payload: bytes | None) -> bool:
+    try:
+        parse_bool(payload or b"")
+    except ValueError:
+        return False
+    return True
+
+
+def _read_text(payload: bytes | None) -> str | None:
+    try:
+        return parse_text(payload or b"")
+    except ValueError:
+        return None

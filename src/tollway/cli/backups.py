@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from tollway.cli.operate import FAILED, LATER, AsJson, CommandFailed, Config, failures_told, show
-from tollway.settings import Settings, load_settings
+from tollway.config.settings import Settings, load_settings
 from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
 from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database
 

@@ -10,19 +10,25 @@ from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tollway.chain.reader import SettlementChain
-from tollway.chain.token_domain import DomainFault, find_domain_fault
+from tollway.chain.port import SettlementChain
+from tollway.chain.tokens import DomainFault, find_domain_fault
+from tollway.config.settings import NetworkSettings, Settings
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
-from tollway.outbound.name_records import TxtRecords
+from tollway.outbound.dns import TxtRecords
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.settings import NetworkSettings, Settings
-from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
-from tollway.storage.durability import find_risks, read_server_settings
+from tollway.storage.database import (
+    Database,
+    PostgresDatabase,
+    SqliteDatabase,
+    find_risks,
+    is_shared_write_safe,
+    read_server_settings,
+)
+from tollway.storage.encryption import Sealer
+from tollway.storage.key_rotation import KeyRotation
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.migrate import TOO_OLD, schema_state
-from tollway.storage.seal_keeper import KeyRotation
-from tollway.storage.sealer import Sealer
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
 
 Level = Literal["ok", "note", "warning", "failed"]
@@ -359,7 +365,7 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
             return ()  # there is one gateway
         detail = "rate_limit_url is not set: of several gateways each counts its callers alone"
         return (Finding(check=check, level="note", detail=detail),)
-    from tollway.shared_windows import RedisWindows  # loads redis, and most have none to ask
+    from tollway.rate_limits.redis_windows import RedisWindows  # loads redis, and most have none to ask
 
     windows = RedisWindows(
         settings.rate_limit_url.reveal(), namespace="doctor", secret=b"", deadline_s=_DEADLINE_S, retry_s=0.0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tollway.identifiers import TxHash, format_network
+from tollway.ids import TxHash, format_network
 from tollway.sandbox.playground import Playground
 from tollway.sandbox.tour import PLAY_CALLS
 

@@ -25,10 +25,10 @@ from tollway.cli.operate import (
     permit,
     show,
 )
-from tollway.settings import Settings, load_settings
+from tollway.config.settings import Settings, load_settings
 from tollway.storage.database import connect_database
-from tollway.storage.seal_keeper import KeyRotation, SealCount, SealSurvey
-from tollway.storage.sealer import Sealer
+from tollway.storage.encryption import Sealer
+from tollway.storage.key_rotation import KeyRotation, SealCount, SealSurvey
 
 PASSES_MAX = 5
 """What a gateway was busy with is found by the next one."""

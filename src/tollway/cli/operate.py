@@ -17,15 +17,14 @@ from typing import Annotated, Any, Literal, Protocol, TextIO
 
 import typer
 
-from tollway.chain.reader import SettlementChain
+from tollway.chain.port import SettlementChain
 from tollway.cli.doctor import examine
+from tollway.config.settings import Secret, Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
-from tollway.identifiers import Address, ListingId, TxHash
-from tollway.ledger.book import Ledger
-from tollway.registry.catalog import Catalog, Revised
+from tollway.ids import Address, ListingId, TxHash
+from tollway.ledger.ledger import Ledger
+from tollway.registry.catalog import Catalog, Moderation, Revised
 from tollway.registry.listing import Listing
-from tollway.registry.moderation import Moderation
-from tollway.settings import Secret, Settings, load_settings
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, is_shared_write_safe
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
@@ -76,7 +75,7 @@ class CommandFailed(Exception):
 
 def furnish_desk(settings: Settings) -> Desk:
     """The real rooms, wired but not opened."""
-    from tollway.house import App  # the trader's commands do not wait for the server to load
+    from tollway.app.lifecycle import App  # the trader's commands do not wait for the server to load
 
     return App(settings)
 
@@ -112,9 +111,9 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
             configure_logging(level=settings.log_level, style=settings.log_format)
             import uvloop
 
-            from tollway import house
+            from tollway.app import lifecycle
 
-            uvloop.run(house.run(settings))
+            uvloop.run(lifecycle.run(settings))
 
     @app.command()
     def migrate(config: Config = None, as_json: AsJson = False) -> None:

@@ -22,18 +22,18 @@ import httpx
 import uvloop
 from rich.console import Console
 
+from tollway.app.lifecycle import App
 from tollway.cli.invitation import describe_sandbox, print_invitation
 from tollway.cli.narrator import Narrator
+from tollway.config.networks import parse_network
+from tollway.config.settings import Listen, Secret, Settings
 from tollway.errors import SettingsInvalid, TollwayError
-from tollway.house import App
 from tollway.limits import DEFAULT_LIMITS
-from tollway.network_settings import parse_network
 from tollway.sandbox.anvil import AnvilUnavailable, run_anvil
 from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
 from tollway.sandbox.playground import ROLES, Playground, furnish_playground
 from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.sandbox.tour import Keepsake, Tour, TourFailed
-from tollway.settings import Listen, Secret, Settings
 from tollway.telemetry import configure_logging
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tollway.client.quote import atto_of
 from tollway.client.steps import AuthorizationState, SignedAuthorization
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 LEASE_MS = 600_000

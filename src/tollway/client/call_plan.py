@@ -14,7 +14,7 @@ from tollway.client.checkout import RAILS, RailChoice, Rules
 from tollway.client.control import API_PREFIX
 from tollway.client.failures import HeaderInvalid
 from tollway.client.quote import Cap
-from tollway.identifiers import keccak256
+from tollway.ids import keccak256
 
 CapText = str | Mapping[str, str] | Cap | None
 

@@ -13,7 +13,7 @@ from tollway.client.quote import Cap, Offer, to_atto
 from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
 from tollway.errors import Code
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 from tollway.money import Asset, format_decimal
 
 RailChoice = Literal["auto", "tx", "x402"]

@@ -11,7 +11,7 @@ from tollway.client.failures import AnswerMalformed, GatewayRefused
 from tollway.client.steps import Headers
 from tollway.client.whole_answer import read_json
 from tollway.errors import Code
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 Document = dict[str, Any]
 """A JSON object as the gateway wrote it; its members are those of the HTTP contract."""

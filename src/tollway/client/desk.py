@@ -55,9 +55,9 @@ from tollway.client.steps import (
 )
 from tollway.client.transfer import Patience, Purse, resume
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address, ChainId, TxHash
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 AboutAuthorizations = (

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 DETAIL_CHARACTERS_MAX = 4_000
 _CODE = re.compile(r"[a-z][a-z0-9_]{0,63}")

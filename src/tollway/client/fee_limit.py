@@ -11,9 +11,9 @@ A rollup may charge for its data beside gas. Its own contracts set that part, an
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tollway.chain.rules import PRESETS, NetworkPreset
+from tollway.chain.networks import PRESETS, NetworkPreset
 from tollway.client.quote import ATTO_DECIMALS, DEFAULT_MAX_PRICE, Cap, parse_amount, to_atto
-from tollway.identifiers import ChainId
+from tollway.ids import ChainId
 from tollway.money import Asset, format_decimal
 from tollway.payments.settlement_rules import settlement_defaults
 

@@ -28,7 +28,7 @@ from tollway.client.steps import (
     StoreAuthorization,
     StoreOutcome,
 )
-from tollway.identifiers import ChainId, TxHash, keccak256
+from tollway.ids import ChainId, TxHash, keccak256
 
 FINAL_DEPTH = 4_800
 """Blocks behind the head that count as final where a node knows no `finalized`: the deepest of the presets."""

@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 
 from tollway.client.key_directory import KeyDirectory, KeysUnavailable
 from tollway.client.signed_fields import Claim, FieldsWrong, Text, gather, read_claim, read_digests, text_of
-from tollway.identity.http_signature import API_ID, CALL_ID, PAYER
+from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER
 
 CLOCK_SLACK_S = 10
 """How far the clocks of gateway and provider may differ."""

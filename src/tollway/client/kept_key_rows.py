@@ -8,7 +8,7 @@ Every function works inside the transaction of its caller, and commits nothing.
 
 import sqlite3
 
-from tollway.identifiers import Address
+from tollway.ids import Address
 
 KEPT_MS = 20 * 3_600_000
 """Gateways know a key for 24 hours after its call began. Beyond that it would protect nothing."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic_core import from_json
 
 from tollway.client.deadline import fetch_bounded
-from tollway.identity.http_signature import thumbprint
+from tollway.identity.http_signatures import thumbprint
 
 PATH = "/.well-known/http-message-signatures-directory"
 FETCH_DEADLINE_S = 5.0

@@ -9,7 +9,7 @@ from tollway.client.call_plan import CallOptions
 from tollway.client.desk import ClientOptions, Desk
 from tollway.client.quote import Cap
 from tollway.client.steps import SignedAuthorization, Transfer
-from tollway.identifiers import Address, TxHash
+from tollway.ids import Address, TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ from tollway.client.steps import (
 )
 from tollway.client.transfer import Made, Purse, settle
 from tollway.errors import Code
-from tollway.identifiers import Address, TxHash
+from tollway.ids import Address, TxHash
 
 PAYMENTS_MAX = 2
 UNPAID_MAX = 1

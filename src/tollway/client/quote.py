@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tollway.chain.rules import PRESETS
-from tollway.identifiers import Address, ChainId, parse_network
+from tollway.chain.networks import PRESETS
+from tollway.ids import Address, ChainId, parse_network
 from tollway.money import Asset, format_decimal
 
 ATTO_DECIMALS = 18

@@ -18,7 +18,7 @@ from tollway.client.quote import Offer, read_offers
 from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
 from tollway.client.transfer import Made, Purse
 from tollway.client.x402_offer import X402Offer, read_x402_offers
-from tollway.identifiers import Address, TxHash
+from tollway.ids import Address, TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

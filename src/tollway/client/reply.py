@@ -12,7 +12,7 @@ from tollway.client.fee_limit import format_fee
 from tollway.client.judgement import Paid
 from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
 from tollway.client.x402_offer import Receipt, read_receipt
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 

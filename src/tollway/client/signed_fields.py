@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import http_sf
 
-from tollway.identity.http_signature import ALGORITHM, API_ID, CALL_ID, PAYER, TAG
+from tollway.identity.http_signatures import ALGORITHM, API_ID, CALL_ID, PAYER, TAG
 
 COMPONENTS_MAX = 32
 FIELD_LENGTH_MAX = 8_192

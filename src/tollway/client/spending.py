@@ -33,7 +33,7 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0

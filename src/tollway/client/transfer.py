@@ -39,7 +39,7 @@ from tollway.client.steps import (
     TransferState,
     Unsent,
 )
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset
 
 NONCE_TRIES_MAX = 32  # each one lost is a payment that another call of this wallet has made

@@ -19,10 +19,10 @@ from eth_typing import Hash32, HexStr
 
 from tollway.client.steps import SignAuthorization, SignedAuthorization, SignedTransfer, SignTransfer
 from tollway.client.x402_offer import encode_payment
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
-from tollway.identity.http_signature import SignedRequest, signature_headers
-from tollway.identity.public_origin import PublicOrigin
+from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import paid_call_digest
+from tollway.identity.siwe import PublicOrigin
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.payments.proof import Binding, format_binding
 
 CALL_VALIDITY_S = 240

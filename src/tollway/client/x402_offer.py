@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pydantic_core import from_json
 
 from tollway.client.quote import OPTIONS_MAX, read_amount
-from tollway.identifiers import Address, ChainId, TxHash, parse_network
+from tollway.ids import Address, ChainId, TxHash, parse_network
 from tollway.money import TokenDomain
 
 HEADER_CHARACTERS_MAX = 16 * 1024

@@ -20,7 +20,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from tollway.errors import FieldError
-from tollway.registry.plain_text import drop_unclean
+from tollway.registry.text import drop_unclean
 
 ERRORS_MAX = 20
 STEPS_MAX = 20_000

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tollway.discovery.plain_words import clean_line
-from tollway.identifiers import Address, Network
-from tollway.payments.requirement import PaymentRequirement
+from tollway.discovery.safe_text import clean_line
+from tollway.ids import Address, Network
+from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.x402 import SCHEME, Resource, requirement_json, resource_json
-from tollway.registry.listing import Listing
-from tollway.registry.offered_operations import accepts_method
-from tollway.registry.openapi_document import list_in, resolve_in, walk_operations
+from tollway.registry.listing import Listing, accepts_method
+from tollway.registry.openapi import list_in, resolve_in, walk_operations
 
 BAZAAR = "bazaar"
 RESOURCE_TYPE = "http"

@@ -1,8 +1,7 @@
-"""The OpenAPI document of one listing: its operations as the gateway serves them, in OpenAPI 3.1, with their prices. Pure.
+"""The OpenAPI 3.1 document of one listing: its operations as the gateway serves them, with `x-payment-info`. Pure.
 
-It is written anew, member by member; nothing of the provider's document comes into it unread. Schemas are JSON Schema
-2020-12 with local references only; texts are cleaned and cut; security schemes, servers, callbacks, links and extensions
-are left out, because the gateway has its own or none.
+It is written anew, member by member; no part of the provider's document is passed on unread. Schemas are JSON Schema 2020-12 with local references only; texts
+are cleaned and truncated; security schemes, servers, callbacks, links and extensions are left out.
 """
 
 import re
@@ -10,19 +9,55 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from tollway.discovery.payment_info import payment_info
-from tollway.discovery.plain_schema import SchemaCopier, SchemaCopy
-from tollway.discovery.plain_words import clean_line, clean_prose
-from tollway.discovery.sold_operations import (
+from tollway.discovery.operations import (
     ANY_QUERY_SCHEMA,
     BODY_METHODS,
     SourcedOperation,
     list_sourced_operations,
 )
+from tollway.discovery.safe_text import clean_line, clean_prose
+from tollway.discovery.schemas import SchemaCopier, SchemaCopy
 from tollway.money import Price
-from tollway.registry.listing import Listing
-from tollway.registry.offered_operations import is_sent_by_caller
-from tollway.registry.openapi_document import DocumentOperation, DocumentParameter, ProviderDocument
+from tollway.registry.listing import Listing, is_sent_by_caller
+from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
+
+OFFERS_MAX = 8
+
+_DOLLARS = frozenset({"USDC", "USDT", "DAI", "USDS", "PYUSD"})
+_CODE = re.compile(r"[A-Z]{3}")
+
+
+def payment_info(
+    price: Price, currency: str, options: Sequence[Mapping[str, Any]], *, has_mpp: bool
+) -> dict[str, Any] | None:
+    """`options`: every way to pay that price, as a 402 shows them. None for a free operation.
+
+    Crawlers know authorisations only; the way by a transaction stands in the 402 and in the agent document.
+    """
+    if price.is_free:
+        return None
+    signed = [option for option in options if option.get("rail") == "x402" and "token" in option]
+    shown = "USD" if currency in _DOLLARS else currency
+    info: dict[str, Any] = {}
+    if _CODE.fullmatch(shown):
+        info["price"] = {"mode": "fixed", "currency": shown, "amount": price.text}
+    protocols: list[dict[str, Any]] = [{"x402": {}}] if signed else []
+    if signed and has_mpp:
+        mpp = {"method": "evm", "intent": "charge", "currency": signed[0]["token"]}
+        protocols.append({"mpp": mpp})
+        info["offers"] = [
+            {
+                "intent": "charge",
+                "method": "evm",
+                "amount": option["amount"],
+                "currency": option["token"],
+                "description": f"{price.text} {currency} on {option['network']}",
+            }
+            for option in signed[:OFFERS_MAX]
+        ]
+    info["protocols"] = protocols
+    return info
+
 
 OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
 

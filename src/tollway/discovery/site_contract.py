@@ -1,16 +1,398 @@
-"""What a contract is written with: operations, parameters, and the answers that each of them can give, by error code and
-not by status. Pure.
+"""The parts that the gateway's own OpenAPI contract is written with: schemas of its bodies, operations, parameters, and responses by error code. Pure.
 
-Which status a code gets, and its title, is told by whoever builds the document (`SiteProblemKind`): it stands in one table of
-the door. A problem is declared nowhere but through its code, so that the document cannot name one that does not exist.
+Responses may gain members in a later release, so their schemas are open; request schemas are closed. A problem is declared only through its code; the status of
+each code is a parameter (`SiteProblemKind`), because the one table of statuses is in `web/problems.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from tollway.discovery.site_schemas import Schema, schema_ref
 from tollway.errors import Code
+
+Schema = Mapping[str, Any]
+
+
+def schema_ref(name: str) -> dict[str, Any]:
+    """A schema of this table by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def nullable(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": [kind, "null"], **more}
+
+
+def array_of(items: Schema, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def response_object(members: Mapping[str, Schema], *, optional: Sequence[str] = ()) -> dict[str, Any]:
+    """An object of ours: everything is there but what is named in `optional`."""
+    required = [name for name in members if name not in optional]
+    return {"type": "object", "required": required, "properties": dict(members)}
+
+
+def request_object(members: Mapping[str, Schema], *, required: Sequence[str] = ()) -> dict[str, Any]:
+    """An object that is sent to us: a member that nobody knows is refused."""
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "additionalProperties": False, **needed, "properties": dict(members)}
+
+
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+URL: Schema = {"type": "string", "format": "uri"}
+ANY_OBJECT: Schema = {"type": "object"}
+ADDRESS: Schema = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"}
+HASH: Schema = {"type": "string", "pattern": "^0x[0-9a-fA-F]{64}$"}
+HEX: Schema = {"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$"}
+AMOUNT: Schema = {"type": "string", "pattern": r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"}
+UNITS: Schema = {"type": "string", "pattern": "^(0|[1-9][0-9]*)$"}
+NETWORK: Schema = {"type": "string", "pattern": "^eip155:(0|[1-9][0-9]{0,14})$"}
+TIME: Schema = {
+    "type": "string",
+    "pattern": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$",
+}
+
+PAYMENT_STATES = ("none", "charged", "released", "held", "reorged")
+CALL_STATUSES = ("pending", "succeeded", "failed", "unknown")
+RAILS = ("none", "tx", "credit", "x402", "mpp")
+
+_SUMMARY: Mapping[str, Schema] = {
+    "id": TEXT,
+    "name": TEXT,
+    "provider": schema_ref("Address"),
+    "pricePerRequest": schema_ref("Amount"),
+    "currency": TEXT,
+    "endpoint": URL,
+    "description": TEXT,
+}
+
+_OPERATION: Mapping[str, Schema] = {
+    "method": TEXT,
+    "path": TEXT,
+    "pricePerRequest": schema_ref("Amount"),
+}
+
+_DRAFT: Mapping[str, Schema] = {
+    "name": {"type": "string", "minLength": 1, "maxLength": 120},
+    "pricePerRequest": schema_ref("Amount"),
+    "currency": {"type": "string", "description": "A symbol that this gateway accepts, such as USDC."},
+    "endpoint": {"type": "string", "maxLength": 2048, "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"},
+    "description": {"type": "string", "maxLength": 4000},
+    "payTo": schema_ref("Address"),
+    "networks": array_of(schema_ref("Network"), minItems=1, maxItems=32),
+    "methods": array_of({"type": "string", "pattern": "^[A-Z][A-Z0-9-]{0,31}$"}, maxItems=16),
+    "tags": array_of({"type": "string", "maxLength": 32}, maxItems=5),
+    "openapi": nullable("object"),
+    "openapiUrl": nullable("string", maxLength=2048),
+    "operations": array_of(schema_ref("PricedOperation"), maxItems=200),
+    "otherPaths": {"enum": ["serve", "refuse"], "default": "serve"},
+    "chargeOn": {"enum": ["success", "answered"], "default": "success"},
+    "timeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 300, "default": 30},
+    "forwardHeaders": array_of({"type": "string", "maxLength": 128}, maxItems=20),
+    "upstreamAuth": {"oneOf": [schema_ref("UpstreamSecret"), {"type": "null"}]},
+    "signature": {"enum": ["any", "bound"], "default": "any"},
+    "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
+    "status": {"enum": ["active", "paused"], "default": "active"},
+}
+
+_OWNERSHIP: Mapping[str, Schema] = {
+    "apiId": TEXT,
+    "origin": TEXT,
+    "state": {"enum": ["unverified", "verified"]},
+    "method": {"enum": ["wellKnown", "dns", "signature", None]},
+    "verifiedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
+    "checkedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
+    "failures": {**INTEGER, "description": "Checks in a row that found no proof."},
+    "challenge": response_object(
+        {
+            "wellKnown": response_object({"url": TEXT, "content": TEXT}),
+            "dns": {"oneOf": [response_object({"name": TEXT, "value": TEXT}), {"type": "null"}]},
+            "signature": response_object(
+                {"url": TEXT, "pointer": TEXT, "message": TEXT, "signer": schema_ref("Address")}
+            ),
+        }
+    ),
+}
+_CHECK_RESULT: Schema = {"enum": ["proved", "not_found", "unreachable"]}
+
+_DETAILS: Mapping[str, Schema] = {
+    **_SUMMARY,
+    "id": nullable("string"),
+    "payTo": schema_ref("Address"),
+    "networks": array_of(schema_ref("Network")),
+    "methods": array_of(TEXT),
+    "tags": array_of(TEXT),
+    "openapi": nullable("object"),
+    "openapiUrl": nullable("string"),
+    "operations": array_of(response_object(_OPERATION)),
+    "otherPaths": {"enum": ["serve", "refuse"]},
+    "chargeOn": {"enum": ["success", "answered"]},
+    "timeoutSeconds": INTEGER,
+    "forwardHeaders": array_of(TEXT),
+    "upstreamAuth": {
+        "oneOf": [response_object({"in": TEXT, "name": TEXT, "set": BOOLEAN}), {"type": "null"}]
+    },
+    "signature": {"enum": ["any", "bound"]},
+    "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
+    "status": {"enum": ["active", "paused"]},
+    "pricing": schema_ref("Pricing"),
+    "quality": schema_ref("Quality"),
+    "verified": BOOLEAN,
+    "links": {"type": "object", "additionalProperties": URL},
+    "createdAt": schema_ref("Time"),
+    "updatedAt": schema_ref("Time"),
+    "revision": INTEGER,
+}
+
+_OPTION: Mapping[str, Schema] = {
+    "rail": {"enum": ["tx", "x402"]},
+    "network": schema_ref("Network"),
+    "chainId": INTEGER,
+    "asset": {"type": "string", "description": "CAIP-19."},
+    "token": schema_ref("Address"),
+    "symbol": TEXT,
+    "decimals": INTEGER,
+    "amount": schema_ref("Units"),
+    "payTo": schema_ref("Address"),
+    "confirmations": INTEGER,
+    "headers": array_of(TEXT),
+    "version": INTEGER,
+    "header": TEXT,
+    "maxTimeoutSeconds": INTEGER,
+    "extra": ANY_OBJECT,
+}
+
+_CALL: Mapping[str, Schema] = {
+    "id": TEXT,
+    "apiId": TEXT,
+    "apiName": TEXT,
+    "provider": schema_ref("Address"),
+    "payer": {"oneOf": [schema_ref("Address"), {"type": "null"}]},
+    "method": TEXT,
+    "path": TEXT,
+    "status": {"enum": list(CALL_STATUSES)},
+    "httpStatus": nullable("integer"),
+    "upstreamStatus": nullable("integer"),
+    "price": TEXT,
+    "currency": TEXT,
+    "payment": response_object(
+        {
+            "state": {"enum": list(PAYMENT_STATES)},
+            "rail": {"enum": list(RAILS)},
+            "network": nullable("string"),
+            "asset": nullable("string"),
+            "transaction": nullable("string"),
+            "amount": nullable("string"),
+            "payTo": nullable("string"),
+        }
+    ),
+    "requestBytes": nullable("integer"),
+    "responseBytes": nullable("integer"),
+    "latencyMs": nullable("integer"),
+    "upstreamLatencyMs": nullable("integer"),
+    "idempotencyKey": nullable("string"),
+    "requestId": nullable("string"),
+    "error": nullable("string"),
+    "createdAt": schema_ref("Time"),
+    "completedAt": {"oneOf": [schema_ref("Time"), {"type": "null"}]},
+}
+
+_PAYMENT: Mapping[str, Schema] = {
+    "transaction": schema_ref("Hash"),
+    "network": nullable("string"),
+    "asset": nullable("string"),
+    "payer": schema_ref("Address"),
+    "payee": nullable("string"),
+    "amount": nullable("string"),
+    "credit": nullable("string"),
+    "state": {"enum": ["unseen", "pending", "credited", "spent", "reorged", "refused"]},
+    "reason": nullable("string"),
+    "calls": array_of(TEXT),
+}
+
+SCHEMAS: Mapping[str, Schema] = MappingProxyType(
+    {
+        "Address": ADDRESS,
+        "Amount": {**AMOUNT, "description": "A decimal string, in the currency named beside it."},
+        "Units": {**UNITS, "description": "Base units of the asset, a decimal integer string."},
+        "Network": {**NETWORK, "description": "CAIP-2."},
+        "Hash": HASH,
+        "Time": {**TIME, "description": "RFC 3339, UTC, three fractional digits."},
+        "Ownership": response_object(_OWNERSHIP),
+        "CheckedOwnership": {
+            "allOf": [
+                schema_ref("Ownership"),
+                response_object(
+                    {
+                        "checks": response_object(
+                            {"wellKnown": _CHECK_RESULT, "dns": _CHECK_RESULT, "signature": _CHECK_RESULT},
+                            optional=("wellKnown", "dns", "signature"),
+                        )
+                    }
+                ),
+            ]
+        },
+        "Problem": response_object(
+            {
+                "type": URL,
+                "title": TEXT,
+                "status": INTEGER,
+                "detail": TEXT,
+                "instance": {"type": "string", "format": "uri-reference"},
+                "code": TEXT,
+                "requestId": TEXT,
+                "retryable": {
+                    **BOOLEAN,
+                    "description": "The very same request, sent again later, can succeed.",
+                },
+                "paymentState": {"enum": ["none", "charged", "released", "held"]},
+                "errors": array_of(
+                    response_object(
+                        {"pointer": TEXT, "parameter": TEXT, "code": TEXT, "detail": TEXT},
+                        optional=("pointer", "parameter"),
+                    )
+                ),
+                "retryAfterSeconds": INTEGER,
+                "callId": TEXT,
+                "reason": TEXT,
+            },
+            optional=("errors", "retryAfterSeconds", "callId", "reason"),
+        ),
+        "ListingDraft": request_object(_DRAFT, required=("name", "pricePerRequest", "currency", "endpoint")),
+        "PricedOperation": request_object(_OPERATION, required=tuple(_OPERATION)),
+        "UpstreamSecret": request_object(
+            {"in": {"enum": ["header", "query"]}, "name": TEXT, "value": {**TEXT, "writeOnly": True}},
+            required=("in", "name", "value"),
+        ),
+        "RateLimit": request_object(
+            {
+                "calls": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
+                "perSeconds": {"type": "integer", "minimum": 1, "maximum": 86_400},
+            },
+            required=("calls", "perSeconds"),
+        ),
+        "ListingItem": response_object({**_SUMMARY, "match": array_of(TEXT)}, optional=("match",)),
+        "ListingPage": response_object(
+            {
+                "apis": array_of(schema_ref("ListingItem")),
+                "total": INTEGER,
+                "page": INTEGER,
+                "limit": INTEGER,
+                "totalIsLowerBound": BOOLEAN,
+            },
+            optional=("totalIsLowerBound",),
+        ),
+        "Listing": response_object(_DETAILS),
+        "WrittenListing": {
+            "allOf": [
+                schema_ref("Listing"),
+                response_object(
+                    {
+                        "warnings": array_of(
+                            response_object({"code": TEXT, "detail": TEXT, "pointer": TEXT})
+                        ),
+                        "dryRun": BOOLEAN,
+                    },
+                    optional=("dryRun",),
+                ),
+            ]
+        },
+        "Pricing": response_object(
+            {
+                "mode": {"const": "fixed"},
+                "amount": schema_ref("Amount"),
+                "currency": TEXT,
+                "options": array_of(schema_ref("PaymentOption")),
+            }
+        ),
+        "PaymentOption": {
+            **response_object(
+                _OPTION,
+                optional=(
+                    "token",
+                    "confirmations",
+                    "headers",
+                    "version",
+                    "header",
+                    "maxTimeoutSeconds",
+                    "extra",
+                ),
+            ),
+            "description": "One way to pay, the same in details, in a 402 and in agent documents.",
+        },
+        "Quality": {
+            **response_object(
+                {
+                    "calls30d": nullable("integer"),
+                    "successRate30d": nullable("number"),
+                    "p50Ms": nullable("integer"),
+                    "p95Ms": nullable("integer"),
+                }
+            ),
+            "description": "Measured from the paid calls of 30 days, self-paid ones left out; null until 20 calls.",
+        },
+        "Terms": response_object(
+            {
+                "amount": schema_ref("Amount"),
+                "currency": TEXT,
+                "expiresAt": schema_ref("Time"),
+                "options": array_of(schema_ref("PaymentOption")),
+            }
+        ),
+        "Call": response_object(_CALL),
+        "CallPage": response_object(
+            {
+                "calls": array_of(schema_ref("Call")),
+                "total": INTEGER,
+                "limit": INTEGER,
+                "offset": INTEGER,
+                "asOf": schema_ref("Time"),
+                "totalIsLowerBound": BOOLEAN,
+            },
+            optional=("totalIsLowerBound",),
+        ),
+        "Payment": response_object({**_PAYMENT, "others": array_of(ANY_OBJECT)}, optional=("others",)),
+        "PaymentPage": response_object(
+            {"payments": array_of(schema_ref("Payment")), "limit": INTEGER, "offset": INTEGER}
+        ),
+        "Nonce": response_object(
+            {
+                "nonce": TEXT,
+                "domain": TEXT,
+                "uri": URL,
+                "issuedAt": schema_ref("Time"),
+                "expirationTime": schema_ref("Time"),
+                "message": nullable("string"),
+            }
+        ),
+        "Session": response_object(
+            {
+                "accessToken": TEXT,
+                "tokenType": {"const": "Bearer"},
+                "expiresIn": INTEGER,
+                "address": schema_ref("Address"),
+            }
+        ),
+        "Resources": response_object(
+            {"x402Version": {"const": 2}, "items": array_of(ANY_OBJECT), "pagination": ANY_OBJECT}
+        ),
+        "ResourceSearch": response_object(
+            {
+                "x402Version": {"const": 2},
+                "resources": array_of(ANY_OBJECT),
+                "partialResults": BOOLEAN,
+                "pagination": ANY_OBJECT,
+            }
+        ),
+        "Ready": response_object(
+            {"status": {"const": "ok"}, "checks": {"type": "object", "additionalProperties": BOOLEAN}}
+        ),
+    }
+)
+
 
 PROBLEM_TYPE = "application/problem+json"
 QUOTE_CODES = frozenset(

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tollway.discovery.plain_words import clean_line
-from tollway.discovery.sold_operations import ApiOperation
-from tollway.identifiers import ListingId
+from tollway.discovery.operations import ApiOperation
+from tollway.discovery.safe_text import clean_line
+from tollway.ids import ListingId
 from tollway.registry.listing import Listing
 
 TOOLS_PER_PAGE = 50

@@ -1,6 +1,6 @@
-"""The passage, the header tables: what is refused at the door, what goes to the upstream, what comes back.
+"""Header tables: which request headers are refused, which go to the upstream, which response headers come back. Pure.
 
-Pure, and on the path of every paid call: the tables are frozen sets, the loops are single. To the upstream goes
+On the path of every paid call: the tables are frozen sets, the loops are single. To the upstream goes
 what the list allows; to the caller goes what the list does not forbid. Framing is never copied in either direction.
 """
 
@@ -14,8 +14,8 @@ import ada_url
 from tollway.errors import Code, FieldError, Problem
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint
+from tollway.registry.header_names import STANDARD_HEADERS
 from tollway.registry.listing import UpstreamAuth
-from tollway.registry.reserved import STANDARD_HEADERS
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

@@ -1,7 +1,7 @@
-"""The passage, the target: which listing a raw path names, which URL that is upstream, which operation it buys.
+"""The target of a call: which listing a raw path names, which URL that is upstream, which operation it buys. Pure.
 
-Pure. The bytes that the caller sent are forwarded as they are, or refused; they are never joined, never normalised.
-What a path *means* is judged on the side, under every reading that a server could give it.
+The bytes that the caller sent are forwarded as they are, or refused; they are never joined, never normalised.
+What a path means is decided separately, under every reading that a server could give it.
 """
 
 import re
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.outbound.policy import Endpoint
-from tollway.registry.path_reading import (
+from tollway.registry.paths import (
     PricedOperationT,
     filter_by_method,
     find_most_specific,

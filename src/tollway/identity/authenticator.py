@@ -1,4 +1,4 @@
-"""Who sends a request to the control plane: one wallet, proved in one or more of three ways.
+"""The wallet that sends a request to the control plane, proved in one or more of three ways.
 
 Every proof that is present must hold, and all must name one wallet; only then is a nonce spent. It never decides what
 the wallet may do, and never reads the body beyond its digest.
@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.identifiers import Address, ChainId
-from tollway.identity.front_desk import SignIn
-from tollway.identity.http_signature import HttpProof, SignedRequest, read_http_proofs
-from tollway.identity.public_origin import PublicOrigin
-from tollway.identity.sessions import Session, SessionStore
-from tollway.identity.signin import SignInProof, read_siwx
+from tollway.identity.http_signatures import HttpProof, SignedRequest, read_http_proofs
+from tollway.identity.sessions import Session, SessionStore, SignIn
+from tollway.identity.siwe import PublicOrigin, SignInProof, read_siwx
+from tollway.ids import Address, ChainId
 from tollway.limits import Limits
-from tollway.rates import RateLimiter
-from tollway.shares import Quota
+from tollway.rate_limits.limiter import Quota, RateLimiter
 
 __all__ = ["Authenticator", "Identity", "SignedRequest"]
 

@@ -1,16 +1,31 @@
-"""What the door remembers: nonces given out, sessions opened, request signatures already used.
+"""Sign-in: issues nonces, opens a session for a signed message, closes sessions; and the port where nonces and sessions are stored.
 
-A port with its records; `storage/session_store.py` keeps them in SQL, `tests/model` in memory. Both pass one
-contract suite. Nothing here judges a signature, and no token is ever kept: only its SHA-256.
+It proves which wallet signs in; what a wallet may do is decided elsewhere. No token is stored, only its SHA-256. `storage` implements the port in SQL, the test
+kit in memory; both pass one contract suite.
 """
 
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tollway.identifiers import Address, ChainId
+from tollway.chain.port import LookupQuota
+from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
+from tollway.identity.signatures import SignatureVerifier
+from tollway.identity.siwe import (
+    STATEMENT,
+    PublicOrigin,
+    SignInMessage,
+    SignInProof,
+    check_sign_in,
+    format_moment,
+    format_sign_in,
+    parse_sign_in,
+)
+from tollway.ids import Address, ChainId
+from tollway.limits import Limits
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
@@ -73,3 +88,200 @@ def format_token(entropy: bytes) -> str:
 def hash_token(token: str) -> bytes | None:
     """What is kept of a token; None for text that cannot be one of ours."""
     return hashlib.sha256(token.encode()).digest() if _TOKEN.fullmatch(token) else None
+
+
+SESSION_PATH = "/api/v2/auth/session"
+URI_CHARACTERS_MAX = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInChallenge:
+    """A fresh nonce and what a message that uses it should say."""
+
+    nonce: str
+    domain: str
+    uri: str
+    issued_ms: int
+    expires_ms: int
+
+    def format_message(self, *, address: Address, chain_id: ChainId) -> str:
+        """The ready EIP-4361 text for that wallet."""
+        return format_sign_in(
+            SignInMessage(
+                domain=self.domain,
+                address=str(address),
+                statement=STATEMENT,
+                uri=self.uri,
+                chain_id=chain_id,
+                nonce=self.nonce,
+                issued_at=format_moment(self.issued_ms),
+                expiration_time=format_moment(self.expires_ms),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """An open session. `token` is shown once and kept nowhere."""
+
+    token: str = field(repr=False)
+    address: Address
+    expires_in_s: int
+
+
+class SignIn:
+    """Safe to use from many tasks at once. `entropy(n)` gives n random bytes fit for secrets."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        verifier: SignatureVerifier,
+        lookup_quota: LookupQuota,
+        *,
+        origin: PublicOrigin,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._store = store
+        self._verifier = verifier
+        self._lookup_quota = lookup_quota
+        self._origin = origin
+        self._limits = limits
+        self._now_ms = now_ms
+        self._entropy = entropy
+
+    async def create_challenge(self, uri: str | None = None) -> SignInChallenge:
+        """A nonce; with `uri`, for messages that name exactly that URI, which must lie under the public origin.
+
+        Raises Refusal (`validation_failed`) for another URI.
+        """
+        if uri is not None and (len(uri) > URI_CHARACTERS_MAX or not self._origin.is_origin_of(uri)):
+            wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
+            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="Not valid: /uri.", errors=(wrong,)))
+        now_ms = self._now_ms()
+        challenge = SignInChallenge(
+            nonce=self._entropy(16).hex(),
+            domain=self._origin.authority,
+            uri=uri if uri is not None else f"{self._origin}{SESSION_PATH}",
+            issued_ms=now_ms,
+            expires_ms=now_ms + self._limits.nonce_ttl_s * 1000,
+        )
+        await self._store.issue_nonce(
+            SignInNonce(nonce=challenge.nonce, uri=uri, expires_ms=challenge.expires_ms)
+        )
+        return challenge
+
+    async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewSession:
+        """Opens a session for the wallet that signed. Raises Refusal; then the nonce is unspent, unless it was the nonce.
+
+        Raises `ChainUnavailable` where only a chain could tell and it does not answer.
+        """
+        try:
+            message = parse_sign_in(text)
+        except ValueError as exc:
+            problem = Problem(code=Code.INVALID_SIGNATURE, detail=f"{exc}.", reason="invalid_siwx_payload")
+            raise Refusal(problem) from exc
+        now_ms = self._now_ms()
+        proof = SignInProof(message=message, signature=signature)
+        await self.verify(proof, client_address=client_address, now_ms=now_ms)
+        await self.spend_nonce(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
+        token = format_token(self._entropy(32))
+        token_hash = hash_token(token)
+        assert token_hash is not None
+        await self._store.put_session(
+            Session(
+                token_hash=token_hash,
+                address=message.signer,
+                chain_id=message.chain_id,
+                created_ms=now_ms,
+                expires_ms=now_ms + self._limits.session_ttl_s * 1000,
+            )
+        )
+        return NewSession(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
+
+    async def close_session(self, token: str) -> None:
+        """Ends it. Raises Refusal (`session_expired`) for a token that opens nothing."""
+        await self.find_session(token)
+        token_hash = hash_token(token)
+        assert token_hash is not None
+        await self._store.delete_session(token_hash)
+
+    async def find_session(self, token: str) -> Session:
+        """Whose token this is. Raises Refusal (`session_expired`) when nobody's: unknown, closed or expired."""
+        token_hash = hash_token(token)
+        if token_hash is not None:
+            session = await self._store.find_session(token_hash, now_ms=self._now_ms())
+            if session is not None:
+                return session
+        raise Refusal(
+            Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended; sign in again.")
+        )
+
+    async def verify(self, proof: SignInProof, *, client_address: str, now_ms: int) -> None:
+        """Raises Refusal unless the message is for this gateway, of now, and signed by the wallet that it names."""
+        message = proof.message
+        problem = check_sign_in(message, origin=self._origin, limits=self._limits, now_ms=now_ms)
+        if problem is not None:
+            raise Refusal(problem)
+        if not await self.is_signed_by(
+            message.signer,
+            message.digest,
+            proof.signature,
+            chain_id=message.chain_id,
+            client_address=client_address,
+        ):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="The message was not signed by the wallet that it names.",
+                    reason="invalid_siwx_signature",
+                )
+            )
+
+    async def is_signed_by(
+        self, address: Address, digest: bytes, signature: bytes, *, chain_id: ChainId, client_address: str
+    ) -> bool:
+        """Key, contract or contract to be. Only a question to a chain is counted, and refused (`rate_limited`) when there
+        were too many of that client or about that wallet. Raises `ChainUnavailable`."""
+        if self._verifier.is_chain_needed(address, digest, signature, [chain_id]):
+            wait_s = await self._lookup_quota.charge(client_address=client_address, signer=str(address))
+            if wait_s is not None:
+                raise Refusal(
+                    Problem(
+                        code=Code.RATE_LIMITED,
+                        detail="Too many signatures that only a chain can judge.",
+                        retry_after_s=wait_s,
+                        members=describe_rate(
+                            "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
+                        ),
+                    )
+                )
+        return await self._verifier.is_signed_for_authentication(address, digest, signature, [chain_id])
+
+    async def spend_nonce(
+        self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
+    ) -> None:
+        """Uses up the nonce of a verified message. `uris`: for which the nonce may have been given out; None: for any,
+        but a nonce given out for a URI counts only in a message that names it.
+
+        Raises Refusal (`nonce_reused`, or `invalid_signature` when it was given out for something else).
+        """
+        taken = await self._store.take_nonce(message.nonce, now_ms=now_ms)
+        if taken is None:
+            raise Refusal(
+                Problem(
+                    code=Code.NONCE_REUSED,
+                    detail="The nonce is not one of ours, has expired, or was used; ask for another.",
+                    reason="invalid_siwx_nonce",
+                )
+            )
+        is_elsewhere = taken.uri is not None and taken.uri != message.uri
+        if is_elsewhere or (uris is not None and taken.uri not in uris):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="The nonce was given out for another URI.",
+                    reason="invalid_siwx_uri_mismatch",
+                )
+            )

@@ -1,20 +1,24 @@
-"""What a signature says: who signed a digest, and which digests Tollway asks people to sign.
+"""Signatures: who signed a digest, which digests Tollway asks wallets to sign, and the gateway's own signature under offers and receipts.
 
-Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are asked on their chain by `SignatureVerifier`.
+Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are called on their chain by `SignatureVerifier`.
 Knows nothing of HTTP, of nonces or of time, and never decides what a signer may do.
+
+The key of `ReceiptSigner` is derived from the gateway's secret: all gateways of one public URL sign with one key, and no other key has to be stored.
 """
 
+import hmac
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
+from typing import Self
 
 import coincurve
 
-from tollway.chain.reader import ChainReader
+from tollway.chain.port import ChainReader
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.limits import Limits
 
 KEY_SIGNATURE_BYTES = 65
@@ -251,3 +255,29 @@ def _encode_arguments(*words: bytes, last: bytes) -> bytes:
     begin = (len(words) + 1) * 32
     head = (*words, begin.to_bytes(32, "big"), len(last).to_bytes(32, "big"))
     return b"".join(head) + last + bytes(-len(last) % 32)
+
+
+_PURPOSE = b"tollway offers and receipts"
+
+
+class ReceiptSigner:
+    """Signing touches nothing shared: safe to use from many tasks at once. `address` is published."""
+
+    __slots__ = ("_key", "address")
+
+    def __init__(self, key: coincurve.PrivateKey) -> None:
+        self._key = key
+        self.address = Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
+
+    @classmethod
+    def derive(cls, secret: bytes) -> Self:
+        """The same signer from the same secret, always."""
+        return cls(coincurve.PrivateKey(hmac.digest(secret, _PURPOSE, "sha256")))
+
+    def __repr__(self) -> str:
+        return f"ReceiptSigner({self.address})"
+
+    def sign(self, digest: bytes) -> bytes:
+        """65 bytes r || s || v over a 32-byte digest, s low, v 27 or 28."""
+        signature = self._key.sign_recoverable(digest, hasher=None)
+        return signature[:64] + bytes((signature[64] + 27,))

@@ -1,8 +1,9 @@
-"""The way out, one connection to an upstream: one exchange at a time on it, and what came of the last one.
+"""One connection to an upstream: one exchange at a time, and the outcome of the last one.
 
-It knows at once when it is no good any more: lost, or given bytes that nobody asked for. It never begins an exchange by
-itself, never carries one after another that was not whole, and never holds more of an answer than its limit: what
-nobody waits for stays in the kernel, and so with the upstream.
+It knows at once when it is not usable any more: lost, or given bytes that no request asked for. It never begins an exchange by
+itself, never carries one after another that was not complete, and never holds more of a response than its limit: what
+is not read stays in the kernel, and so with the upstream. `ReadBuffer` is the memory of all connections of an event loop: nothing
+stays in it between two calls, and only a few fast readers get more than one connection's buffer.
 """
 
 import asyncio
@@ -13,9 +14,58 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-from tollway.outbound.answer import ResponseParser
-from tollway.outbound.answer_head import HeadLimits, ResponseHead, ResponseMalformed
-from tollway.outbound.read_memory import ReadBuffer
+from tollway.outbound.http1 import HeadLimits, ResponseHead, ResponseMalformed, ResponseParser
+
+HEAD_READ_BYTES = 16 * 1024
+"""What a read may bring beside the first measure of body, where the head comes with it."""
+FIRST_READ_BYTES = 16 * 1024
+LARGE_BUFFERS = 4
+"""A large read brings so many buffers at once."""
+LARGE_READERS_MAX = 16
+
+
+class ReadBuffer:
+    """`first_size`, and what `grow` gives, are measures: bytes that the next read of one connection may bring. Whoever has one
+    gives it back."""
+
+    __slots__ = ("_buffer_bytes", "_large", "_large_max", "view")
+
+    def __init__(self, buffer_bytes: int, *, large_max: int = LARGE_READERS_MAX) -> None:
+        self.view = memoryview(
+            bytearray(max(HEAD_READ_BYTES + FIRST_READ_BYTES, LARGE_BUFFERS * buffer_bytes))
+        )
+        self._buffer_bytes = buffer_bytes
+        self._large_max = large_max
+        self._large = 0
+
+    @property
+    def first_size(self) -> int:
+        return min(FIRST_READ_BYTES, self._buffer_bytes)
+
+    @property
+    def head(self) -> memoryview:
+        """For a head, with as much of the body as comes with it: most answers are whole with their first bytes. It is not
+        known yet how quick the reader is."""
+        return self.view[: HEAD_READ_BYTES + self.first_size]
+
+    def grow(self, size: int) -> int:
+        """Twice as much, as far as there is room."""
+        buffer_bytes, twice = self._buffer_bytes, 2 * size
+        if size > buffer_bytes:
+            return min(twice, LARGE_BUFFERS * buffer_bytes)
+        if twice <= buffer_bytes:
+            return twice
+        if self._large >= self._large_max:
+            return buffer_bytes
+        self._large += 1
+        return min(twice, LARGE_BUFFERS * buffer_bytes)
+
+    def release_size(self, size: int) -> int:
+        """The first measure, for this one."""
+        if size > self._buffer_bytes:
+            self._large -= 1
+        return self.first_size
+
 
 _LOSS_ERRNOS = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 """Not a TLS connection that ends without a word of farewell: many servers end theirs so."""

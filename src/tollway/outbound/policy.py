@@ -1,7 +1,7 @@
-"""The way out, the rules: which endpoint may be listed, and which address may be dialled.
+"""The rules of the outbound policy: which endpoint may be listed, and which address may be dialled. Pure.
 
-Pure. It judges text and addresses; it never resolves a name and never opens a socket. Spellings of a host are not
-judged (`0x7f.1`, full-width digits): the one WHATWG parser turns them into an address, and the address is judged.
+It checks text and addresses; it never resolves a name and never opens a socket. Spellings of a host are not
+checked (`0x7f.1`, full-width digits): the one WHATWG parser turns them into an address, and the address is checked.
 """
 
 import ipaddress

@@ -6,9 +6,9 @@ It knows nothing of contract wallets: those are asked by the token itself.
 from functools import lru_cache
 
 from tollway.chain.tokens import compute_domain_separator
-from tollway.identifiers import Address, ChainId, keccak256
 from tollway.identity.signatures import recover
-from tollway.ledger.authorization import Authorization
+from tollway.ids import Address, ChainId, keccak256
+from tollway.ledger.records import Authorization
 from tollway.money import TokenDomain
 
 _TRANSFER_TYPE = keccak256(

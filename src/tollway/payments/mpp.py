@@ -13,15 +13,17 @@ from hashlib import sha256
 from typing import Any
 
 from tollway.errors import Problem, Refusal
-from tollway.identifiers import Address, ChainId, keccak256
+from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import Limits
-from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.authorization_wire import (
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.wire import (
     SIGNED_FIELDS,
     AuthorizationFields,
+    AuthorizationReason,
     decode_object,
     encode_object_urlsafe,
     encode_urlsafe,
+    explain_authorization,
     find_unknown_member,
     parse_transfer,
     take_address,
@@ -29,7 +31,6 @@ from tollway.payments.authorization_wire import (
     take_text,
     unreadable,
 )
-from tollway.payments.requirement import PaymentRequirement
 
 CREDENTIAL_HEADER = b"authorization"
 CHALLENGE_HEADER = b"www-authenticate"

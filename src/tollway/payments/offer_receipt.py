@@ -10,9 +10,9 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from tollway.identifiers import Address, ChainId, TxHash, format_network, keccak256
-from tollway.payments.requirement import PaymentRequirement
-from tollway.payments.stencil import TemplateSlot
+from tollway.ids import Address, ChainId, TxHash, format_network, keccak256
+from tollway.payments.payment_required import TemplateSlot
+from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.x402 import SCHEME
 
 OFFER_RECEIPT = "offer-receipt"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tollway.errors import Code, FieldError, Problem
-from tollway.identifiers import ChainId, TxHash, parse_network
 from tollway.identity.signatures import parse_signature
+from tollway.ids import ChainId, TxHash, parse_network
 
 _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")

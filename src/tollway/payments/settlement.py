@@ -1,36 +1,45 @@
-"""Settling an authorisation: simulate -> sign -> into the ledger -> broadcast -> follow the receipt -> conclude.
+"""Settles an authorisation: simulate -> sign -> store in the ledger -> broadcast -> wait for the receipt -> conclude.
 
 Money may move from the commit on that stores the signed transaction, and never before it. What cannot be found out is
 undecided; failed is only what was refused in simulation and never left this gateway. Nothing that a payer composed is ever
 sent: the transaction is built here from the signed fields alone.
+
+A settlement whose waiter left before its end becomes orphaned, so that the recovery takes it up.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import structlog
 
-from tollway.chain.reader import (
-    AuthorizationFacts,
-    ChainFacts,
-    Quorum,
-    SendFault,
-    SendRefused,
-    SettlementChain,
-)
-from tollway.chain.rules import ChainRules
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.identifiers import ZERO_ADDRESS, ChainId, ListingId
-from tollway.ledger.authorization import Authorization, Cover, SettledTransfer, SettlementAttempt
-from tollway.ledger.book import Closed, Fenced, Ledger
-from tollway.ledger.call import CallState
-from tollway.ledger.gas import GasLedger, NonceUnavailable
+from tollway.ids import ZERO_ADDRESS, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.ledger import Close, Closed, Fenced, GasLedger, Ledger, NonceUnavailable
+from tollway.ledger.records import (
+    Authorization,
+    CallState,
+    Cover,
+    Interruption,
+    SettledTransfer,
+    SettlementAttempt,
+)
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.authorization_use import (
+from tollway.payments.authorization_check import (
+    AuthorizationRefused,
+    check_authorization,
+    check_times,
+    find_failure_reason,
+)
+from tollway.payments.authorization_onchain import (
+    AuthorizationLookup,
+    AuthorizationPrecheck,
+    AuthorizationQuota,
     AuthorizationUse,
     Cancelled,
     TransferFound,
@@ -39,36 +48,127 @@ from tollway.payments.authorization_use import (
     find_use,
     simulate_transfer,
 )
-from tollway.payments.authorization_verdict import (
-    AuthorizationRefused,
-    check_authorization,
-    check_times,
-    find_failure_reason,
-)
-from tollway.payments.consents import AuthorizationPrecheck
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.follower import ReceiptPoller
-from tollway.payments.gas_lane import NonceSequence
-from tollway.payments.gas_tank import GasBudget
-from tollway.payments.junk_meter import AuthorizationLookup, AuthorizationQuota
-from tollway.payments.lane_keeper import TransactionReplacer
-from tollway.payments.lane_signer import sign_next
-from tollway.payments.remote_facilitator import FacilitatorClient
-from tollway.payments.requirement import PaymentRequirement
-from tollway.payments.settlement_outcome import (
-    NotSettled,
-    Settled,
-    SettlementFenced,
-    SettlementOrder,
-    SettlementOutcome,
-    Undecided,
-    describe_outcome,
-    outcome_label,
-)
-from tollway.payments.settlement_signing import TransferCall, limit_gas
-from tollway.payments.settling_notes import NO_METRICS, SettlementMetrics
-from tollway.payments.strays import Orphans
-from tollway.rates import RateLimiter
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
+from tollway.payments.nonces import NonceSequence
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.receipts import ReceiptPoller
+from tollway.payments.transactions import TransactionReplacer, TransferCall, limit_gas, sign_next
+from tollway.payments.wire import AuthorizationReason, explain_authorization
+from tollway.rate_limits.limiter import RateLimiter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementOrder:
+    """A call whose upstream's head costs. `close`: into `settling`. `digest`: instead of the claim's, where the body's
+    hash is known only now."""
+
+    authorization: Authorization
+    asset: Asset
+    close: Close
+    listing_id: ListingId
+    digest: bytes | None
+
+    @property
+    def units(self) -> int:
+        """The price, in ledger units."""
+        return self.asset.floor_to_ledger(self.authorization.base_units)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The money moved, and the ledger says so: the call is `consumed`."""
+
+    transfer: SettledTransfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotSettled:
+    """It surely never will: refused before anything was broadcast. The call is `released`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided:
+    """The call stays in `settling`; settlement recovery finishes it once it is orphaned. `tx_hash`: what was broadcast for it so far,
+    for the log."""
+
+    tx_hash: TxHash | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementFenced:
+    """Somebody else moved this call on. Stop."""
+
+
+SettlementOutcome = Settled | NotSettled | Undecided | SettlementFenced
+
+
+def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
+    """How it is counted; None where another gateway counts it."""
+    match outcome:
+        case Settled():
+            return OutcomeLabel.SETTLED
+        case NotSettled():
+            return OutcomeLabel.FAILED
+        case Undecided():
+            return OutcomeLabel.UNDECIDED
+        case SettlementFenced():
+            return None
+        case _:
+            assert_never(outcome)
+
+
+def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
+    """The same for the log: nothing in it is a secret."""
+    end = outcome_label(outcome)
+    tx_hash = outcome.tx_hash if isinstance(outcome, Undecided) else None
+    if isinstance(outcome, Settled):
+        tx_hash = outcome.transfer.tx_hash
+    return {
+        "outcome": None if end is None else end.value,
+        "transaction": None if tx_hash is None else str(tx_hash),
+        "reason": outcome.reason if isinstance(outcome, NotSettled) else None,
+    }
+
+
+ORPHAN_AFTER_S = 300.0
+"""Whoever was told "undecided" stores the answer first and marks the call orphaned; after this he is gone."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Orphans:
+    """Used from one event loop. `clock`: monotonic seconds; a clock that is set back must not keep anybody waiting."""
+
+    def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._due_s: dict[CallId, tuple[Close, float]] = {}
+
+    def note(self, close: Close, *, is_waited_for: bool) -> None:
+        """`close`: the way into `settling`. Whether it was written need not be known."""
+        self._due_s[close.call_id] = (close, self._clock() + (ORPHAN_AFTER_S if is_waited_for else 0))
+
+    async def mark_due_orphans(self) -> None:
+        """Marks those orphaned whose time has come. Raises `StorageUnavailable`; they stay for the next time."""
+        now_s = self._clock()
+        for call_id, (close, due_s) in list(self._due_s.items()):
+            if due_s <= now_s:
+                await self._mark_orphaned(close)
+                self._due_s.pop(call_id, None)
+
+    async def _mark_orphaned(self, close: Close) -> None:
+        if await self._ledger.mark_orphaned(close.call_id, epoch=close.epoch):
+            _log.info("settlement_adrift", call_id=close.call_id)
+            return
+        # Not in `settling`: finished meanwhile, or it never got there. Then its bytes left and nobody knows more.
+        error = close.error or Interruption.OUTCOME_LOST.value
+        unknown = replace(close, after=CallState.UNKNOWN, http_status=None, upstream_status=None, error=error)
+        await self._ledger.close(unknown)
+
 
 __all__ = [
     "NotSettled",
@@ -87,8 +187,6 @@ USE_POLL_S = 0.5
 """Between two looks for what a facilitator has done."""
 
 Send = Callable[[ChainId, bytes], Awaitable[SendRefused | None]]
-
-_log = structlog.get_logger(__name__)
 
 
 class Settlement:

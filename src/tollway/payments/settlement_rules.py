@@ -7,10 +7,10 @@ shows a key.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tollway.chain.gas_key import GasKey
-from tollway.chain.rules import NetworkKind
-from tollway.identifiers import Address, ChainId
-from tollway.ledger.gas import CodeRecord
+from tollway.chain.networks import NetworkKind
+from tollway.chain.signer import GasKey
+from tollway.ids import Address, ChainId
+from tollway.ledger.ledger import CodeRecord
 from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 

@@ -13,13 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from tollway.errors import Problem, Refusal
-from tollway.identifiers import Address, ChainId, format_network, parse_network
+from tollway.ids import Address, ChainId, format_network, parse_network
 from tollway.limits import Limits
-from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.authorization_wire import (
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.wire import (
     SIGNED_FIELDS,
     AuthorizationFields,
+    AuthorizationReason,
     decode_object,
+    explain_authorization,
     find_unknown_member,
     parse_transfer,
     take_address,
@@ -27,7 +29,6 @@ from tollway.payments.authorization_wire import (
     take_text,
     unreadable,
 )
-from tollway.payments.requirement import PaymentRequirement
 
 PAYMENT_HEADER = b"payment-signature"
 PAYMENT_HEADER_V1 = b"x-payment"

@@ -1,14 +1,85 @@
-"""The catalog: where listings are kept. A port; `storage/catalog_store.py` keeps them in SQL, `tests/model` in
-memory. Both pass one contract suite.
+"""The catalog: the ports through which listings, idempotency keys of `POST /apis` and blocked wallets are stored. Stores in SQL and in
+memory pass one contract suite each.
+
+A key of `POST /apis` is held by one request at a time, under a lease. A listing and its stored response are written in one transaction
+(`Catalog.publish_once`): a key without a response is a listing that does not exist.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.registry.creation import CreationBegun, CreationResponse
+from tollway.errors import Code, Problem
+from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.listing import CatalogEntry, Listing, Terms
-from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedCreation:
+    """What a request to create a listing came with. `fingerprint`: SHA-256 of its body."""
+
+    wallet: Address
+    key: str
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreationBegun:
+    """The key is this request's until its lease ends; `claim` is the proof."""
+
+    wallet: Address
+    key: str
+    claim: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreationInProgress:
+    """The same request is running. `wait_s`: by then it has ended, or lost the key."""
+
+    wait_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRequest:
+    """The key came with another body before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyKeys:
+    """The wallet has as many keys in the ledger as it may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreationResponse:
+    """What was answered when the listing was created. `body` None: it was too long to keep, or was dropped
+    for newer ones when all that are kept came to `creation_answers_bytes_max`."""
+
+    listing_id: ListingId
+    location: str
+    etag: str
+    body: bytes | None
+
+
+CreationOutcome = CreationBegun | CreationInProgress | OtherRequest | TooManyKeys | CreationResponse
+
+
+class Creations(Protocol):
+    """Every method is atomic, and raises `StorageUnavailable` when the store is away or does not know keys yet."""
+
+    async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
+        """Takes the key, or says what became of it. Of many who ask at once, at any gateway, one gets `CreationBegun`. A key
+        whose lease has ended without a listing, or that is older than `creation_key_ttl_s`, is free again."""
+        ...
+
+    async def give_up(self, begun: CreationBegun) -> None:
+        """Frees the key, unless a listing was created under it or somebody else has taken it meanwhile."""
+        ...
+
+    async def prune(self) -> int:
+        """Forgets keys older than `creation_key_ttl_s`."""
+        ...
+
 
 TOTAL_EXACT_MAX = 10_000
 """Totals of filtered lists are counted up to here; beyond, the total is a lower bound."""
@@ -33,7 +104,7 @@ class ListingQuery:
     stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
 
     `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
-    first. `relevance` is that of the words, weighed by measured quality (`reputation.rank_weight`). `tag` is compared without
+    first. `relevance` is that of the words, weighed by measured quality (`app.wiring.rank_weight`). `tag` is compared without
     case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
     those whose ownership is proved, or is not. `skip`: how many are passed over before the first page.
 
@@ -132,3 +203,55 @@ class Catalog(Protocol):
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         """True when a listing of another provider names the same payee."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedWallet:
+    wallet: Address
+    reason: str
+    since_ms: int
+
+
+class Moderation(Protocol):
+    """Raises `StorageUnavailable` when the store is away, except `is_blocked`, which asks nobody."""
+
+    def is_blocked(self, wallet: Address) -> bool:
+        """Cheap; for every call. A block by this process shows at once, one by another after `refresh`."""
+        ...
+
+    async def refresh(self) -> None:
+        """Reads the blocks anew. Run every second."""
+        ...
+
+    async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
+        """False when the wallet was blocked already; then its reason and moment stay."""
+        ...
+
+    async def unblock(self, wallet: Address) -> bool:
+        """False when the wallet was not blocked."""
+        ...
+
+    async def list_blocked(self) -> tuple[BlockedWallet, ...]:
+        """Every block, oldest first."""
+        ...
+
+
+def check_registration(
+    provider: Address,
+    *,
+    allowlist: Collection[Address] | None,
+    is_blocked: bool,
+) -> Problem | None:
+    """May this wallet publish here? None when it may. `allowlist` None: anybody may who is not blocked."""
+    if is_blocked:
+        return BLOCKED
+    if allowlist is not None and provider not in allowlist:
+        return Problem(
+            code=Code.NOT_PROVIDER,
+            detail="Only wallets that the operator has admitted may publish here.",
+            reason="not_on_allowlist",
+        )
+    return None
+
+
+BLOCKED = Problem(code=Code.WALLET_BLOCKED, detail="The operator of this gateway has blocked this wallet.")

@@ -1,37 +1,66 @@
-"""What a provider wants to publish: the body of create and update, read and judged. All problems are told at once.
+"""The body of a listing's create and update: its rules, every error at once, and the warnings about a listing that is well formed. Pure.
 
-Pure: it asks no network. Whether an endpoint may be dialled is judged by a function that the rules carry; whether it
-answers is for the caller of this module to find out.
+It sends no request. `DraftRules` is what this gateway accepts; whether an endpoint may be dialled is a function of it. The caller of this module finds out
+whether the endpoint answers.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from tollway.errors import FieldError
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.money import Price
-from tollway.registry.draft_rules import DraftRules
-from tollway.registry.form import ObjectReader
-from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
-from tollway.registry.offer_rules import (
-    find_decimals_max,
-    read_currency,
-    read_methods,
-    read_networks,
-    read_operations,
-    read_pay_to,
-    read_price,
+from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, parse_network
+from tollway.limits import MIB
+from tollway.money import Asset, Price
+from tollway.registry.header_names import is_header_name, is_reserved_header
+from tollway.registry.listing import (
+    ChargeOn,
+    Listing,
+    Operation,
+    RateLimit,
+    UpstreamAuth,
+    has_documented_operations,
+    list_unforwarded,
+    payable_assets,
 )
-from tollway.registry.offered_operations import has_documented_operations
-from tollway.registry.plain_text import find_unclean
-from tollway.registry.upstream_rules import (
-    read_endpoint,
-    read_forward_headers,
-    read_openapi,
-    read_openapi_url,
-    read_upstream_auth,
-)
+from tollway.registry.object_reader import ObjectReader
+from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
+from tollway.registry.paths import find_path_fault, path_shape
+from tollway.registry.text import find_unclean
+
+ENDPOINT_POLICY = "endpoint_not_allowed"
+"""The code of the one error that is about the outbound policy and not about the form of the body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFault:
+    """Why an endpoint cannot be listed. `is_policy`: well written, but this gateway may not dial it."""
+
+    detail: str
+    is_policy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRules:
+    """What this gateway accepts. A currency is the symbol of an accepted asset; `assets` stand in the operator's order
+    of preference. `main_networks` are a new listing's default where it has any of them."""
+
+    assets: tuple[Asset, ...]
+    main_networks: frozenset[ChainId]
+    allow_private_endpoints: bool
+    check_endpoint: Callable[[str], EndpointFault | None]
+
+    def networks_of(self, currency: str) -> tuple[ChainId, ...]:
+        """Where a currency is accepted."""
+        return tuple(dict.fromkeys(asset.chain_id for asset in self.assets if asset.symbol == currency))
+
+    def default_networks(self, currency: str) -> tuple[ChainId, ...]:
+        """All of the main ones; on a gateway that has only test networks for that currency, those."""
+        accepted = self.networks_of(currency)
+        return tuple(chain_id for chain_id in accepted if chain_id in self.main_networks) or accepted
+
 
 NAME_LENGTH_MAX = 120
 DESCRIPTION_LENGTH_MAX = 4_000
@@ -275,3 +304,325 @@ def _rate_limit(reader: ObjectReader) -> RateLimit | None:
     calls = limit.integer("calls", least=1, most=RATE_CALLS_MAX)
     per_s = limit.integer("perSeconds", least=1, most=RATE_PER_S_MAX)
     return RateLimit(calls=calls, per_s=per_s) if calls and per_s else None
+
+
+PATH_LENGTH_MAX = 2_048
+METHODS_MAX = 16
+PRICED_OPERATIONS_MAX = 200
+NETWORKS_MAX = 32
+
+# Upper case, because methods are case-sensitive and nobody's API answers `get` (RFC 9110 §9.1).
+_METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
+_TUNNELS = frozenset({"CONNECT", "TRACE"})
+
+
+def read_currency(reader: ObjectReader, rules: DraftRules) -> str | None:
+    if not reader.has("currency"):
+        reader.refuse("currency", "required", "is required")
+        return None
+    return reader.one_of("currency", tuple(dict.fromkeys(asset.symbol for asset in rules.assets)))
+
+
+def read_networks(reader: ObjectReader, rules: DraftRules, currency: str | None) -> tuple[ChainId, ...]:
+    if not reader.has("networks"):
+        return rules.default_networks(currency) if currency else ()
+    accepted = rules.networks_of(currency) if currency else ()
+    networks = []
+    texts = reader.texts("networks", count_max=NETWORKS_MAX, length_max=32)
+    for pointer, text in texts or ():
+        try:
+            chain_id = parse_network(text)
+        except ValueError as exc:
+            reader.refuse_at(pointer, "network", str(exc))
+            continue
+        networks.append(chain_id)
+        if currency and chain_id not in accepted:
+            reader.refuse_at(pointer, "network", f"{currency} is not accepted on {text}")
+    if reader.is_empty("networks"):
+        reader.refuse("networks", "too_few", "must name at least one network")
+    return tuple(networks)
+
+
+def find_decimals_max(rules: DraftRules, currency: str | None, networks: tuple[ChainId, ...]) -> int | None:
+    """The least that the ledger keeps over the assets the listing can be paid in; None when there are none."""
+    payable = payable_assets(rules.assets, currency=currency or "", networks=networks)
+    return min((asset.ledger_decimals for asset in payable), default=None)
+
+
+def read_price(reader: ObjectReader, decimals_max: int | None, *, is_required: bool) -> Price | None:
+    if is_required and not reader.has("pricePerRequest"):
+        reader.refuse("pricePerRequest", "required", "is required")
+        return None
+    price = reader.parsed("pricePerRequest", Price.parse, code="price", length_max=64)
+    if price is not None and decimals_max is not None and price.decimals > decimals_max:
+        reader.refuse("pricePerRequest", "price", f"must have at most {decimals_max} decimals")
+    return price
+
+
+def read_pay_to(reader: ObjectReader, rules: DraftRules) -> Address | None:
+    if not reader.has("payTo"):
+        return None
+    pay_to = reader.parsed("payTo", Address.parse, code="address", length_max=64)
+    if pay_to == ZERO_ADDRESS:
+        reader.refuse("payTo", "address", "must not be the zero address: nobody can spend from it")
+    elif pay_to is not None and any(asset.token == pay_to for asset in rules.assets):
+        reader.refuse("payTo", "address", "must be a wallet, not a token contract")
+    return pay_to
+
+
+def read_methods(reader: ObjectReader) -> tuple[str, ...]:
+    if not reader.has("methods"):
+        return ()
+    methods = reader.texts("methods", count_max=METHODS_MAX, length_max=32) or []
+    for pointer, method in methods:
+        _check_method(reader, pointer, method)
+    return tuple(method for _, method in methods)
+
+
+def _check_method(reader: ObjectReader, pointer: str, method: str) -> None:
+    if not _METHOD.fullmatch(method):
+        reader.refuse_at(pointer, "method", "must be an HTTP method in upper case")
+    elif method in _TUNNELS:
+        reader.refuse_at(pointer, "method", f"{method} does not go through a gateway")
+
+
+def read_operations(
+    reader: ObjectReader, decimals_max: int | None, methods: tuple[str, ...]
+) -> tuple[Operation, ...]:
+    if not reader.has("operations"):
+        return ()
+    operations = []
+    seen: set[tuple[str, str]] = set()
+    for pointer, row in reader.readers("operations", count_max=PRICED_OPERATIONS_MAX) or ():
+        operation = _operation(row, pointer, decimals_max)
+        if operation is None:
+            continue
+        key = (operation.method, path_shape(operation.path))
+        if key in seen:
+            reader.refuse_at(pointer, "duplicate", "another operation has the same method and path")
+        elif methods and operation.method not in methods:
+            reader.refuse_at(f"{pointer}/method", "method", "is not among the listing's methods")
+        seen.add(key)
+        operations.append(operation)
+    return tuple(operations)
+
+
+def _operation(row: ObjectReader, pointer: str, decimals_max: int | None) -> Operation | None:
+    row.refuse_unknown(("method", "path", "pricePerRequest"))
+    method = row.required_text("method", length_max=32)
+    path = row.required_text("path", length_max=PATH_LENGTH_MAX)
+    price = read_price(row, decimals_max, is_required=True)
+    if method == "HEAD":
+        row.refuse("method", "method", "HEAD costs what GET costs")
+    elif method is not None:
+        _check_method(row, f"{pointer}/method", method)
+    fault = find_path_fault(path) if path is not None else None
+    if fault is not None:
+        row.refuse("path", "path", fault)
+    if method is None or path is None or price is None:
+        return None
+    return Operation(method=method, path=path, price=price)
+
+
+URL_LENGTH_MAX = 2_048
+FORWARD_HEADERS_MAX, HEADER_NAME_LENGTH_MAX = 20, 128
+SECRET_LENGTH_MAX = 4_096
+DOCUMENT_BYTES_MAX = 1 * MIB
+
+_OPENAPI_VERSION = re.compile(r"3\.[012](\.[0-9]+)?(-[0-9A-Za-z.-]+)?")
+_DOCUMENT_URL = re.compile(
+    r"https?://[A-Za-z0-9._~%\[\]:-]+(/[\x21-\x22\x24-\x7e]*)?(\?[\x21-\x22\x24-\x7e]*)?"
+)
+_QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+def read_endpoint(reader: ObjectReader, rules: DraftRules) -> str | None:
+    endpoint = reader.required_text("endpoint", length_max=URL_LENGTH_MAX)
+    if endpoint is None:
+        return None
+    fault = rules.check_endpoint(endpoint)
+    if fault is not None:
+        reader.refuse("endpoint", ENDPOINT_POLICY if fault.is_policy else "endpoint", fault.detail)
+    return endpoint
+
+
+def read_forward_headers(reader: ObjectReader) -> tuple[str, ...]:
+    if not reader.has("forwardHeaders"):
+        return ()
+    names = reader.texts("forwardHeaders", count_max=FORWARD_HEADERS_MAX, length_max=HEADER_NAME_LENGTH_MAX)
+    for pointer, name in names or ():
+        _check_header(reader, pointer, name)
+    return tuple(name for _, name in names or ())
+
+
+def _check_header(reader: ObjectReader, pointer: str, name: str) -> None:
+    if not is_header_name(name):
+        reader.refuse_at(pointer, "header", "must be a header name of letters, digits and -")
+    elif is_reserved_header(name):
+        reader.refuse_at(pointer, "header", f"{name} belongs to HTTP or to the gateway")
+
+
+def read_upstream_auth(
+    reader: ObjectReader,
+    rules: DraftRules,
+    previous: Listing | None,
+    *,
+    endpoint: str | None,
+    forwarded: tuple[str, ...],
+) -> UpstreamAuth | None:
+    if reader.is_null("upstreamAuth"):
+        return None
+    if reader.has("upstreamAuth"):
+        auth = _read_secret(reader)
+    else:
+        auth = previous.upstream_auth if previous is not None else None
+    if auth is None:
+        return None
+    if auth.location == "header" and auth.name.lower() in {name.lower() for name in forwarded}:
+        reader.refuse("forwardHeaders", "conflict", f"{auth.name} is set by upstreamAuth")
+    is_plain = endpoint is not None and not endpoint.lower().startswith("https:")
+    if is_plain and not rules.allow_private_endpoints:
+        reader.refuse("endpoint", "endpoint", "must be https: the gateway sends the listing's secret there")
+    return auth
+
+
+def _read_secret(reader: ObjectReader) -> UpstreamAuth | None:
+    auth = reader.reader("upstreamAuth")
+    if auth is None:
+        return None
+    auth.refuse_unknown(("in", "name", "value"))
+    location = auth.one_of("in", ("header", "query"))
+    name = auth.required_text("name", length_max=HEADER_NAME_LENGTH_MAX)
+    value = auth.required_text("value", length_max=SECRET_LENGTH_MAX)
+    if location == "header" and name is not None:
+        _check_header(auth, "/upstreamAuth/name", name)
+    elif name is not None and not _QUERY_NAME.fullmatch(name):
+        auth.refuse("name", "name", "must be letters, digits, and - . _ ~")
+    if value is not None and not _SECRET.fullmatch(value):
+        auth.refuse("value", "bad_character", "must be printable ASCII without spaces around it")
+    if location is None or name is None or value is None:
+        return None
+    return UpstreamAuth(location=cast(Literal["header", "query"], location), name=name, value=value)
+
+
+def read_openapi(reader: ObjectReader, previous: Listing | None) -> Mapping[str, Any] | None:
+    if not reader.has("openapi"):
+        # A new address for the document is fetched by the caller, and replaces what was there.
+        return previous.openapi if previous is not None else None
+    if reader.is_null("openapi"):
+        return None
+    document = reader.object("openapi")
+    fault = find_document_fault(document) if document is not None else None
+    if fault is not None:
+        reader.refuse("openapi", "openapi", fault)
+    return document
+
+
+def find_document_fault(document: Mapping[str, Any]) -> str | None:
+    """Why this is no OpenAPI document that can be listed; None when it is one. Its details are not judged: what cannot be
+    read of it is left out."""
+    if "swagger" in document:
+        return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
+    version = document.get("openapi")
+    if not isinstance(version, str) or not _OPENAPI_VERSION.fullmatch(version):
+        return "must be an OpenAPI 3.0, 3.1 or 3.2 document (`openapi: 3.x`)"
+    if not isinstance(document.get("paths", {}), Mapping):
+        return "must have an object of paths"
+    count = count_operations(document)
+    if count > DOCUMENT_OPERATIONS_MAX:
+        return f"must have at most {DOCUMENT_OPERATIONS_MAX} operations; it has {count}"
+    try:
+        size = len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
+    except UnicodeEncodeError:
+        return "must be text that UTF-8 can write"
+    if size > DOCUMENT_BYTES_MAX:
+        return f"must have at most {DOCUMENT_BYTES_MAX} bytes"
+    return None
+
+
+def read_openapi_url(reader: ObjectReader, previous: Listing | None) -> str | None:
+    if not reader.has("openapiUrl"):
+        return previous.openapi_url if previous is not None else None
+    if reader.is_null("openapiUrl"):
+        return None
+    url = reader.text("openapiUrl", length_max=URL_LENGTH_MAX)
+    if url is not None and not _DOCUMENT_URL.fullmatch(url):
+        reader.refuse("openapiUrl", "url", "must be an absolute http(s) URL without user name and fragment")
+    return url
+
+
+HEADERS_NAMED_MAX = 5
+
+_STOCK_PRICE_NANO_MAX = 10**9
+"""Stock x402 clients pay at most one dollar a call unless their owner allows more."""
+
+# Where they know USDC by default, among the networks that a preset exists for (x402 core 2.27, x402-py 2.25).
+_STOCK_USDC_NETWORKS = frozenset(ChainId(number) for number in (1, 137, 8453, 42161, 84532, 421614))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingWarning:
+    """A warning: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field it is about."""
+
+    code: str
+    detail: str
+    pointer: str
+
+
+PAYTO_SHARED = ListingWarning(
+    code="payto_shared",
+    detail="Another provider's listing names the same wallet. A payment to it can be shown there too.",
+    pointer="/payTo",
+)
+ENDPOINT_UNPROTECTED = ListingWarning(
+    code="endpoint_unprotected",
+    detail="The endpoint answers without the listing's secret, so that anybody can call it unpaid.",
+    pointer="/endpoint",
+)
+
+
+def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
+    """Warnings that follow from the listing alone."""
+    return (*_warn_about_price(listing, assets), *_warn_about_headers(listing))
+
+
+def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
+    names = list_unforwarded(listing, most=HEADERS_NAMED_MAX)
+    if not names:
+        return ()
+    detail = f"The document has callers send headers that forwardHeaders does not name: {', '.join(names)}."
+    return (ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
+
+
+def _warn_about_price(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
+    prices = [listing.price, *(operation.price for operation in listing.operations)]
+    if all(price.is_free for price in prices):
+        return ()
+    found = []
+    payable = payable_assets(assets, currency=listing.currency, networks=listing.networks)
+    if not any(_is_stock(asset) for asset in payable):
+        found.append(
+            ListingWarning(
+                code="unusual_currency",
+                detail="Stock x402 clients do not pay in this currency on these networks by default.",
+                pointer="/currency",
+            )
+        )
+    elif _highest_price(prices).nano > _STOCK_PRICE_NANO_MAX:
+        found.append(
+            ListingWarning(
+                code="price_above_client_default",
+                detail="Stock x402 clients pay at most 1 dollar a call by default.",
+                pointer="/pricePerRequest",
+            )
+        )
+    return tuple(found)
+
+
+def _is_stock(asset: Asset) -> bool:
+    return asset.symbol == "USDC" and asset.token is not None and asset.chain_id in _STOCK_USDC_NETWORKS
+
+
+def _highest_price(prices: Iterable[Price]) -> Price:
+    return max(prices, key=lambda price: price.nano)

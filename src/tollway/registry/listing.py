@@ -1,16 +1,21 @@
-"""What is for sale: a listing, its terms over time, and the rules a provider's text must meet.
+"""A listing and its terms over time, the ways to pay it, and what of its provider's document it offers. Pure.
 
-Pure. Times are integer milliseconds since the epoch (UTC).
+Times are integer milliseconds since the epoch (UTC). What is derived from one state of a listing is cached with it (`RevisionCache`): the catalog
+returns the same object until the listing changes. The payment options are the same in a listing's details, in agent documents and in a 402.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.money import Price
-from tollway.registry.openapi_document import walk_operations
+from tollway.ids import Address, ChainId, ListingId
+from tollway.money import Asset, Price
+from tollway.registry.header_names import STANDARD_HEADERS, is_header_name, is_reserved_header
+from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
+from tollway.registry.paths import priced_verb
 
 DESCRIBED_CHARACTERS_MAX = 100_000
 """So much of what a document describes a version of the terms records: its methods and paths together."""
@@ -180,3 +185,156 @@ class CatalogEntry:
 
     listing: Listing
     versions: tuple[Terms, ...]
+
+
+ConfirmationsFor = Callable[[Asset, int], int]
+"""How deep a payment of so many ledger units of an asset must lie."""
+
+
+IsOffered = Callable[[Asset, int], bool]
+"""Whether an authorisation over so many ledger units of an asset can be settled here, now."""
+
+SETTLEMENT_MARGIN_S = 60
+"""How much longer than the upstream's own time an authorisation is asked to be valid: half to reach us, half to settle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentOption:
+    """One way to pay: one transfer of `amount_base_units` of `asset` to `pay_to`.
+
+    Rail `tx`: by a transaction of the caller's own, that deep. Rail `x402`: by a signed authorisation, valid for
+    `max_timeout_s` from now.
+    """
+
+    rail: Literal["tx", "x402"]
+    asset: Asset
+    amount_base_units: int
+    pay_to: Address
+    confirmations: int
+    max_timeout_s: int | None = None
+
+
+def list_payment_options(
+    terms: Terms | Listing,
+    price: Price,
+    *,
+    assets: Iterable[Asset],
+    confirmations_for: ConfirmationsFor,
+    timeout_s: int,
+    is_offered: IsOffered,
+) -> tuple[PaymentOption, ...]:
+    """Every way to pay `price`: in the order of the listing's networks, then of `assets`; for each asset a transaction
+    of the caller's own, then an authorisation where the token takes one and `is_offered` says so."""
+    found: list[PaymentOption] = []
+    for option in list_transaction_options(terms, price, assets=assets, confirmations_for=confirmations_for):
+        found.append(option)
+        if option.asset.domain is not None and is_offered(option.asset, price.units_in(option.asset)):
+            found.append(replace(option, rail="x402", max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S))
+    return tuple(found)
+
+
+def list_transaction_options(
+    terms: Terms | Listing, price: Price, *, assets: Iterable[Asset], confirmations_for: ConfirmationsFor
+) -> tuple[PaymentOption, ...]:
+    """Every asset in which `price` can be paid by a transaction of the caller's own.
+
+    In the order of the listing's networks, then of `assets`. Empty for a free price: nothing is to be paid.
+    """
+    if price.is_free:
+        return ()
+    payable = payable_assets(assets, currency=terms.currency, networks=terms.networks)
+    return tuple(
+        PaymentOption(
+            rail="tx",
+            asset=asset,
+            amount_base_units=asset.to_base_units(price.units_in(asset)),
+            pay_to=terms.pay_to,
+            confirmations=confirmations_for(asset, price.units_in(asset)),
+        )
+        for asset in payable
+    )
+
+
+def payable_assets(
+    assets: Iterable[Asset], *, currency: str, networks: Iterable[ChainId]
+) -> tuple[Asset, ...]:
+    """The assets that count as that currency, in the order of the networks."""
+    known = tuple(assets)
+    return tuple(
+        asset
+        for chain_id in networks
+        for asset in known
+        if asset.chain_id == chain_id and asset.symbol == currency
+    )
+
+
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+"""OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
+
+
+def accepts_method(methods: Sequence[str], method: str) -> bool:
+    """`methods`: a listing's. HEAD is where GET is."""
+    return not methods or method in methods or priced_verb(method) in methods
+
+
+def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
+    """Not what the gateway adds by itself, nor a header that belongs to HTTP or to the gateway."""
+    auth, lower = listing.upstream_auth, parameter.name.lower()
+    if auth is not None and lower == auth.name.lower():
+        return False
+    if parameter.place != "header":
+        return True
+    return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_reserved_header(lower)
+
+
+def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
+    """Whether a document names anything that a listing of those methods would serve."""
+    operations = ProviderDocument(content or {}).operations
+    return any(accepts_method(methods, operation.method) for operation in operations)
+
+
+def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
+    """Headers that the document has a caller send, and that would not reach the upstream: the first few."""
+    passed = {name.lower() for name in (*STANDARD_HEADERS, *listing.forward_headers)}
+    document = ProviderDocument(listing.openapi or {})
+    found: dict[str, str] = {}
+    for operation in document.operations:
+        for parameter in document.list_parameters(operation):
+            lower = parameter.name.lower()
+            if parameter.place == "header" and lower not in passed and is_sent_by_caller(listing, parameter):
+                found.setdefault(lower, parameter.name)
+        if len(found) >= most:
+            break
+    return list(found.values())[:most]
+
+
+T = TypeVar("T")
+
+
+class RevisionCache(Generic[T]):
+    """Keeps at most `entries_max` things; who was not asked for longest goes first. For one event loop."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._entries: OrderedDict[tuple[ListingId, Hashable], tuple[weakref.ref[Listing], T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, listing: Listing, key: Hashable) -> T | None:
+        """What was kept of this state of the listing under that key."""
+        place = (listing.id, key)
+        entry = self._entries.get(place)
+        if entry is None or entry[0]() is not listing:
+            return None
+        self._entries.move_to_end(place)
+        return entry[1]
+
+    def put(self, listing: Listing, key: Hashable, made: T) -> T:
+        """Remembers it, in place of what an older state had there; gives it back."""
+        place = (listing.id, key)
+        self._entries[place] = (weakref.ref(listing), made)
+        self._entries.move_to_end(place)
+        if len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
+        return made

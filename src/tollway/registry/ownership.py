@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 from tollway.errors import Code, Problem
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.registry.advice import ListingWarning
+from tollway.ids import Address, ChainId, ListingId
+from tollway.registry.draft import ListingWarning
 from tollway.registry.listing import Listing
 
 Method = Literal["wellKnown", "dns", "signature"]

@@ -22,7 +22,7 @@ from typing import IO
 
 import aiohttp
 
-from tollway.identifiers import ChainId
+from tollway.ids import ChainId
 from tollway.sandbox.chain_driver import ChainDriver
 
 SANDBOX_CHAIN_ID = ChainId(84532)

@@ -11,7 +11,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Self
 
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ import aiohttp
 from eth_account import Account
 from hexbytes import HexBytes
 
-from tollway.chain.reader import Log
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.chain.port import Log
+from tollway.ids import Address, ChainId, TxHash
 from tollway.sandbox.artifacts import Artifact, Contract
 
 _DEADLINE_S = 10.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from eth_account import Account
 
-from tollway.identifiers import Address, keccak256
+from tollway.ids import Address, keccak256
 from tollway.money import Asset, TokenDomain
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.chain_driver import ChainDriver

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tollway.identifiers import TxHash
+from tollway.ids import TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

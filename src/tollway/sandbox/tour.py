@@ -19,10 +19,10 @@ import httpx
 from tollway.client import Wallet
 from tollway.client.steps import SignAuthorization
 from tollway.client.x402_offer import X402Offer, read_receipt, read_x402_offers
-from tollway.identifiers import TxHash
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
+from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import transaction_digests
+from tollway.identity.siwe import parse_origin
+from tollway.ids import TxHash
 from tollway.money import format_decimal
 from tollway.sandbox.chain_driver import ChainDriver, Receipt
 from tollway.sandbox.playground import Playground

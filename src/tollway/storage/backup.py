@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 
 from tollway.errors import StorageUnavailable
-from tollway.ledger.book import AuditReport
-from tollway.storage.audit import audit
+from tollway.ledger.ledger import AuditReport
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
-from tollway.storage.generation import (
+from tollway.storage.history import audit
+from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
+from tollway.storage.recovery import (
     bump_generation,
     mark_as_backup,
     mark_path,
@@ -30,7 +31,6 @@ from tollway.storage.generation import (
     read_mark,
     write_mark,
 )
-from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
 
 _BUSY_S = 30.0
 _AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})

@@ -1,55 +1,147 @@
 """The catalog in SQL: what `registry/catalog.py` promises, on both dialects through one set of statements.
 
-It decides nothing about what may be listed. Secrets are sealed before they reach a row and opened only for `find`.
+It decides nothing about what may be listed. Secrets are encrypted before they reach a row, and decrypted only for `find`.
+
+`ListingCache` holds what the paid path knows of listings without a query: bounded in number and bytes, at most a second old. It
+holds no lock and does no I/O.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
+from tollway.limits import MIB
 from tollway.registry.catalog import (
     TERMS_RETENTION_S,
+    CreationBegun,
+    CreationResponse,
     ListingMatch,
     ListingPage,
     ListingQuery,
     Revised,
     RevisionConflict,
 )
-from tollway.registry.creation import CreationBegun, CreationResponse
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
-from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
-from tollway.registry.words import fold, matched_fields, query_words
-from tollway.storage.catalog_rows import (
-    is_shown,
-    listing_values,
-    read_document,
-    read_listing,
-    read_terms,
-    terms_values,
-    write_document,
-)
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
+from tollway.registry.search_tokens import fold, matched_fields, query_words
 from tollway.storage.catalog_search import erase_search, find_page, write_search
 from tollway.storage.catalog_tables import (
     document_table,
+    find_reputations,
+    is_shown,
     listing_table,
+    listing_values,
     network_table,
+    read_document,
+    read_listing,
+    read_terms,
     tag_table,
     terms_table,
+    terms_values,
     total_table,
+    write_document,
 )
 from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
-from tollway.storage.ownership_store import end_stale_proof
-from tollway.storage.sealer import Sealer
-from tollway.storage.shelf_cache import ListingCache
-from tollway.storage.standing_rows import find_reputations
+from tollway.storage.encryption import Sealer
+from tollway.storage.reputation_store import end_stale_proof
+
+FRESH_MS = 1_000
+"""A change by another process shows after this long at the latest."""
+
+REFRESH_MS = 500
+"""From this age on, one of the askers looks; the others are served meanwhile, so that a busy listing costs one read."""
+
+ENTRIES_MAX = 4_096
+DOCUMENT_BYTES_MAX = 64 * MIB
+
+
+@dataclass(slots=True, kw_only=True)
+class _CachedListing:
+    entry: CatalogEntry
+    weight: int
+    checked_ms: int
+    is_checking: bool = False
+
+
+class ListingCache:
+    """`writes` counts this process's own changes; what was read before one of them is not kept after it."""
+
+    def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = DOCUMENT_BYTES_MAX) -> None:
+        self._entries: OrderedDict[ListingId, _CachedListing] = OrderedDict()
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._weight = 0
+        self.writes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, listing_id: ListingId, *, now_ms: int) -> CatalogEntry | Literal["stale"] | None:
+        """The shelf when it may be served. `stale`: known, and the asker must look whether it has changed."""
+        entry = self._entries.get(listing_id)
+        if entry is None:
+            return None
+        self._entries.move_to_end(listing_id)
+        age_ms = now_ms - entry.checked_ms
+        if 0 <= age_ms < REFRESH_MS or (0 <= age_ms < FRESH_MS and entry.is_checking):
+            return entry.entry
+        entry.is_checking = True
+        return "stale"
+
+    def confirm(
+        self, listing_id: ListingId, revision: int | None, *, read_ms: int, writes: int
+    ) -> CatalogEntry | None:
+        """After a look that began at `read_ms`: the shelf when it still has that revision, else it is dropped."""
+        entry = self._entries.get(listing_id)
+        if entry is None:
+            return None
+        if writes != self.writes or revision != entry.entry.listing.revision:
+            self._drop(listing_id)
+            return None
+        entry.checked_ms = read_ms
+        entry.is_checking = False
+        return entry.entry
+
+    def end_check(self, listing_id: ListingId) -> None:
+        """The look failed: the next asker looks for itself."""
+        if entry := self._entries.get(listing_id):
+            entry.is_checking = False
+
+    def keep(self, entry: CatalogEntry, *, weight: int, read_ms: int, writes: int) -> None:
+        """Remembers what was read, unless this process has written since the read began."""
+        if writes != self.writes or weight > self._bytes_max:
+            return
+        self._drop(entry.listing.id)
+        self._entries[entry.listing.id] = _CachedListing(entry=entry, weight=weight, checked_ms=read_ms)
+        self._weight += weight
+        while len(self._entries) > self._entries_max or self._weight > self._bytes_max:
+            self._drop(next(iter(self._entries)))
+
+    def forget(self, listing_id: ListingId) -> None:
+        """This process has changed the listing."""
+        self.writes += 1
+        self._drop(listing_id)
+
+    def forget_all(self) -> None:
+        """The database is another one: a revision there may be of another listing."""
+        self.writes += 1
+        self._entries.clear()
+        self._weight = 0
+
+    def _drop(self, listing_id: ListingId) -> None:
+        entry = self._entries.pop(listing_id, None)
+        if entry is not None:
+            self._weight -= entry.weight
+
 
 ID_LENGTH_MAX = 64
 

@@ -1,26 +1,41 @@
-"""The tables of the catalog. Columns only; what they mean is decided in `registry/`.
+"""The tables of the catalog, of measured quality and of proved ownership, and their rows as records of `registry/`.
 
-`listing` holds every listing ever; `listing_tag`, `listing_network` and the full-text table hold only those that lists
-show, so that a filter walks nothing else. `listing_search` differs by dialect (FTS5 or tsvector with GIN) and is made
-by the migrations alone; its words are split by `registry/words.py`, never by the database.
+Columns are enumerated; `registry/` decides what they mean. The upstream secret and the OpenAPI document are not in a listing's
+row of values. `listing` holds every listing ever; `listing_tag`, `listing_network` and the full-text table hold only those that
+lists show, so that a filter walks nothing else. `listing_search` differs by dialect (FTS5, or tsvector with GIN) and is made by
+the migrations alone; `registry` splits its words, never the database.
 """
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
+    Connection,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
+    Row,
     String,
     Table,
     Text,
     UniqueConstraint,
+    select,
+    text,
 )
 
+from tollway.ids import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
+from tollway.registry.quality import Quality, Reputation
+from tollway.registry.search_tokens import fold
 from tollway.storage.database import metadata
 
 _RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -141,3 +156,256 @@ total_table = Table(
     PrimaryKeyConstraint("id", name="pk_listing_total"),
     CheckConstraint("id = 1 AND shown >= 0", name="one_row"),
 )
+
+
+IS_VERIFIED = "verified_ms IS NOT NULL"
+"""Literal, in the index and in the query."""
+
+quality_day_table = Table(
+    "listing_quality_day",
+    metadata,
+    Column("listing_id", String(64), nullable=False),
+    Column("day", Integer, nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    PrimaryKeyConstraint("listing_id", "day", "bucket", name="pk_listing_quality_day"),
+    Index("ix_listing_quality_day_day", "day"),
+    sqlite_with_rowid=False,
+)
+"""Paid calls of a listing by day since the epoch (UTC) and by how they ended (`registry/quality.py` says what a
+bucket is)."""
+
+quality_table = Table(
+    "listing_quality",
+    metadata,
+    Column(
+        "listing_seq",
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("listing.seq", name="fk_listing_quality_listing"),
+        nullable=False,
+        autoincrement=False,
+    ),
+    Column("calls", BigInteger, nullable=False),
+    Column("success_ppm", Integer, nullable=False),
+    Column("p50_ms", BigInteger),
+    Column("p95_ms", BigInteger),
+    Column("day", Integer, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_quality"),
+    Index("ix_listing_quality_success", "success_ppm", "listing_seq"),
+    Index("ix_listing_quality_stale", "day", "listing_seq"),
+)
+"""The sums of the last 30 days, as of `day`; only of listings with enough calls."""
+
+ownership_table = Table(
+    "listing_ownership",
+    metadata,
+    Column(
+        "listing_seq",
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("listing.seq", name="fk_listing_ownership_listing"),
+        nullable=False,
+        autoincrement=False,
+    ),
+    Column("origin", String(300), nullable=False),
+    Column("method", String(20)),
+    Column("signer", LargeBinary(20)),
+    Column("verified_ms", BigInteger),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("failures", Integer, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
+    Index(
+        "ix_listing_ownership_origin",
+        "origin",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+    Index(
+        "ix_listing_ownership_due",
+        "checked_ms",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+    Index(
+        "ix_listing_ownership_verified",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+)
+"""Listings whose ownership was ever checked; none of a retired one. `failures`: checks in a row that found no proof."""
+
+
+NO_OPERATIONS = "[]"
+"""How a listing without operations stands in its column."""
+
+
+def listing_values(listing: Listing) -> dict[str, Any]:
+    """Every column of a listing but its number and its sealed secret."""
+    auth, limit = listing.upstream_auth, listing.rate_limit
+    return {
+        "id": listing.id,
+        "provider": bytes(listing.provider),
+        "name": listing.name,
+        "name_key": name_key(listing),
+        "description": listing.description,
+        "endpoint": listing.endpoint,
+        "price": listing.price.text,
+        "price_nano": listing.price.nano,
+        "currency": listing.currency,
+        "pay_to": bytes(listing.pay_to),
+        "networks": _write(listing.networks),
+        "methods": _write(listing.methods),
+        "tags": _write(listing.tags),
+        "operations": _write_operations(listing.operations),
+        "other_paths": listing.other_paths,
+        "charge_on": listing.charge_on.value,
+        "timeout_s": listing.timeout_s,
+        "forward_headers": _write(listing.forward_headers),
+        "auth_location": auth.location if auth else None,
+        "auth_name": auth.name if auth else None,
+        "openapi_url": listing.openapi_url,
+        "signature": listing.signature,
+        "rate_calls": limit.calls if limit else None,
+        "rate_per_s": limit.per_s if limit else None,
+        "status": listing.status,
+        "created_ms": listing.created_ms,
+        "updated_ms": listing.updated_ms,
+        "revision": listing.revision,
+        "retired_ms": listing.retired_ms,
+        "suspended_ms": listing.suspended_ms,
+        "is_shown": is_shown(listing),
+    }
+
+
+def read_listing(row: Row[Any], *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
+    """The listing of a row. `auth`: with the opened secret, which is not here."""
+    limit = None
+    if row.rate_calls is not None:
+        limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
+    return Listing(
+        id=ListingId(row.id),
+        provider=Address(row.provider),
+        name=row.name,
+        description=row.description,
+        endpoint=row.endpoint,
+        price=Price(text=row.price, nano=row.price_nano),
+        currency=row.currency,
+        pay_to=Address(row.pay_to),
+        networks=read_networks(row.networks),
+        methods=_read_texts(row.methods),
+        tags=_read_texts(row.tags),
+        operations=_read_operations(row.operations),
+        other_paths=row.other_paths,
+        charge_on=ChargeOn(row.charge_on),
+        timeout_s=row.timeout_s,
+        forward_headers=_read_texts(row.forward_headers),
+        upstream_auth=auth,
+        openapi=openapi,
+        openapi_url=row.openapi_url,
+        signature=row.signature,
+        rate_limit=limit,
+        status=row.status,
+        created_ms=row.created_ms,
+        updated_ms=row.updated_ms,
+        revision=row.revision,
+        retired_ms=row.retired_ms,
+        suspended_ms=row.suspended_ms,
+    )
+
+
+def terms_values(terms: Terms) -> dict[str, Any]:
+    """Every column of a version but its listing and its number."""
+    return {
+        "price": terms.price.text,
+        "price_nano": terms.price.nano,
+        "currency": terms.currency,
+        "networks": _write(terms.networks),
+        "pay_to": bytes(terms.pay_to),
+        "operations": _write_operations(terms.operations),
+        "other_paths": terms.other_paths,
+        "methods": _write(terms.methods),
+        "described": _write(terms.described),
+        "charge_on": terms.charge_on.value,
+        "status": terms.status,
+        "since_ms": terms.since_ms,
+        "until_ms": terms.until_ms,
+    }
+
+
+def read_terms(row: Row[Any]) -> Terms:
+    """A version of which no status is recorded sets no price once it has ended: what it sold is not known."""
+    return Terms(
+        price=Price(text=row.price, nano=row.price_nano),
+        currency=row.currency,
+        networks=read_networks(row.networks),
+        pay_to=Address(row.pay_to),
+        operations=_read_operations(row.operations),
+        other_paths=row.other_paths or "refuse",
+        methods=_read_texts(row.methods or "[]"),
+        described=tuple((method, path) for method, path in json.loads(row.described or "[]")),
+        charge_on=ChargeOn(row.charge_on),
+        status=row.status or "unrecorded",
+        since_ms=row.since_ms,
+        until_ms=row.until_ms,
+    )
+
+
+def is_shown(listing: Listing) -> bool:
+    """Whether lists show it: paused ones too, retired and suspended ones never."""
+    return listing.retired_ms is None and listing.suspended_ms is None
+
+
+def name_key(listing: Listing) -> str:
+    """What `sort=name` compares."""
+    return fold(listing.name)
+
+
+def write_document(openapi: Mapping[str, Any]) -> str:
+    return json.dumps(openapi, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_document(text: str | None) -> Mapping[str, Any] | None:
+    return None if text is None else cast(dict[str, Any], json.loads(text))
+
+
+def _write(values: Sequence[object]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+def _read_texts(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
+def read_networks(text: str) -> tuple[ChainId, ...]:
+    return tuple(ChainId(number) for number in json.loads(text))
+
+
+def _write_operations(operations: Sequence[Operation]) -> str:
+    return _write([[op.method, op.path, op.price.text, op.price.nano] for op in operations])
+
+
+def _read_operations(text: str) -> tuple[Operation, ...]:
+    return tuple(
+        Operation(method=method, path=path, price=Price(text=price, nano=nano))
+        for method, path, price, nano in json.loads(text)
+    )
+
+
+def find_reputations(connection: Connection, which: ColumnElement[bool]) -> dict[int, Reputation]:
+    """By the listing's number, of those that are there. One statement; `which` must be a look into an index of listings."""
+    listing, quality, ownership = listing_table.c, quality_table.c, ownership_table.c
+    joined = listing_table.outerjoin(quality_table, quality.listing_seq == listing.seq).outerjoin(
+        ownership_table, ownership.listing_seq == listing.seq
+    )
+    columns = (quality.calls, quality.success_ppm, quality.p50_ms, quality.p95_ms, ownership.verified_ms)
+    rows = connection.execute(select(listing.seq, *columns).select_from(joined).where(which))
+    return {row.seq: _read_reputation(row) for row in rows}
+
+
+def _read_reputation(row: Any) -> Reputation:
+    quality = None
+    if row.calls is not None:
+        quality = Quality(calls=row.calls, success_ppm=row.success_ppm, p50_ms=row.p50_ms, p95_ms=row.p95_ms)
+    return Reputation(quality=quality, verified_ms=row.verified_ms)

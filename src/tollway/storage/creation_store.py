@@ -1,4 +1,4 @@
-"""Idempotency keys of created listings in SQL: what `registry/creation.py` promises, on both dialects.
+"""Idempotency keys of created listings in SQL: what `registry/catalog.py` promises, on both dialects.
 
 Leases and ages are measured by the clock that all gateways share: PostgreSQL's own, on SQLite that of the one process.
 
@@ -30,9 +30,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from tollway.identifiers import Address, ListingId
+from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.registry.creation import (
+from tollway.registry.catalog import (
     CreationBegun,
     CreationInProgress,
     CreationOutcome,

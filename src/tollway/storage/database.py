@@ -1,12 +1,14 @@
-"""The one door to the database: SQLite in a file, or PostgreSQL by URL.
+"""The connection to the database: SQLite in a file, or PostgreSQL by URL.
 
-Stores hand in plain functions `(Connection) -> T` written once in SQLAlchemy Core; `read` and `write` run them, on
-SQLite in threads of this module, on PostgreSQL inside an asyncpg connection. Foreign errors stop here: callers see
-`StorageUnavailable` (nothing or everything happened, ask again; `ValueRefused`: nothing happened, and a value is at fault)
-or SQLAlchemy's `IntegrityError`, which a store turns into an outcome of its own.
+Stores pass plain functions `(Connection) -> T` written once in SQLAlchemy Core; `read` and `write` run them, on SQLite in
+threads of this module, on PostgreSQL inside an asyncpg connection. Driver errors stop here. A caller gets
+`StorageUnavailable` (the transaction did nothing or everything: try again; `ValueRefused`: it did nothing, and a value is at
+fault) or SQLAlchemy's `IntegrityError`, which a store turns into an outcome of its own.
 
-On SQLite there is one writer thread with one connection, and it alone checkpoints: SQLite before 3.51.3 can lose
+On SQLite there is one writer thread with one connection, and only that connection checkpoints: SQLite before 3.51.3 can lose
 committed pages when two connections write or checkpoint at once (sqlite.org/wal.html#walresetbug).
+
+For PostgreSQL, `find_risks` names the server settings that can lose committed data.
 """
 
 import asyncio
@@ -17,21 +19,13 @@ import sqlite3 as stdlib_sqlite3
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import asyncpg
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Executable,
-    MetaData,
-    create_engine,
-    event,
-    make_url,
-    text,
-)
+from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
@@ -39,9 +33,13 @@ from sqlalchemy.util import greenlet_spawn
 
 from tollway.errors import StorageUnavailable
 from tollway.storage.outage import CommitInDoubt, OutageLog, Use, ValueRefused, is_value_refused
-from tollway.storage.postgres_address import PostgresAddress
-from tollway.storage.postgres_line import PostgresConnector
-from tollway.storage.postgres_trust import DRIVER_ERRORS, ConnectionValidity, terminate_timed_out
+from tollway.storage.postgres import (
+    DRIVER_ERRORS,
+    ConnectionValidity,
+    PostgresAddress,
+    PostgresConnector,
+    terminate_timed_out,
+)
 from tollway.storage.statements import execute_text
 
 try:  # a newer SQLite than most systems have, where its wheel exists
@@ -396,3 +394,53 @@ class ProcessLock:
 
     def release(self) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Of the server that takes our writes. `hosts`: how many servers the URL names."""
+
+    fsync: bool
+    full_page_writes: bool
+    standbys: str
+    is_read_only: bool
+    hosts: int
+
+
+async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
+    """Raises `StorageUnavailable`."""
+    hosts = len(database.connector.address.hosts)
+
+    def look(connection: Connection) -> ServerSettings:
+        row = connection.execute(_SETTINGS_QUERY).one()
+        return ServerSettings(
+            fsync=row.fsync == "on",
+            full_page_writes=row.full_page_writes == "on",
+            standbys=row.standbys,
+            is_read_only=row.is_standby or row.read_only == "on",
+            hosts=hosts,
+        )
+
+    return await database.read(look)
+
+
+def find_risks(settings: ServerSettings) -> Iterator[str]:
+    """A sentence for each. `synchronous_commit` is not among them: every session of a gateway switches it on."""
+    if settings.is_read_only:
+        yield "the server is read-only: nothing can be sold"
+    if not settings.fsync:
+        yield "fsync is off: a power cut can lose claims, and break the database"
+    if not settings.full_page_writes:
+        yield "full_page_writes is off: a power cut can break the database"
+    if settings.hosts > 1 and not settings.standbys.strip():
+        yield (
+            "there are several servers, and synchronous_standby_names is empty: a failover can lose claims that were "
+            "already served, and what paid for them could be spent again"
+        )
+
+
+_SETTINGS_QUERY = text(
+    "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, "
+    "current_setting('synchronous_standby_names') AS standbys, pg_is_in_recovery() AS is_standby, "
+    "current_setting('default_transaction_read_only') AS read_only"
+)

@@ -22,13 +22,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.ledger.authorization import SettlementAttempt
-from tollway.ledger.gas import CodeRecord
+from tollway.ids import Address, ChainId, ListingId
+from tollway.ledger.ledger import CodeRecord
+from tollway.ledger.records import SettlementAttempt
 from tollway.money import UNITS_MAX
-from tollway.storage.authorization_store import parse_attempt
-from tollway.storage.authorization_tables import attempt_table, settlement_nonce_table, wallet_gas_table
+from tollway.storage.authorizations import parse_attempt
 from tollway.storage.database import Database
+from tollway.storage.ledger_tables import attempt_table, settlement_nonce_table, wallet_gas_table
 
 SignerKey = tuple[Address, ChainId]
 _GWEI = 10**9

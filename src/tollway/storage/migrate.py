@@ -1,23 +1,75 @@
 """Brings the tables of a database to this version, each step whole or not at all, on both dialects; and says whether
-this version may serve from the tables that it finds.
+this version may serve from the tables that it finds, at the start of a gateway and while it serves.
 
-Releases overlap while they are rolled out, so both ways have to work for one release: new code on the tables of the
-release before, and old code on the tables of the release after. A migration therefore only adds; what it adds, older
-code can ignore. The first one is the baseline, which makes all tables; a database from before it is refused. `schema_floor` names the oldest revision whose code may serve from the tables; only a migration that
-takes something away raises it. Nothing here decides on what it reads from any other table.
+Releases overlap while they are rolled out, so both ways have to work for one release: new code on the tables of the release
+before, and old code on the tables of the release after. A migration therefore only adds; what it adds, older code can ignore.
+The first one is the baseline, which makes all tables; a database from before it is refused. `schema_floor` names the oldest
+revision whose code may serve from the tables; only a migration that takes something away raises it. No decision here rests on
+another table.
 
-On PostgreSQL many gateways may start at once: an advisory lock lets one of them do the work. Where there is nothing to
-do, nothing of what would do it is loaded.
+On PostgreSQL many gateways may start at once: an advisory lock lets one of them migrate, and only the operator starts it. On
+SQLite, where one gateway has the file, the gateway migrates it. The tables of a new SQLite file are written down in
+`sqlite.json` (`make schema`), as the migrations make them, so that the first start of a gateway does not load alembic. When the
+migrations are not those that the file was made from, they run instead.
 """
 
+import json
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import structlog
+from pydantic_core import from_json
 from sqlalchemy import CheckConstraint, Column, Connection, Integer, String, Table, inspect, select, text
 
+from tollway.errors import SettingsInvalid
 from tollway.storage.database import Database, metadata
-from tollway.storage.fresh_schema import read_statements
+
+FILE_NAME = "sqlite.json"
+_OBJECTS = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
+
+
+def read_statements(migrations: Path) -> tuple[str, ...]:
+    """What makes the tables, in order; nothing where they were not written down, or not from these migrations."""
+    path = migrations / FILE_NAME
+    if not path.exists():
+        return ()
+    contents = from_json(path.read_bytes())
+    return tuple(contents["statements"]) if contents["madeOf"] == name_migrations(migrations) else ()
+
+
+def name_migrations(migrations: Path) -> str:
+    """Another name whenever one of them is another."""
+    digest = sha256()
+    for path in sorted((migrations / "versions").glob("[0-9]*.py")):
+        digest.update(path.name.encode() + b"\n" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def write_down(connection: Connection, migrations: Path) -> str:
+    """The file's text, from a database that holds these tables and nothing else yet."""
+    tables = [str(name) for (name,) in connection.exec_driver_sql(_TABLES)]
+    objects = [(str(name), str(sql)) for name, sql in connection.exec_driver_sql(_OBJECTS)]
+    virtual = {name for name, sql in objects if sql.startswith("CREATE VIRTUAL")}
+    shadows = {name for name in tables if any(name.startswith(one + "_") for one in virtual)}
+    statements = [sql for name, sql in objects if name not in shadows]
+    for table in tables:
+        if table not in shadows | virtual:
+            statements += _write_rows(connection, table)
+    contents = {"madeOf": name_migrations(migrations), "statements": statements}
+    return json.dumps(contents, indent=1) + "\n"
+
+
+def _write_rows(connection: Connection, table: str) -> list[str]:
+    columns = [str(row[1]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
+    quoted = ", ".join(f"quote({column})" for column in columns)
+    return [
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(row)})"  # noqa: S608 - our own names
+        for row in connection.exec_driver_sql(f"SELECT {quoted} FROM {table}")  # noqa: S608
+    ]
+
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 OLDEST_SERVICEABLE = "0015_unfinal_payer"
@@ -118,3 +170,60 @@ def _read_floor(connection: Connection) -> str | None:
     if not inspect(connection).has_table(schema_floor_table.name):
         return None
     return connection.scalar(select(schema_floor_table.c.revision))
+
+
+_log = structlog.get_logger(__name__)
+
+_SERVED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
+
+
+class SchemaCheck:
+    """`is_served`: the tables, as they were last seen, are such that this code may serve from them."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        migrations: Path = MIGRATIONS,
+        oldest_serviceable: str = OLDEST_SERVICEABLE,
+    ) -> None:
+        self._database = database
+        self._migrations = migrations
+        self._oldest_serviceable = oldest_serviceable
+        self.is_served = False
+
+    async def prepare(self) -> None:
+        """Raises `SettingsInvalid` when this code must not serve here."""
+        state = await self._find_state()
+        if self._database.dialect == "sqlite" and state in ("empty", "behind", "serviceable"):
+            state = await upgrade(self._database, migrations=self._migrations)
+        match state:
+            case "current":
+                pass
+            case "ahead":
+                _log.warning("schema_ahead", hint="this gateway is older than its tables; it can serve")
+            case "serviceable":
+                _log.warning("schema_serviceable", hint="the tables are one release old; run tollway migrate")
+            case "foreign":
+                raise SettingsInvalid(
+                    ["database_url: the database needs a newer version of Tollway than this one"]
+                )
+            case "too_old":
+                raise SettingsInvalid([f"database_url: {TOO_OLD}"])
+            case _:
+                raise SettingsInvalid(
+                    ["database_url: the tables are missing or old; run `tollway migrate` first"]
+                )
+        self.is_served = True
+
+    async def watch(self) -> None:
+        """Looks again. A chore: what it finds shows in `is_served` and in the log."""
+        state = await self._find_state()
+        self.is_served = state in _SERVED
+        if not self.is_served:
+            _log.error("schema_not_served", state=state, hint="run a gateway of the version of the tables")
+
+    async def _find_state(self) -> SchemaState:
+        return await schema_state(
+            self._database, migrations=self._migrations, oldest_serviceable=self._oldest_serviceable
+        )

@@ -1,12 +1,15 @@
-"""Statements that are written once in SQLAlchemy Core, compiled once for each dialect, and handed to the driver as text.
+"""Statements that are written once in SQLAlchemy Core, compiled once for each dialect, and passed to the driver as text.
 
-For what every paid call asks: building, hashing and looking up a statement anew costs many times what running it costs
-(docs/decisions/0018). It belongs to the transaction of its connection like any other statement, fails as any other
-fails, and is heard by whoever listens to statements. It gives the driver's own rows: plain sequences, in the order of the
-columns, of the driver's own types. On SQLite a truth is 0 or 1.
+For the queries of every paid call: to build, hash and look up a statement anew costs many times what running it costs
+(docs/decisions/0018). A statement belongs to the transaction of its connection, fails as every other statement fails, and
+event listeners see it. It returns the driver's own rows: plain sequences, in the order of the columns, of the driver's own
+types. On SQLite a boolean is 0 or 1.
 
-Nothing of what is asked ever becomes a part of a text: on PostgreSQL a list is one array; on SQLite, which has none, a
-statement has a text for each power of two, and a list is filled up with its last member.
+No value becomes a part of a text: on PostgreSQL a list is one array; on SQLite, which has no arrays, a statement has a text
+for each power of two, and a list is filled up with its last member.
+
+`IndexHint` makes SQLite read a table by a named index. SQLite keeps no statistics of the tables, so where two indexes begin
+with the same columns it has to guess. PostgreSQL chooses by its own statistics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from sqlalchemy import ColumnElement, Connection, String, any_, bindparam
+from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.base import Executable
@@ -201,3 +204,21 @@ def _raise(connection: Connection, exc: BaseException, sql: str) -> NoReturn:
     error of the driver's (a deadline, a cancellation) goes on as it is."""
     is_driver_error = isinstance(exc, connection.dialect.loaded_dbapi.Error)
     connection._handle_dbapi_exception(exc, sql if is_driver_error else None, None, None, None)
+
+
+class IndexHint(TableClause):
+    """An alias of `table`, named after the index: so a cached statement is always that of the same index."""
+
+    inherit_cache = True
+
+    def __init__(self, table: Table, index: str) -> None:
+        super().__init__(f"by_{index}", *(column(each.name, each.type) for each in table.columns))
+        self.table_name = table.name
+        self.index = index
+
+
+@compiles(IndexHint)
+def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any) -> str:
+    quote = compiler.preparer.quote
+    alias = f"{quote(element.table_name)} AS {quote(element.name)}"
+    return f"{alias} INDEXED BY {quote(element.index)}" if compiler.dialect.name == "sqlite" else alias

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
-from tollway.web.catalog_turns import CatalogReadLimit
-from tollway.web.load_gauge import LoadShedder
+from tollway.web.admission import CatalogReadLimit, LoadShedder
 from tollway.web.middleware import (
     AccessLog,
     BodyLimits,

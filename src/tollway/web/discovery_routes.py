@@ -1,32 +1,283 @@
-"""The four documents of one API: `/api/v2/apis/{apiId}/discovery`, `/agent`, `/openapi.json` and `/llms.txt`.
+"""The documents of one API (`/discovery`, `/agent`, `/openapi.json`, `/llms.txt`) and the x402 bazaar over all listings. Read only.
 
-Reads only. What stands in a document is decided in `discovery`; here is asked what it needs to know (the listing, what is
-measured of it, which ways to pay are open now), and it is written beside the event loop: a provider's document may be large.
+`discovery` decides what a document contains. Documents are written in a thread, because a provider's document can be large, and are cached for seconds.
+The bazaar shows only what an authorization can pay for at this moment; a page may therefore hold less than `limit`.
 """
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tollway.discovery.agent import describe_for_agents
-from tollway.discovery.discovery_document import describe_listing
-from tollway.discovery.listing_text import write_listing_text
+from tollway.chain.networks import ChainRules
+from tollway.discovery.agent_document import describe_for_agents
+from tollway.discovery.bazaar import (
+    BAZAAR,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    RESOURCE_TYPE,
+    ResourceFilter,
+    choose_representative_call,
+    describe_resource,
+    resources_json,
+    search_json,
+)
+from tollway.discovery.listing_documents import describe_listing, write_listing_text
+from tollway.discovery.listing_view import ListingView, list_prices
 from tollway.discovery.openapi import build_openapi
-from tollway.discovery.shown_listing import ListingView, list_prices
-from tollway.discovery.sold_operations import ApiOperation, list_operations
-from tollway.identifiers import ListingId
-from tollway.limits import Limits
-from tollway.registry.catalog import Catalog
-from tollway.registry.listing import Listing
-from tollway.registry.pricing import payable_assets
-from tollway.web.bazaar_routes import BazaarServices, IsOffered, describe_for_bazaar
-from tollway.web.document_memory import Document, DocumentCache
-from tollway.web.listing_finder import find_public_listing
-from tollway.web.listing_wire import ListingEncoder, etag_of, has_etag, is_same_content, render_json
-from tollway.web.wire import format_time
+from tollway.discovery.operations import ApiOperation, list_operations
+from tollway.errors import Problem
+from tollway.gateway.target import match_operation
+from tollway.ids import Address, ChainId, ListingId, Network, format_network, parse_network
+from tollway.limits import MIB, Limits
+from tollway.money import UNITS_MAX, Asset
+from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
+from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, NetworkCurrency
+from tollway.registry.listing import Listing, payable_assets
+from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
+from tollway.web.listing_routes import find_public_listing
+from tollway.web.query import QueryParameters, format_time
+
+CACHE_MS = 5_000
+CACHE_WRITE_TIMES = 100
+"""A document that took long to write stays for so many times that: writing takes a hundredth of a core at most."""
+CACHE_MS_MAX = 60_000
+CACHE_BYTES_MAX = 32 * MIB
+WRITES_AT_ONCE_MAX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """As it goes over the wire, with its tag: a digest of something large is not made for each who asks."""
+
+    body: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CachedDocument:
+    revision: int
+    document: Document
+    until_ms: int
+
+
+class DocumentCache:
+    """For one process. `ticks_ms`: a clock that nobody sets."""
+
+    def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._ticks_ms = ticks_ms
+        self._bytes_max = bytes_max
+        self._cached: OrderedDict[str, _CachedDocument] = OrderedDict()
+        self._bytes = 0
+        self._semaphore = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
+
+    async def get_or_write(
+        self, name: str, revision: int, write: Callable[[], Awaitable[Document]]
+    ) -> Document:
+        """The document of that name and revision; written by `write` when none is kept."""
+        known = self._find(name, revision)
+        if known is not None:
+            return known
+        async with self._semaphore:
+            known = self._find(name, revision)  # somebody else may have written it meanwhile
+            if known is not None:
+                return known
+            began_ms = self._ticks_ms()
+            document = await write()
+            now_ms = self._ticks_ms()
+            fresh_ms = min(max(CACHE_MS, CACHE_WRITE_TIMES * (now_ms - began_ms)), CACHE_MS_MAX)
+            self._store(
+                name, _CachedDocument(revision=revision, document=document, until_ms=now_ms + fresh_ms)
+            )
+            return document
+
+    def _find(self, name: str, revision: int) -> Document | None:
+        cached = self._cached.get(name)
+        if cached is None or cached.revision != revision or cached.until_ms <= self._ticks_ms():
+            return None
+        self._cached.move_to_end(name)
+        return cached.document
+
+    def _store(self, name: str, cached: _CachedDocument) -> None:
+        before = self._cached.pop(name, None)
+        self._bytes += len(cached.document.body) - (len(before.document.body) if before else 0)
+        self._cached[name] = cached
+        while self._bytes > self._bytes_max:
+            _, oldest = self._cached.popitem(last=False)
+            self._bytes -= len(oldest.document.body)
+
+
+OFFSET_MAX = 10_000
+QUERY_LENGTH_MAX = 256
+_FILTER_LENGTH_MAX = 64
+_FILTERS = ("type", "payTo", "scheme", "network", "extensions", "limit")
+_NETWORK = re.compile(r"[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}")
+_CURSOR = re.compile(r"[1-9][0-9]{0,4}")
+ANY_RESOURCE = ResourceFilter()
+_NO_LISTING = ListingId("")
+_PROBE_UNITS = tuple(1 << power for power in range(UNITS_MAX.bit_length()))
+"""Prices from the least to the dearest. What is too cheap to be worth its gas, and what is so dear that nobody waits for
+its depth, closes no network for what lies between."""
+
+IsOffered = Callable[[Asset, int, ListingId], bool]
+"""Whether so many ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BazaarServices:
+    """What the bazaar needs. `public_url` without a final slash; `rules` of every configured network."""
+
+    catalog: Catalog
+    rules: Mapping[ChainId, ChainRules]
+    is_offered: IsOffered
+    public_url: str
+
+
+def bazaar_router(services: BazaarServices) -> APIRouter:
+    """Two routes under `/x402/discovery`; a client is given `{publicUrl}/x402` as its facilitator."""
+    router = APIRouter(prefix="/x402/discovery")
+
+    @router.get("/resources")
+    async def list_resources(request: Request) -> dict[str, Any]:
+        query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "offset"))
+        wanted, limit = _read_filter(query), _read_limit(query)
+        offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
+        query.finish()
+        page = await _find_page(services, wanted, ListingQuery(limit=limit, skip=offset))
+        return resources_json(_records(services, wanted, page), limit=limit, offset=offset, total=page.total)
+
+    @router.get("/search")
+    async def search(request: Request) -> dict[str, Any]:
+        query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "query", "cursor"))
+        wanted, limit = _read_filter(query), _read_limit(query)
+        words = query.text("query", length_max=QUERY_LENGTH_MAX)
+        if not query.has("query"):
+            query.refuse("query", "required", "must be given")
+        start = query.parsed("cursor", _parse_cursor) or 0
+        query.finish()
+        asked = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
+        page = await _find_page(services, wanted, asked)
+        has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
+        is_cut = has_more and start + limit > OFFSET_MAX
+        return search_json(
+            _records(services, wanted, page),
+            limit=limit,
+            cursor=str(start + limit) if has_more and not is_cut else None,
+            is_partial=is_cut,
+        )
+
+    return router
+
+
+async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: ListingQuery) -> ListingPage:
+    """The listings that are sold on a network where authorisations are settled now."""
+    network_currencies = tuple(
+        network_currency
+        for network_currency in _open_markets(services)
+        if _is_wanted(network_currency, wanted)
+    )
+    if wanted.is_impossible or wanted.extension not in (None, BAZAAR) or not network_currencies:
+        return ListingPage(found=(), total=0)
+    network = network_currencies[0].chain_id if wanted.network is not None else None
+    return await services.catalog.search(
+        ListingQuery(
+            limit=asked.limit,
+            skip=asked.skip,
+            words=asked.words,
+            sort=asked.sort,
+            network=network,
+            pay_to=wanted.pay_to,
+            network_currencies=network_currencies,
+        )
+    )
+
+
+def _open_markets(services: BazaarServices) -> tuple[NetworkCurrency, ...]:
+    """Where any price could be settled for a listing that has cost no gas yet. What fails even there (a key below its
+    floor, gas too dear, no domain) would empty page after page."""
+    assets = (asset for rules in services.rules.values() for asset in rules.assets)
+    return tuple(
+        dict.fromkeys(
+            NetworkCurrency(chain_id=asset.chain_id, currency=asset.symbol)
+            for asset in assets
+            if asset.domain is not None
+            and any(services.is_offered(asset, units, _NO_LISTING) for units in _PROBE_UNITS)
+        )
+    )
+
+
+def _is_wanted(network_currency: NetworkCurrency, wanted: ResourceFilter) -> bool:
+    return wanted.network in (None, format_network(network_currency.chain_id))
+
+
+def _records(services: BazaarServices, wanted: ResourceFilter, page: ListingPage) -> list[dict[str, Any]]:
+    records = (describe_for_bazaar(services, found.listing, wanted) for found in page.found)
+    return [record for record in records if record is not None and wanted.has_extension(record)]
+
+
+def describe_for_bazaar(
+    services: BazaarServices, listing: Listing, wanted: ResourceFilter = ANY_RESOURCE
+) -> dict[str, Any] | None:
+    """The record of a listing; None when nothing that can be settled now meets what is wanted."""
+    requirements = tuple(
+        one
+        for one in _list_requirements(services, listing)
+        if one.units <= UNITS_MAX and services.is_offered(one.asset, one.units, listing.id)
+    )
+    if not wanted.is_met_by(requirements):
+        return None
+    gateway_url = f"{services.public_url}/api/v2/gateway/{listing.id}"
+    return describe_resource(listing, requirements, gateway_url=gateway_url)
+
+
+def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[PaymentRequirement, ...]:
+    """What the call that stands for the listing costs, in every way; nothing for a free one."""
+    entry = choose_representative_call(listing)
+    operation = match_operation(listing.operations, entry.method, entry.path)
+    if isinstance(operation, Problem):
+        return ()
+    operation_price = OperationPrice(
+        terms=listing.current_terms(since_ms=listing.updated_ms),
+        price=listing.price if operation is None else operation.price,
+    )
+    return current_requirements(operation_price, services.rules, timeout_s=listing.timeout_s)
+
+
+# ---- The query.
+
+
+def _read_filter(query: QueryParameters) -> ResourceFilter:
+    """What is well formed but not ours (another type, scheme, network or extension) finds nothing; it is no mistake."""
+    network = query.parsed("network", _parse_network)
+    return ResourceFilter(
+        kind=query.choice("type", (RESOURCE_TYPE, "mcp")),
+        pay_to=query.parsed("payTo", Address.parse),
+        scheme=query.text("scheme", length_max=_FILTER_LENGTH_MAX),
+        network=network,
+        extension=query.text("extensions", length_max=_FILTER_LENGTH_MAX),
+    )
+
+
+def _read_limit(query: QueryParameters) -> int:
+    return query.integer("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX)
+
+
+def _parse_network(text: str) -> Network:
+    """CAIP-2; one of another namespace than eip155 is a network all the same."""
+    if not _NETWORK.fullmatch(text):
+        raise ValueError("a network is written like eip155:8453")
+    return format_network(parse_network(text)) if text.startswith("eip155:") else Network(text)
+
+
+def _parse_cursor(text: str) -> int:
+    if not _CURSOR.fullmatch(text) or int(text) > OFFSET_MAX:
+        raise ValueError("must be a cursor that a search gave")
+    return int(text)
+
 
 CACHE_CONTROL = "public, max-age=60"
 """Who calls at a price that is a minute old pays that one: the terms rule remembers prices for ten."""

@@ -9,17 +9,17 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Request
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, format_network
 from tollway.identity.authenticator import Identity
-from tollway.ledger.book import Ledger
-from tollway.ledger.call import CallRecord, CallState, Payment, PaymentState
-from tollway.ledger.statement import CallHistory, HistoryQuery, HistoryStatus
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
+from tollway.ledger.history import CallHistory, HistoryQuery, HistoryStatus
+from tollway.ledger.ledger import Ledger
+from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
 from tollway.money import Asset
-from tollway.payments.sighting import TransactionStatus
-from tollway.web.authentication import WalletDependency, make_x402_wallet_dependency
-from tollway.web.json_body import find_unknown_members, parse_json_object
+from tollway.payments.transaction_lookup import TransactionStatus
+from tollway.web.auth_routes import WalletDependency, make_x402_wallet_dependency
+from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
-from tollway.web.wire import QueryParameters, format_time, parse_time
+from tollway.web.query import QueryParameters, format_time, parse_time
 
 HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
 OFFSET_MAX = 10_000

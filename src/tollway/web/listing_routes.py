@@ -1,36 +1,77 @@
-"""The routes of the registry: list, publish, read, edit and retire listings.
+"""The routes of listings: list, publish, read, edit, retire, and prove the ownership of the endpoint.
 
-It tells the story of each request in order (who asks, which listing, may he, what does the body say, does the endpoint
-pass) and leaves every rule to the room that owns it. It never shows an upstream secret.
+Each request runs in order: authentication, listing, permission, body, endpoint checks. The rules are in `registry`. A response never contains the
+upstream secret.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, cast, get_args
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 
-from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
-from tollway.identifiers import Address, ListingId, format_id
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    FieldError,
+    Problem,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.ids import Address, ListingId, format_id, parse_network
 from tollway.limits import Limits
+from tollway.money import Price
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.rates import RateLimiter
-from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, ListingWarning, list_warnings
-from tollway.registry.catalog import Catalog, Revised
-from tollway.registry.creation import CreationBegun, CreationResponse
-from tollway.registry.draft import Draft, create_listing, edit_listing, find_nothing_served, parse_draft
-from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
+from tollway.outbound.probes import OwnershipChecker
+from tollway.rate_limits.limiter import Quota, RateLimiter
+from tollway.registry.catalog import (
+    BLOCKED,
+    Catalog,
+    CreationBegun,
+    CreationResponse,
+    ListingQuery,
+    Revised,
+    Sort,
+    check_registration,
+)
+from tollway.registry.draft import (
+    ENDPOINT_POLICY,
+    ENDPOINT_UNPROTECTED,
+    PAYTO_SHARED,
+    Draft,
+    DraftRules,
+    EndpointFault,
+    ListingWarning,
+    create_listing,
+    edit_listing,
+    find_document_fault,
+    find_nothing_served,
+    list_warnings,
+    parse_draft,
+)
 from tollway.registry.listing import Listing
-from tollway.registry.moderation import BLOCKED, check_registration
-from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
-from tollway.registry.standing import UNKNOWN_REPUTATION, Reputation
-from tollway.web.authentication import client_address_of
-from tollway.web.creation_desk import IdempotentCreate, lost_key_refusal
-from tollway.web.json_body import parse_json_object
-from tollway.web.listing_finder import find_listing, find_public_listing
-from tollway.web.listing_query import parse_listing_query
-from tollway.web.listing_wire import (
+from tollway.registry.openapi import YamlRefused, parse_yaml_object
+from tollway.registry.ownership import (
+    DOCUMENT_MEMBERS,
+    OWNED_BY_ANOTHER,
+    UNVERIFIED_WARNING,
+    Challenge,
+    Ownership,
+    OwnershipClaim,
+    Ownerships,
+)
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
+from tollway.registry.text import find_unclean
+from tollway.web.admission import PublishingLimits
+from tollway.web.auth_routes import client_address_of
+from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
+from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.listing_json import (
     ListingEncoder,
     etag_of,
     has_etag,
@@ -42,9 +83,136 @@ from tollway.web.listing_wire import (
     warnings_json,
 )
 from tollway.web.problems import describe_errors
-from tollway.web.provider_documents import ProviderDocuments
-from tollway.web.registration_meter import PublishingLimits
-from tollway.web.wire import QueryParameters
+from tollway.web.query import QueryParameters, format_time
+
+_NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API with this id.")
+_RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
+_SUSPENDED = Problem(code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended")
+
+
+async def find_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
+    """As it is now, suspended or not. Raises Refusal: `api_not_found`, `api_retired`."""
+    entry = await catalog.find(listing_id)
+    if entry is None:
+        raise Refusal(_NOT_FOUND)
+    if entry.listing.retired_ms is not None:
+        raise Refusal(_RETIRED)
+    return entry.listing
+
+
+async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
+    """One that may be shown to anybody. Raises Refusal: also `api_paused` for what the operator has suspended."""
+    listing = await find_listing(catalog, listing_id)
+    if listing.suspended_ms is not None:
+        raise Refusal(_SUSPENDED)
+    return listing
+
+
+PAGE_MAX = 1_000_000
+LIMIT_DEFAULT, LIMIT_MAX = 20, 100
+SEARCH_LENGTH_MAX = 256
+TAG_LENGTH_MAX = CURRENCY_LENGTH_MAX = 32
+
+_LISTING_PARAMETERS = (
+    "page",
+    "limit",
+    "q",
+    "provider",
+    "currency",
+    "network",
+    "tag",
+    "maxPrice",
+    "minSuccessRate",
+    "verified",
+    "sort",
+)
+_RATE = re.compile(r"0(?:\.[0-9]{1,9})?|1(?:\.0{1,9})?")
+
+
+def parse_listing_query(raw: bytes) -> ListingQuery:
+    """Raises Refusal (422 naming each parameter). An empty `q` asks for nothing, like an absent one."""
+    query = QueryParameters(raw, known=_LISTING_PARAMETERS)
+    words = query.text("q", length_max=SEARCH_LENGTH_MAX)
+    max_price = query.parsed("maxPrice", Price.parse)
+    sort = query.choice("sort", get_args(Sort)) or "newest"
+    currency = _plain_text(query, "currency", CURRENCY_LENGTH_MAX)
+    if not query.has("currency"):
+        if query.has("maxPrice"):
+            query.refuse("maxPrice", "needs_currency", "needs currency")
+        if sort in ("price", "-price"):
+            query.refuse("sort", "needs_currency", "sorting by price needs currency")
+    if sort == "relevance" and not (words or "").strip():
+        query.refuse("sort", "needs_q", "sorting by relevance needs q")
+    verified = query.choice("verified", ("true", "false"))
+    parsed = ListingQuery(
+        page=query.integer("page", default=1, least=1, most=PAGE_MAX),
+        limit=query.integer("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX),
+        words=words if (words or "").strip() else None,
+        provider=query.parsed("provider", Address.parse),
+        currency=currency,
+        network=query.parsed("network", parse_network),
+        tag=_plain_text(query, "tag", TAG_LENGTH_MAX),
+        price_nano_max=None if max_price is None else max_price.nano,
+        min_success_rate=query.parsed("minSuccessRate", _parse_rate),
+        verified=None if verified is None else verified == "true",
+        sort=cast(Sort, sort),
+    )
+    query.finish()
+    return parsed
+
+
+def _plain_text(query: QueryParameters, name: str, length_max: int) -> str | None:
+    text = query.text(name, length_max=length_max)
+    if text is not None and (not text or find_unclean(text, is_multiline=False)):
+        query.refuse(name, "malformed", "must be plain text")
+        return None
+    return text
+
+
+def _parse_rate(text: str) -> float:
+    if not _RATE.fullmatch(text):
+        raise ValueError("must be a number from 0 to 1, such as 0.95")
+    return float(text)
+
+
+class ProviderDocuments:
+    """Safe to call from many tasks at once."""
+
+    def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
+        """`fetch` bounds what it reads; it raises `EndpointNotAllowed` and the failures of an upstream."""
+        self._fetch = fetch
+        self._yaml_semaphore = asyncio.Semaphore(1)
+
+    async def read(self, url: str) -> Mapping[str, Any]:
+        """Raises Refusal (`validation_failed`) when there is no such document, or it cannot be listed."""
+        try:
+            raw = await self._fetch(url)
+        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamBadResponse, UpstreamTimeout) as exc:
+            raise refuse_document("could not be fetched") from exc
+        document = await self._parse(raw)
+        fault = find_document_fault(document)
+        if fault is not None:
+            raise refuse_document(fault)
+        return document
+
+    async def _parse(self, raw: bytes) -> Mapping[str, Any]:
+        if raw.lstrip()[:1] in (b"{", b"["):
+            try:
+                return parse_json_object(raw)
+            except Refusal as exc:
+                raise refuse_document("could not be read as a JSON object") from exc
+        # A long YAML text takes the better part of a second: beside the loop, and one at a time.
+        async with self._yaml_semaphore:
+            try:
+                return await asyncio.to_thread(parse_yaml_object, raw)
+            except YamlRefused as exc:
+                raise refuse_document(str(exc)) from exc
+
+
+def refuse_document(detail: str) -> Refusal:
+    error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
+    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
+
 
 EDITS_MAX = 3
 """An edit without `If-Match` that somebody else overtakes is tried again on the newer state."""
@@ -342,3 +510,143 @@ def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
 def _edited_meanwhile() -> Refusal:
     detail = "The API was changed by somebody else at the same moment. Read it and try again."
     return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+
+
+CHECKS_MAX = 3
+"""A check of a listing that is edited meanwhile is made again of what it is then."""
+
+_SIGNATURE_POINTER = f"/{DOCUMENT_MEMBERS[0]}/ownershipProofs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipServices:
+    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal."""
+
+    catalog: Catalog
+    ownerships: Ownerships
+    checker: OwnershipChecker
+    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
+    is_blocked: Callable[[Address], bool]
+    rate_limiter: RateLimiter
+    limits: Limits
+    now_ms: Callable[[], int]
+
+
+def ownership_router(services: OwnershipServices) -> APIRouter:
+    """Two routes: anybody may read, the provider may have it checked."""
+    routes = OwnershipRoutes(services)
+    router = APIRouter(prefix="/api/v2", tags=["registry"])
+    router.add_api_route("/apis/{apiId}/ownership", routes.show_ownership, methods=["GET"])
+    router.add_api_route("/apis/{apiId}/ownership", routes.check_ownership, methods=["POST"])
+    return router
+
+
+class OwnershipRoutes:
+    """Safe to call from many tasks at once."""
+
+    def __init__(self, services: OwnershipServices) -> None:
+        self._services = services
+        # Each calls a server that somebody has named.
+        self._quota = Quota(
+            "ownership-checks",
+            "ownership checks",
+            amount=services.limits.ownership_checks_per_hour,
+            per="hour",
+            rate_limiter=services.rate_limiter,
+            namespace="ownership",
+        )
+
+    async def show_ownership(self, request: Request) -> Response:
+        QueryParameters(request.scope["query_string"], known=()).finish()
+        listing = await find_public_listing(self._services.catalog, _listing_id(request))
+        challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
+        known = await self._services.ownerships.find(listing.id)
+        return _ownership_response(ownership_json(challenge, known))
+
+    async def check_ownership(self, request: Request) -> Response:
+        services = self._services
+        provider = (await services.authenticate(request)).address
+        await self._find_own_listing(request, provider)
+        QueryParameters(request.scope["query_string"], known=()).finish()
+        _refuse_members(await request.body())
+        await self._quota.charge(provider, client_address=client_address_of(request))
+        for _ in range(CHECKS_MAX):
+            listing = await self._find_own_listing(request, provider)
+            challenge = services.checker.challenge(OwnershipClaim.of(listing))
+            sights = await services.checker.find_evidence(challenge)
+            known = await services.ownerships.record_check(
+                challenge,
+                sights.proved,
+                now_ms=services.now_ms(),
+                failures_max=services.limits.ownership_failures_max,
+            )
+            if known is not None:
+                return _ownership_response({**ownership_json(challenge, known), "checks": sights.of})
+        raise Refusal(_EDITED_MEANWHILE)
+
+    async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
+        listing = await find_listing(self._services.catalog, _listing_id(request))
+        if listing.provider != provider:
+            detail = "Only the wallet that published this API may have its ownership checked."
+            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+        if self._services.is_blocked(provider):
+            raise Refusal(BLOCKED)
+        return listing
+
+
+def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:
+    """What is known, and what proves it. `method` and `verifiedAt` stand for a proof that counts."""
+    is_verified = known is not None and known.is_verified
+    return {
+        "apiId": challenge.listing_id,
+        "origin": challenge.origin,
+        "state": "verified" if is_verified else "unverified",
+        "method": known.method if known is not None and is_verified else None,
+        "verifiedAt": _format_time(None if known is None else known.verified_ms),
+        "checkedAt": _format_time(None if known is None else known.checked_ms),
+        "failures": 0 if known is None else known.failures,
+        "challenge": {
+            "wellKnown": {"url": challenge.file_url, "content": challenge.content},
+            "dns": None
+            if challenge.dns_name is None
+            else {"name": challenge.dns_name, "value": challenge.content},
+            "signature": {
+                "url": challenge.document_url,
+                "pointer": _SIGNATURE_POINTER,
+                "message": challenge.origin,
+                "signer": str(challenge.pay_to),
+            },
+        },
+    }
+
+
+def _listing_id(request: Request) -> ListingId:
+    return ListingId(request.path_params["apiId"])
+
+
+def _format_time(ms: int | None) -> str | None:
+    return None if ms is None else format_time(ms)
+
+
+def _ownership_response(content: Mapping[str, Any]) -> Response:
+    return Response(
+        render_json(content), media_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def _refuse_members(raw: bytes) -> None:
+    """A check has nothing to be told. An empty object is what some clients send for that."""
+    given = parse_json_object(raw) if raw.strip() else {}
+    if given:
+        problem = Problem(
+            code=Code.VALIDATION_FAILED,
+            detail="A check takes no members.",
+            errors=find_unknown_members(given, ()),
+        )
+        raise Refusal(problem)
+
+
+_EDITED_MEANWHILE = Problem(
+    code=Code.PRECONDITION_FAILED,
+    detail="The API was changed at the same moment. Read it and try again.",
+)

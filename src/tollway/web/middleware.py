@@ -15,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_chunked_alone
-from tollway.identifiers import METHOD_LENGTH_MAX
+from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
-from tollway.web.body_room import BodyBudget, BodyReservation
-from tollway.web.load_gauge import LoadShedder
+from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]

@@ -1,7 +1,7 @@
-"""The HTTP server: granian, embedded in our own loop, with the settings that keep it honest.
+"""The HTTP server: granian, embedded in the gateway's event loop.
 
-HTTP/1.1 only, no WebSocket, no access log on the path. What granian lacks is added here: a check that the port is
-ours alone, and a kernel timer that frees connections whose reader has stopped reading.
+HTTP/1.1 only, no WebSocket, no access log. This module adds what granian lacks: a check that no other process listens on the port, kernel timers that
+close connections whose client takes no bytes, and a higher limit of open files and sockets (many systems allow 1,024 by default).
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import resource
 import socket
 import stat
 import sys
@@ -21,7 +22,20 @@ from starlette.types import ASGIApp
 
 from tollway.errors import SettingsInvalid
 from tollway.limits import Limits
-from tollway.web.open_files import raise_open_file_limit
+
+OPEN_FILES_WANTED = 65_536
+"""Two for each of a great many connections."""
+
+
+def raise_open_file_limit() -> int:
+    """Asks for what is wanted, or for all that is allowed. How many there may be now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with contextlib.suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
 
 HEAD_BUFFER_BYTES = 64 * 1024
 """Parser buffer: holds a whole request head, whose own limit (32 KiB) the application enforces."""

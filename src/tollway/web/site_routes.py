@@ -1,19 +1,27 @@
-"""The site: the page at `/`, the contract at `/openapi.json` and drawn at `/docs`, and the files by which crawlers and agents
-find their way (`/llms.txt`, `/.well-known/api-catalog`, `/robots.txt`, `/.well-known/security.txt`). Reads only.
+"""The site: home page, contract (`/openapi.json`, `/docs`), files for crawlers and agents, published keys, health and problem pages. Read only.
 
-What stands in them is decided in `discovery`. No page loads anything from another host, and none runs a script of ours
-inside itself; the addresses in them are the configured one, never what a request says it is.
+`discovery` decides what the files contain. No page loads anything from another host, and none runs an inline script. Addresses come from the configured
+public URL, never from the request.
 """
 
 import asyncio
-from collections.abc import Callable
+import html
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 
-from tollway.discovery.catalog_files import (
+from tollway.discovery.openapi import payment_info
+from tollway.discovery.operations import ApiOperation, list_operations
+from tollway.discovery.safe_text import clean_line
+from tollway.discovery.site_contract import SiteProblemKind
+from tollway.discovery.site_files import (
     CATALOG_PAGE_SIZE,
     CATALOG_PAGES_MAX,
     CATALOG_PROFILE,
@@ -24,17 +32,155 @@ from tollway.discovery.catalog_files import (
     write_security_text,
     write_site_text,
 )
-from tollway.discovery.site_contract import SiteProblemKind
-from tollway.discovery.site_openapi import Site, build_site_openapi
+from tollway.discovery.site_openapi import FEATURED_MAX, FeaturedOperation, Site, build_site_openapi
 from tollway.errors import Code, Problem, Refusal
-from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.web.document_memory import Document, DocumentCache
-from tollway.web.listing_query import PAGE_MAX, SEARCH_LENGTH_MAX
-from tollway.web.listing_wire import has_etag, is_same_content, render_json
-from tollway.web.problems import PROBLEM_KINDS
-from tollway.web.shop_window import FeaturedOperations
-from tollway.web.site_page import write_home
-from tollway.web.wire import QueryParameters, format_time
+from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
+from tollway.ids import Address, ListingId
+from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
+from tollway.registry.listing import Listing, payable_assets
+from tollway.registry.text import drop_unclean
+from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
+from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
+from tollway.web.listing_routes import PAGE_MAX, SEARCH_LENGTH_MAX
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
+from tollway.web.query import QueryParameters, format_time
+
+NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
+
+
+def write_home(page: ListingPage, query: ListingQuery) -> str:
+    """A whole document. `query`: what was asked for, by its words and its page."""
+    words = " ".join(drop_unclean(query.words or "").split())
+    found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
+    heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tollway gateway</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="description" content="HTTP APIs that are paid per request on EVM chains.">'
+        '<link rel="icon" href="/favicon.svg" type="image/svg+xml">'
+        '<link rel="stylesheet" href="/docs/style.css">'
+        '<link rel="service-desc" href="/openapi.json" type="application/json">'
+        '<link rel="api-catalog" href="/.well-known/api-catalog"></head><body>'
+        "<h1>Tollway gateway</h1>"
+        "<p>HTTP APIs that are paid per request on EVM chains. No account is needed: call one, and the answer says what "
+        "to pay and how. Programs that speak x402 or MPP pay by themselves.</p>"
+        '<nav><a href="/docs">API reference</a><a href="/openapi.json">OpenAPI</a><a href="/llms.txt">llms.txt</a>'
+        '<a href="/.well-known/api-catalog">API catalog</a><a href="/problems">Problems</a></nav>'
+        '<form action="/" method="get" role="search"><input type="search" name="q" maxlength="256" '
+        f'aria-label="Words to search for" value="{html.escape(words)}"><button>Search</button></form>'
+        f"<h2>{heading}</h2>{found}{_pages(page, query)}"
+        '<p class="note">Names and descriptions are the providers\' own words.</p></body></html>'
+    )
+
+
+def _article(found: ListingMatch) -> str:
+    listing = found.listing
+    name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or html.escape(listing.id)
+    words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))
+    own = f"/api/v2/apis/{html.escape(listing.id)}"
+    cost = "free" if listing.price.is_free else f"{listing.price.text} {html.escape(listing.currency)} a call"
+    return (
+        f"<article><h2>{name}</h2><p>{cost} · {_reputation(found)}</p>"
+        + (f"<p>{words}</p>" if words else "")
+        + f'<p class="note"><a href="{own}">details</a> · <a href="{own}/agent">for agents</a> · '
+        f'<a href="{own}/openapi.json">OpenAPI</a> · <a href="{own}/llms.txt">in words</a> · '
+        f"<code>{html.escape(listing.id)}</code></p></article>"
+    )
+
+
+def _reputation(found: ListingMatch) -> str:
+    quality, parts = found.reputation.quality, []
+    if found.listing.status == "paused":
+        parts.append("paused")
+    parts.append("endpoint verified" if found.reputation.is_verified else "endpoint not verified")
+    if quality is not None:
+        parts.append(f"{quality.success_ppm / 10_000:.2f} % of {quality.calls} calls went well")
+    return " · ".join(parts)
+
+
+def _pages(page: ListingPage, query: ListingQuery) -> str:
+    last = -(-page.total // query.limit)
+    has_next = query.page < last or (page.is_lower_bound and len(page.found) == query.limit)
+    numbers = [("previous", query.page - 1)] if query.page > 1 else []
+    if has_next:
+        numbers.append(("next", query.page + 1))
+    links = "".join(f'<a href="{_link(query, number)}">{name}</a>' for name, number in numbers)
+    return f"<nav>{links}</nav>" if links else ""
+
+
+def _link(query: ListingQuery, number: int) -> str:
+    given = {"q": query.words} if query.words else {}
+    return html.escape("/?" + urlencode({**given, "page": number}))
+
+
+PER_LISTING_MAX = 5
+LISTINGS_CACHED_MAX = 200
+TITLE_LENGTH_MAX = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ListingOperations:
+    """The first operations of a listing at one of its revisions."""
+
+    revision: int
+    operations: tuple[ApiOperation, ...]
+
+
+class FeaturedOperations:
+    """One per process. A document is read once for each revision of its listing, beside the event loop."""
+
+    def __init__(self, catalog: Catalog, encoder: ListingEncoder, *, is_mpp_offered: IsOffered) -> None:
+        self._catalog = catalog
+        self._encoder = encoder
+        self._is_mpp_offered = is_mpp_offered
+        self._cached: OrderedDict[ListingId, _ListingOperations] = OrderedDict()
+
+    async def choose(self) -> tuple[FeaturedOperation, ...]:
+        """At most `FEATURED_MAX`: the first of every listing, then the second of every listing, and so on."""
+        page = await self._catalog.search(ListingQuery(limit=FEATURED_MAX))
+        rows = [await self._describe(found.listing.id) for found in page.found]
+        positions = range(max((len(row) for row in rows), default=0))
+        return tuple(row[position] for position in positions for row in rows if position < len(row))[
+            :FEATURED_MAX
+        ]
+
+    async def _describe(self, listing_id: ListingId) -> Sequence[FeaturedOperation]:
+        entry = await self._catalog.find(listing_id)
+        if entry is None or entry.listing.status != "active" or entry.listing.retired_ms is not None:
+            return ()
+        listing = entry.listing
+        title = clean_line(listing.name, TITLE_LENGTH_MAX)
+        found = []
+        for operation in await self._read(listing):
+            info = payment_info(
+                operation.price,
+                listing.currency,
+                self._encoder.options(listing, operation.price),
+                has_mpp=self._has_mpp(listing, operation),
+            )
+            if info is not None and info["protocols"] and "price" in info:
+                found.append(
+                    FeaturedOperation(listing_id=listing.id, title=title, operation=operation, payment=info)
+                )
+        return found
+
+    async def _read(self, listing: Listing) -> tuple[ApiOperation, ...]:
+        known = self._cached.get(listing.id)
+        if known is None or known.revision != listing.revision:
+            operations = await asyncio.to_thread(list_operations, listing)
+            known = _ListingOperations(revision=listing.revision, operations=operations[:PER_LISTING_MAX])
+            self._cached[listing.id] = known
+        self._cached.move_to_end(listing.id)
+        while len(self._cached) > LISTINGS_CACHED_MAX:
+            self._cached.popitem(last=False)
+        return known.operations
+
+    def _has_mpp(self, listing: Listing, operation: ApiOperation) -> bool:
+        assets = payable_assets(self._encoder.assets, currency=listing.currency, networks=listing.networks)
+        return not operation.price.is_free and any(
+            self._is_mpp_offered(asset, operation.price.units_in(asset), listing.id) for asset in assets
+        )
+
 
 CACHE_S, ASSET_CACHE_S = 60, 86_400
 HOME_LIMIT = 20
@@ -225,3 +371,136 @@ def _format_links() -> str:
 
 _NO_FILE = Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
 _NO_CONTACT = Problem(code=Code.ROUTE_NOT_FOUND, detail="The operator has named no contact.")
+
+
+_DID_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
+
+
+def did_router(*, authority: str, signers: Sequence[Address]) -> APIRouter:
+    """`authority`: host and port of the public URL. `signers`: the one in use first; what the others have signed still
+    counts."""
+    router = APIRouter()
+    document = describe_signers(authority=authority, signers=signers)
+
+    @router.get("/.well-known/did.json")
+    async def read_did() -> JSONResponse:
+        headers = {"Cache-Control": "public, max-age=300"}
+        return JSONResponse(document, headers=headers, media_type="application/did+json")
+
+    return router
+
+
+def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str, Any]:
+    """did:web §3.2: a port's colon is percent-encoded. The account is a wallet like any other, so chain 1 names it."""
+    did = f"did:web:{quote(authority, safe='')}"
+    methods = [
+        {
+            "id": f"{did}#offers-and-receipts" + (f"-{number}" if number > 1 else ""),
+            "type": "EcdsaSecp256k1RecoveryMethod2020",
+            "controller": did,
+            "blockchainAccountId": f"eip155:1:{signer}",
+        }
+        for number, signer in enumerate(signers, 1)
+    ]
+    return {
+        "@context": _DID_CONTEXT,
+        "id": did,
+        "verificationMethod": methods,
+        "assertionMethod": [method["id"] for method in methods],
+    }
+
+
+KEY_DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
+KEY_DIRECTORY_TYPE = "application/http-message-signatures-directory+json"
+KEY_DIRECTORY_CACHE_S = 300
+
+
+def key_directory_router(
+    signer: UpstreamSigner,
+    *,
+    authority: str,
+    now_ms: Callable[[], int],
+    entropy: Callable[[int], bytes],
+) -> APIRouter:
+    """`authority`: host and port of the public URL, whatever `Host` says."""
+    router = APIRouter()
+    body = render_json(signer.describe())
+
+    @router.get(KEY_DIRECTORY_PATH)
+    async def read_directory() -> Response:
+        signed = signer.sign_directory(
+            authority=authority, created_s=now_ms() // 1000, nonce=entropy(NONCE_BYTES).hex()
+        )
+        headers = {"Cache-Control": f"public, max-age={KEY_DIRECTORY_CACHE_S}", **signed}
+        return Response(body, headers=headers, media_type=KEY_DIRECTORY_TYPE)
+
+    return router
+
+
+Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
+"""Checks by name (`storage`, `chain_8453`, …): true where all is well."""
+
+
+def health_router(readiness: Readiness) -> APIRouter:
+    """`/healthz` (the process), `/readyz` (the process and all it needs), `/problems` and `/problems/{code}`."""
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
+
+    @router.get("/readyz")
+    async def readyz() -> JSONResponse:
+        checks = dict(await readiness())
+        failed = [name for name, is_well in checks.items() if not is_well]
+        if failed:
+            raise Refusal(_not_ready(checks, failed))
+        return JSONResponse({"status": "ok", "checks": checks}, headers={"cache-control": "no-store"})
+
+    @router.get("/problems")
+    async def list_problems() -> HTMLResponse:
+        rows = "".join(
+            f'<li><a href="/problems/{_problem_name(code)}"><code>{code.value}</code></a> {html.escape(PROBLEM_KINDS[code].title)}</li>'
+            for code in Code
+        )
+        return HTMLResponse(_page("Problems", f"<ul>{rows}</ul>"))
+
+    @router.get("/problems/{name}")
+    async def show_problem(name: str) -> HTMLResponse:
+        code = next((code for code in Code if _problem_name(code) == name), None)
+        if code is None:
+            raise Refusal(Problem(code=Code.ROUTE_NOT_FOUND, detail="There is no such kind of problem."))
+        kind, page = PROBLEM_KINDS[code], PROBLEM_PAGES[code]
+        again = "The same request, sent again later, can succeed." if kind.is_retryable else ""
+        text = (
+            f"<p><code>{code.value}</code>, HTTP status {kind.status}.</p>"
+            f"<h2>What it means</h2><p>{html.escape(page.meaning)}</p>"
+            f"<h2>What to do</h2><p>{html.escape(page.remedy)} {again}</p>"
+            '<p><a href="/problems">All problems</a></p>'
+        )
+        return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
+
+    return router
+
+
+def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
+    """The code of the worst: without its ledger a gateway can do nothing, without a chain it still serves credit."""
+    code = Code.OVERLOADED
+    if any(name.startswith("chain") for name in failed):
+        code = Code.CHAIN_UNAVAILABLE
+    if "storage" in failed:
+        code = Code.STORAGE_UNAVAILABLE
+    return Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
+
+
+def _problem_name(code: Code) -> str:
+    return code.value.replace("_", "-")
+
+
+def _page(title: str, text: str) -> str:
+    shown = html.escape(title)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{shown} - Tollway</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"></head>'
+        f"<body><h1>{shown}</h1>{text}</body></html>"
+    )

@@ -2,7 +2,7 @@
 the table; `test_points.py` holds each of them against real gateways. Loaded by `conftest.py`.
 
 Of what fails before anything is sent only a refused connect stands here: names, policy, TLS and a connect that hangs are in
-`tests/outbound/test_dialer.py`, which calls them unreachable alike.
+`tests/outbound/test_client.py`, which calls them unreachable alike.
 """
 
 from dataclasses import dataclass, replace

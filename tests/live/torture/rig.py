@@ -24,7 +24,7 @@ from aiohttp import web
 
 from tests.kit.ports import find_low_ports
 from tests.live.street import PRICE_UNITS, Gateway, poll
-from tollway.identifiers import Address, TxHash
+from tollway.ids import Address, TxHash
 
 PROGRAM = Path(__file__).parent / "zygote.py"
 START_DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from tollway import house
-from tollway.settings import load_settings
+from tollway.app import lifecycle
+from tollway.config.settings import load_settings
 from tollway.telemetry import configure_logging
 
 CLOCK = Path(os.environ["TEST_CLOCK"])
@@ -23,7 +23,7 @@ def _skewed_ns() -> int:
     return _true_ns() + int(CLOCK.read_text()) * 1_000_000_000
 
 
-class SkewedApp(house.App):
+class SkewedApp(lifecycle.App):
     _rounds = 0
 
     async def _recover(self) -> None:

@@ -22,8 +22,8 @@ from tests.live.signed_calls import balance_of
 from tests.live.street import API, PRICE_UNITS, bound, plain, poll
 from tests.live.torture.rig import Progress, Seat, Upstream
 from tollway.sandbox.playground import START_USDC_UNITS
-from tollway.storage.book_tables import call_table, payment_table
 from tollway.storage.database import connect_database
+from tollway.storage.ledger_tables import call_table, payment_table
 
 KINDS = ("credit", "bound", "keyed", "tx", "x402")
 SHAPES = ("echo", "echo", "echo", "slow", "long", "cut", "fail")

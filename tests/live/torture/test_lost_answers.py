@@ -17,8 +17,8 @@ from tests.live.signed_calls import QUICK, Stall
 from tests.live.street import PRICE_UNITS, plain, poll
 from tests.live.torture.puppet import Puppet, run_puppet
 from tests.live.torture.rig import open_seats, pay_in_bulk
-from tollway.storage.book_tables import call_table
 from tollway.storage.database import connect_database
+from tollway.storage.ledger_tables import call_table
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -38,8 +38,8 @@ from tests.live.torture.points import (
 from tests.live.torture.process_dump import dump_gateway, dump_postgres
 from tests.live.torture.puppet import REST, Caller, Puppet, Told, run_puppet
 from tests.live.torture.rig import Seat, open_seats, pay_in_bulk
-from tollway.storage.book_tables import call_table
 from tollway.storage.database import connect_database
+from tollway.storage.ledger_tables import call_table
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -17,10 +17,10 @@ from tests.live.rpc_line import RpcLine, run_rpc_line
 from tests.live.signed_calls import QUICK, SignedCall, Stall, find_pending
 from tests.live.street import PRICE_UNITS, plain, poll
 from tests.live.torture.rig import open_seats
-from tollway.identifiers import TxHash, keccak256
+from tollway.ids import TxHash, keccak256
 from tollway.sandbox.playground import START_USDC_UNITS
-from tollway.storage.book_tables import payment_table
 from tollway.storage.database import connect_database
+from tollway.storage.ledger_tables import payment_table
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

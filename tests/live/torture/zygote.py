@@ -20,8 +20,8 @@ from typing import Any
 import process_dump  # from the folder of this program
 import uvloop
 
-from tollway import house
-from tollway.settings import load_settings
+from tollway.app import lifecycle
+from tollway.config.settings import load_settings
 from tollway.telemetry import configure_logging
 
 PROGRAM = "TEST_PROGRAM"
@@ -64,7 +64,7 @@ def _fork(wanted: dict[str, Any]) -> int:
         else:
             settings = load_settings(os.environ)
             configure_logging(level=settings.log_level, style=settings.log_format)
-            uvloop.run(house.run(settings))
+            uvloop.run(lifecycle.run(settings))
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,447 @@
+"""The composition root: from settings to a running gateway, opened and closed in order.
+
+`App` owns the task group of the background tasks: renewal of this gateway's lease, recovery, the watcher of payments, settlement, pruning. It decides nothing
+about a call.
+"""
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import structlog
+from prometheus_client import CollectorRegistry, make_asgi_app
+
+from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
+from tollway.app.wiring import (
+    AsgiBuilder,
+    ReputationServices,
+    Services,
+    SettlementServices,
+    make_settlement_metrics,
+)
+from tollway.background import BackgroundTasks, TaskName
+from tollway.chain.networks import ChainRules
+from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
+from tollway.chain.rpc import ChainEndpoints, RpcReader
+from tollway.config.settings import Settings, ensure_secret_key
+from tollway.errors import SettingsInvalid, StorageUnavailable
+from tollway.gateway.access import CallRateLimits
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import SignatureVerifier
+from tollway.identity.siwe import PublicOrigin, parse_origin
+from tollway.ids import ChainId, TxHash
+from tollway.ledger.records import Payment
+from tollway.outbound.client import HttpClient
+from tollway.outbound.probes import Fetcher
+from tollway.payments.reorg_watcher import ReorgWatcher
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.listing import CatalogEntry
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.creation_store import CreationStore
+from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
+from tollway.storage.encryption import Sealer
+from tollway.storage.identity_store import ModerationStore, SqlSessions
+from tollway.storage.leadership import Duty, Leadership
+from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.migrate import SchemaCheck
+from tollway.telemetry import BackgroundTaskStatus, Metrics
+from tollway.web.admission import LoadShedder, read_resident_bytes
+from tollway.web.server import HttpServer, check_port_free
+
+if TYPE_CHECKING:
+    from tollway.rate_limits.redis_windows import RedisWindows
+
+_log = structlog.get_logger(__name__)
+
+PRUNE_INTERVAL_S = 300.0
+NONCE_KEPT_AFTER_END_MS = 2 * 3600 * 1000
+"""A nonce that was used must be known while any clock, set back or another gateway's, may let its signature count."""
+SCHEMA_INTERVAL_S = 10.0
+MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
+READINESS_INTERVAL_S = 20.0
+CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
+
+_NO_TRANSACTION = TxHash(32)  # any question to the ledger tells whether they answer
+
+
+class App:
+    """One gateway. `async with App(settings) as app:` opens it; leaving closes it after every promised write."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = ensure_secret_key(settings)
+        self.database = self._connect_database()
+        self.schema = SchemaCheck(self.database)
+        self._is_writing = True  # opening the ledger writes to them; from then on, the renewals tell
+        self.rules: dict[ChainId, ChainRules] = {
+            network.rules.chain_id: network.rules for network in settings.networks
+        }
+        self.metrics = Metrics(CollectorRegistry())
+        self.background = BackgroundTasks()
+        self.metrics.add_background(self._read_background)
+        self._stack = contextlib.AsyncExitStack()
+        self.redis_windows = self._make_redis_windows()
+        self.rate_limiter = RateLimiter(self.redis_windows)
+        self._wire()
+
+    # ---- Wiring: bottom up.
+
+    def _wire(self) -> None:
+        settings, limits = self.settings, self.settings.limits
+        origin = parse_origin(settings.public_url)
+        key, *others = [key.reveal() for key in settings.secret_keys]
+        self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
+        self.catalog = CatalogStore(
+            self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
+        )
+        self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
+        self.ledger = self._make_ledger()
+        self.sessions = SqlSessions(self.database)
+        self.moderation = ModerationStore(self.database)
+        self.chains = self._make_chains()
+        self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
+        self.http_client = self._make_dialer(origin)
+        self.fetcher = Fetcher(self.http_client)
+        self.reputation_services = ReputationServices(
+            settings,
+            database=self.database,
+            http_client=self.http_client,
+            chains=self.chains,
+            now_ms=now_ms,
+            background=self.background,
+        )
+        self.call_limits = CallRateLimits(limits=limits, rate_limiter=self.rate_limiter)
+        verifier = SignatureVerifier(self.chains, limits=limits)
+        self.transaction_verifier = TransactionVerifier(
+            ledger=self.ledger,
+            chains=self.chains,
+            rules=self.rules,
+            signature_verifier=verifier,
+            quota=self.call_limits,
+            limits=limits,
+            now_ms=now_ms,
+            find_older_terms=self._load_older_terms,
+            on_outcome=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
+        )
+        self.settlement_services = SettlementServices(
+            database=self.database,
+            sealer=self.sealer,
+            ledger=self.ledger,
+            chains=self.chains,
+            rules=self.rules,
+            settlement_rules=self._settlement_rules(),
+            limits=limits,
+            now_ms=now_ms,
+            rate_limiter=self.rate_limiter,
+            background=self.background,
+            metrics=make_settlement_metrics(self.metrics),
+        )
+        self.watcher = self._make_watcher()
+        for chain_id, rules in self.rules.items():
+            age = self.metrics.payment_look_age.labels(rules.network)
+            age.set_function(partial(self.watcher.check_age_s, chain_id))
+        self.sign_in = SignIn(
+            self.sessions,
+            verifier,
+            self.call_limits,
+            origin=origin,
+            limits=limits,
+            now_ms=now_ms,
+            entropy=secrets.token_bytes,
+        )
+        self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
+        self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
+        self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
+        self.asgi_app = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms).build()
+        self.server = HttpServer(
+            self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=limits
+        )
+
+    def _services(self) -> Services:
+        return Services(
+            settings=self.settings,
+            rules=self.rules,
+            catalog=self.catalog,
+            creations=self.creations,
+            ledger=self.ledger,
+            sessions=self.sessions,
+            moderation=self.moderation,
+            chains=self.chains,
+            http_client=self.http_client,
+            fetcher=self.fetcher,
+            call_limits=self.call_limits,
+            rate_limiter=self.rate_limiter,
+            transaction_verifier=self.transaction_verifier,
+            settlement_services=self.settlement_services,
+            reputation_services=self.reputation_services,
+            sign_in=self.sign_in,
+            metrics=self.metrics,
+            shedder=self.shedder,
+            check_ready=self.check_ready,
+        )
+
+    def _connect_database(self) -> Database:
+        return connect_database(self.settings.database_url.reveal())
+
+    def _make_redis_windows(self) -> "RedisWindows | None":
+        settings, limits = self.settings, self.settings.limits
+        if settings.rate_limit_url is None:
+            return None
+        from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, and most have none to ask
+
+        assert settings.secret_key is not None
+        return RedisWindows(
+            settings.rate_limit_url.reveal(),
+            namespace=settings.public_url,
+            secret=settings.secret_key.reveal(),
+            deadline_s=limits.shared_rates_deadline_s,
+            retry_s=limits.shared_rates_retry_s,
+            on_change=self.metrics.add_shared_rates(),
+        )
+
+    def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
+        networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
+        return {network.rules.chain_id: network.settlement for network in networks}
+
+    def _make_chains(self) -> RpcReader:
+        return RpcReader(
+            {
+                network.rules.chain_id: ChainEndpoints(
+                    urls=tuple(url.reveal() for url in network.rpc_urls),
+                    agreement_min=network.agreement_min,
+                    is_by_value=network.rules.agreement_above is not None,
+                )
+                for network in self.settings.networks
+            },
+            limits=self.settings.limits,
+            on_request=lambda count: self.metrics.rpc_requests.inc(),
+        )
+
+    def _make_watcher(self) -> ReorgWatcher:
+        return ReorgWatcher(
+            self.ledger,
+            self.chains,
+            self.rules,
+            limits=self.settings.limits,
+            now_ms=now_ms,
+            on_gone=self._on_gone,
+            task=self.background[TaskName.PAYMENT_CHECK],
+        )
+
+    def _make_ledger(self) -> LedgerStore:
+        """A gateway that is to die at a named step puts its own ledger here, and its own dialer below."""
+        return LedgerStore(
+            self.database,
+            owner_id=uuid.uuid4().hex,
+            limits=self.settings.limits,
+            now_ms=now_ms,
+            ticks_ms=ticks_ms,
+            unfinal_max_nano=self.settings.unfinal_spend_max_nano,
+            on_batch=self.metrics.claims_batch_size.observe,
+            on_lapse=self.metrics.lease_lapses.inc,
+            on_restore=self._on_restore,
+            writer=self.background[TaskName.BOOK_WRITER],
+        )
+
+    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
+        settings = self.settings
+        return HttpClient(
+            limits=settings.limits,
+            allow_private=settings.allow_private_endpoints,
+            ticks_ms=ticks_ms,
+            own_origins=frozenset({str(origin)}),
+            own_listeners=frozenset(
+                (listen.host, listen.port)
+                for listen in filter(None, (settings.listen, settings.admin_listen))
+            ),
+        )
+
+    async def _load_older_terms(self, entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
+        return replace(entry, versions=await self.catalog.terms_since(entry.listing.id, moment_ms))
+
+    def _on_restore(self) -> None:
+        self.metrics.database_setbacks.inc()
+        self.catalog.clear_cache()
+
+    def _on_gone(self, payment: Payment) -> None:
+        self.transaction_verifier.forget_payer(payment.payer)
+
+    # ---- Opening and closing.
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        self._lock_database()
+        await self.database.open()
+        self._stack.push_async_callback(self.database.close)
+        await self.schema.prepare()
+        await self.chains.open()
+        self._stack.push_async_callback(self.chains.close)
+        self._stack.push_async_callback(self.http_client.close)
+        await self.settlement_services.open()
+        self._stack.push_async_callback(self.settlement_services.close)
+        await self.ledger.open()
+        await self.moderation.refresh()
+        if (
+            problems := await self.node_health.find_wrong_chain_nodes()
+        ):  # a mistake in the settings; a node that is only away is not
+            raise SettingsInvalid([f"networks: {problem}" for problem in problems])
+        tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
+        limits = self.settings.limits
+        if self.redis_windows is not None:
+            await self.redis_windows.open()
+            self._stack.push_async_callback(self.redis_windows.close)
+            windows, writer = self.redis_windows, self.background[TaskName.SHARED_RATES_WRITER]
+            tasks.start_periodic(
+                TaskName.SHARED_RATES_CHECK, limits.shared_rates_retry_s, windows.check_server
+            )
+            tasks.start(writer.name, partial(writer.repeat_on_demand, windows.send_pending))
+        watch = partial(self.background[TaskName.PAYMENT_CHECK].supervise, self.watcher.run)
+        tasks.start_periodic(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
+        tasks.start_periodic(TaskName.CALL_RECOVERY, limits.recovery_interval_s, self._recover)
+        tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
+        tasks.start_periodic(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
+        tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
+        tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
+        tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
+        tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, watch))
+        self.settlement_services.start(tasks, sweeping=self._leadership(Duty.SWEEPER))
+        self.reputation_services.start(tasks, lead=self._leadership)
+        writing = tasks.start(TaskName.BOOK_WRITER, self.ledger.run)
+        self._stack.push_async_callback(self._stop_writing, writing)
+
+    def _leadership(self, duty: Duty) -> Leadership:
+        leading = self.metrics.leading.labels(duty.label)  # from now on it says 0
+        return Leadership(
+            self.database,
+            duty=duty,
+            limits=self.settings.limits,
+            on_change=lambda _, leads: leading.set(leads),
+            count_lost=self.node_health.count_lost,
+            task=self.background[TaskName(f"{duty.label}_election")],
+        )
+
+    async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
+        """Calls that outlived the drain are cut and written as what they are, and everything that was promised is
+        written before the database closes."""
+        await self.http_client.close()
+        await self.ledger.wait_closed(timeout_s=CLOSE_DEADLINE_S)
+        self.background[TaskName.BOOK_WRITER].expect_end()
+        self.ledger.stop()
+        await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
+
+    def _lock_database(self) -> None:
+        """One gateway process for a SQLite file; the kernel frees the lock when the process dies."""
+        if not isinstance(self.database, SqliteDatabase):
+            return
+        try:
+            lock = ProcessLock(Path(f"{self.database.path}.lock"))
+        except OSError as exc:
+            raise SettingsInvalid([f"database_url: cannot write {exc.filename}: {exc.strerror}"]) from exc
+        if not lock.acquire():
+            lock.release()
+            raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
+        self._stack.callback(lock.release)
+
+    # ---- Serving.
+
+    async def serve(self) -> None:
+        """Serves until `stop`; calls in flight are finished first, at most `drain_deadline_s`."""
+        settings = self.settings
+        for listener in filter(None, (settings.listen, settings.admin_listen)):
+            check_port_free(listener.host, listener.port)
+        # What lives until now lives for good: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
+        if settings.admin_listen is None:
+            await self.server.serve()
+            return
+        admin = HttpServer(
+            make_asgi_app(self.metrics.registry),
+            host=settings.admin_listen.host,
+            port=settings.admin_listen.port,
+            limits=settings.limits,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(admin.serve())
+            try:
+                await self.server.serve()
+            finally:
+                admin.stop()
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    async def check_ready(self) -> Mapping[str, bool]:
+        """What `/readyz` shows: there is room, no background task has ended, the ledger can be read and written, and each network's nodes serve the chain they should."""
+        is_running = not self.background.ended
+        checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
+        try:
+            await self.ledger.find_payments(_NO_TRANSACTION)
+            checks["storage"] = self._is_writing and self.schema.is_served
+        except StorageUnavailable:
+            checks["storage"] = False
+        return checks
+
+    # ---- Beside the requests.
+
+    async def _renew(self) -> None:
+        """The one durable write that every gateway makes all the time: where it fails, no call could be claimed either."""
+        try:
+            await self.ledger.renew_ownership(now_ms=now_ms())
+        except StorageUnavailable:
+            self._is_writing = False
+            raise
+        self._is_writing = True
+
+    def _read_background(self) -> Iterator[BackgroundTaskStatus]:
+        for task in self.background:
+            yield BackgroundTaskStatus(
+                name=task.name.value,
+                is_running=task.is_running,
+                has_ended=task.has_ended,
+                age_s=task.age_s,
+                interval_s=task.interval_s,
+                failures=task.failures,
+            )
+
+    async def _recover(self) -> None:
+        if recovered := await self.ledger.recover(now_ms=now_ms()):
+            _log.info("calls_recovered", count=recovered)
+
+    async def _prune(self) -> None:
+        await self.sessions.prune(now_ms=self.ledger.shared_ms() - NONCE_KEPT_AFTER_END_MS)
+        await self.creations.prune()
+
+    async def _record_readiness(self) -> None:
+        if all((await self.check_ready()).values()):
+            await self.ledger.mark_ready(now_ms=now_ms())
+
+
+async def run(settings: Settings) -> None:
+    """`tollway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
+    async with App(settings) as app:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(name, app.stop)
+        await app.serve()
+    _log.info("closed")

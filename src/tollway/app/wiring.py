@@ -1,0 +1,593 @@
+"""The gateway's object graph above the stores: settlement, reputation of listings, and the ASGI application. Built by `app/lifecycle.py`.
+
+It creates collaborators and hands them to each other; it decides nothing about a call. Settlement keys live in `SettlementServices` only.
+"""
+
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from tollway import __version__
+from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
+from tollway.background import BackgroundTasks, TaskName, run_all
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ChainReader, SettlementChain
+from tollway.chain.rpc import RpcReader
+from tollway.config.settings import Settings
+from tollway.discovery.site_openapi import Site
+from tollway.gateway.access import CallRateLimits
+from tollway.gateway.authorization_payment import AuthorizationPayment
+from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
+from tollway.gateway.idempotency import ClientNetworks
+from tollway.gateway.pipeline import CallPipeline, GatewayName
+from tollway.gateway.proxy import Proxy
+from tollway.gateway.request_signing import UpstreamSigner
+from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
+from tollway.identity.siwe import PublicOrigin, parse_origin
+from tollway.ids import Address, ChainId, ListingId, format_network
+from tollway.ledger.ledger import Ledger
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.outbound.client import HttpClient
+from tollway.outbound.dns import TxtRecords
+from tollway.outbound.probes import Fetcher, OwnershipChecker
+from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
+from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
+from tollway.payments.mpp import Challenger
+from tollway.payments.receipts import ReceiptPoller
+from tollway.payments.settlement import Settlement
+from tollway.payments.settlement_recovery import SettlementRecovery
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.transaction_lookup import TransactionStatusReader
+from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.draft import DraftRules
+from tollway.registry.ownership import Challenge, Method
+from tollway.registry.ownership_recheck import OwnershipRecheck
+from tollway.registry.quality import QualityTally
+from tollway.registry.quality_recorder import RENEW_INTERVAL_S, QualityRecorder
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.creation_store import CreationStore
+from tollway.storage.database import Database
+from tollway.storage.encryption import Sealer
+from tollway.storage.gas_store import GasStore
+from tollway.storage.idempotency import ResponseStore
+from tollway.storage.identity_store import ModerationStore, SqlSessions
+from tollway.storage.leadership import Duty, Leadership
+from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.reputation_store import OwnershipStore, QualityStore
+from tollway.telemetry import Metrics
+from tollway.web.admission import LoadShedder, SignInRateLimit
+from tollway.web.app import build_app
+from tollway.web.auth_routes import WalletDependency, make_challenge, make_wallet_dependency, signin_router
+from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
+from tollway.web.gateway_app import GatewayApp
+from tollway.web.history_routes import history_router, x402_history_router
+from tollway.web.idempotent_create import IdempotentCreate
+from tollway.web.listing_json import ListingEncoder
+from tollway.web.listing_routes import (
+    ListingServices,
+    OwnershipServices,
+    listing_router,
+    make_endpoint_check,
+    ownership_router,
+)
+from tollway.web.mcp import mcp_router
+from tollway.web.mcp_gateway import McpServices
+from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
+from tollway.web.payment_required import PaymentRequiredRenderer
+from tollway.web.site_routes import (
+    FeaturedOperations,
+    SiteServices,
+    did_router,
+    health_router,
+    key_directory_router,
+    site_router,
+)
+
+PRUNE_INTERVAL_S = 300.0
+
+
+class SettlementServices:
+    """One per gateway. `settlement_rules`: of the networks where authorisations may be taken."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        sealer: Sealer,
+        ledger: Ledger,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChainRules],
+        settlement_rules: Mapping[ChainId, SettlementRules],
+        limits: Limits,
+        now_ms: Callable[[], int],
+        rate_limiter: RateLimiter,
+        background: BackgroundTasks,
+        metrics: SettlementMetrics = NO_METRICS,
+    ) -> None:
+        self._background = background
+        self._ledger = ledger
+        self._limits = limits
+        self._metrics = metrics
+        self._facilitator_http = HttpFacilitatorTransport(limits=limits)
+        self.stored_responses = ResponseStore(database, sealer=sealer, limits=limits)
+        gas = GasStore(database)
+        facilitators = {
+            chain_id: FacilitatorClient(one.facilitator, self._facilitator_http)
+            for chain_id, one in settlement_rules.items()
+            if one.facilitator is not None
+        }
+        self.gas_budget = GasBudget(
+            rules=settlement_rules,
+            assets=[asset for one in rules.values() for asset in one.assets],
+            chains=chains,
+            gas=gas,
+            limits=limits,
+            clock=time.monotonic,
+            now_ms=now_ms,
+            facilitators=facilitators,
+            metrics=metrics,
+            task=background[TaskName.GAS_CHECK],
+        )
+        self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
+        self.settlement = Settlement(
+            ledger=ledger,
+            gas=gas,
+            chains=chains,
+            rules=rules,
+            gas_budget=self.gas_budget,
+            receipt_poller=self._receipt_poller,
+            facilitators=facilitators,
+            limits=limits,
+            now_ms=now_ms,
+            rate_limiter=rate_limiter,
+            metrics=metrics,
+        )
+        self._settlement_recovery = SettlementRecovery(
+            ledger=ledger,
+            gas=gas,
+            chains=chains,
+            rules=rules,
+            gas_budget=self.gas_budget,
+            facilitators=facilitators,
+            limits=limits,
+            now_ms=now_ms,
+            metrics=metrics,
+        )
+
+    async def open(self) -> None:
+        """The first look at gas, so that the first 402 offers what can be settled. A chain that is away may come later."""
+        await self._facilitator_http.open()
+        await self.gas_budget.refresh()
+
+    async def close(self) -> None:
+        await self._facilitator_http.close()
+
+    def start(self, tasks: BackgroundTaskGroup, *, sweeping: Leadership) -> None:
+        """What has to run beside the calls. Its own strays each gateway marks orphaned itself; one sweeps for all."""
+        sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
+        tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
+        tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
+        tasks.start_periodic(
+            TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self.settlement.mark_due_orphans
+        )
+        tasks.start(TaskName.SWEEPER_ELECTION, partial(sweeping.lead, sweep))
+        tasks.start_periodic(TaskName.ANSWER_PRUNING, PRUNE_INTERVAL_S, self._prune)
+
+    async def _sweep(self) -> None:
+        task = self._background[TaskName.SETTLEMENT_SWEEP]
+        try:
+            await task.repeat(self._limits.sweep_interval_s, self._settlement_recovery.run_once)
+        finally:
+            self._metrics.orphaned(0)  # whoever sweeps next counts them
+
+    async def _prune(self) -> None:
+        await self.stored_responses.prune(now_ms=self._ledger.shared_ms())
+
+
+def make_mpp_challenger(secret_keys: Sequence[bytes], origin: PublicOrigin) -> Challenger:
+    """Every gateway of one public URL makes and knows the same challenges (MPP). The first key makes them."""
+    secret, *others = [hmac.digest(key, b"tollway mpp challenge", "sha256") for key in secret_keys]
+    return Challenger(secret=secret, realm=origin.authority, other_secrets=tuple(others))
+
+
+def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
+    """The metrics that settlement writes to."""
+    return SettlementMetrics(
+        end=lambda chain_id, end: metrics.settlements.labels(format_network(chain_id), end.value).inc(),
+        mined=lambda chain_id, seconds: metrics.settlement_seconds.labels(format_network(chain_id)).observe(
+            max(0.0, seconds)
+        ),
+        balance=lambda chain_id, key, wei: metrics.gas_key_balance.labels(
+            format_network(chain_id), str(key)
+        ).set(wei),
+        unmined=lambda chain_id, key, length: metrics.gas_lane_length.labels(
+            format_network(chain_id), str(key)
+        ).set(length),
+        orphaned=metrics.calls_adrift.set,
+        withdrawn=lambda chain_id, reason, count: metrics.rails_withdrawn.labels(
+            format_network(chain_id), reason.value
+        ).set(count),
+    )
+
+
+OWNERSHIP_INTERVAL_S = 60.0
+"""Between two looks at which proofs are due."""
+HEALTH_CHECK_RESTART_S = 1.0
+"""It runs for good; should it ever fail, it is logged and begins anew."""
+
+
+class ReputationServices:
+    """One per gateway. `tally`: where the gateway counts how paid calls ended. `ownerships`, `checker`: what is known of
+    the owners of endpoints, and who finds it out. `breaker`: which upstreams are down."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        database: Database,
+        http_client: HttpClient,
+        chains: ChainReader,
+        now_ms: Callable[[], int],
+        background: BackgroundTasks,
+    ) -> None:
+        self._background = background
+        self._limits = limits = settings.limits
+        self.breaker = CircuitBreaker(limits=limits)
+        self._prober = HealthCheck(
+            self.breaker,
+            check_connection=http_client.check_connection,
+            task=background[TaskName.UPSTREAM_PROBES],
+        )
+        self.ownerships = OwnershipStore(database, now_ms=now_ms)
+        self.checker = OwnershipChecker(
+            http_client=http_client,
+            txt_records=TxtRecords(settings.name_servers, deadline_s=limits.dns_deadline_s),
+            verifier=SignatureVerifier(chains, limits=limits),
+            gateway=str(parse_origin(settings.public_url)),
+            limits=limits,
+        )
+        self._ownership_recheck = OwnershipRecheck(
+            self.ownerships,
+            challenge=self.checker.challenge,
+            check=self._check_ownership,
+            limits=limits,
+            now_ms=now_ms,
+        )
+        self.tally = QualityTally()
+        self._quality_recorder = QualityRecorder(QualityStore(database), tally=self.tally, now_ms=now_ms)
+
+    def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
+        """Everything that runs beside the requests, from here on. `lead`: a candidature for a duty of one gateway."""
+        tasks.start(TaskName.QUALITY_WRITER, self._keep_quality)
+        tasks.start_periodic(TaskName.UPSTREAM_PROBES, HEALTH_CHECK_RESTART_S, self._prober.run)
+        tasks.start(TaskName.REPUTATION_ELECTION, partial(lead(Duty.REPUTATION).lead, self._run_elected))
+
+    async def _keep_quality(self) -> None:
+        task = self._background[TaskName.QUALITY_WRITER]
+        try:
+            await task.repeat(self._limits.quality_flush_s, self._quality_recorder.write_counts)
+        finally:
+            await self._quality_recorder.finish()
+
+    async def _run_elected(self) -> None:
+        """What one gateway does for all."""
+        quality, ownership = (
+            self._background[name] for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK)
+        )
+        interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
+        renewing = partial(quality.repeat, RENEW_INTERVAL_S, self._quality_recorder.refresh_sums)
+        checking = partial(ownership.repeat, interval_s, self._ownership_recheck.check_due)
+        await run_all([partial(quality.supervise, renewing), partial(ownership.supervise, checking)])
+
+    async def _check_ownership(self, challenge: Challenge) -> tuple[Method, ...]:
+        return (await self.checker.find_evidence(challenge)).proved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The collaborators that `App` has built; they are open when the first request comes."""
+
+    settings: Settings
+    rules: dict[ChainId, ChainRules]
+    catalog: CatalogStore
+    creations: CreationStore
+    ledger: LedgerStore
+    sessions: SqlSessions
+    moderation: ModerationStore
+    chains: RpcReader
+    http_client: HttpClient
+    fetcher: Fetcher
+    call_limits: CallRateLimits
+    rate_limiter: RateLimiter
+    transaction_verifier: TransactionVerifier
+    settlement_services: SettlementServices
+    reputation_services: ReputationServices
+    sign_in: SignIn
+    metrics: Metrics
+    shedder: LoadShedder
+    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
+
+
+class AsgiBuilder:
+    """Builds the ASGI application, once."""
+
+    def __init__(self, services: Services, *, origin: PublicOrigin, now_ms: Callable[[], int]) -> None:
+        self._services = services
+        self._origin = origin
+        self._now_ms = now_ms
+        self._random = RandomPool()
+        self._settings = services.settings
+        self._limits = services.settings.limits
+        keys = [
+            key.reveal() for key in services.settings.secret_keys
+        ]  # ensure_secret_key made one where there was none
+        self._receipt_signers = [ReceiptSigner.derive(key) for key in keys]
+        self._receipt_signer = self._receipt_signers[0]
+        self._signer = UpstreamSigner.derive(keys)
+        self._networks = ClientNetworks.derive(keys)
+        self._mpp_challenger = make_mpp_challenger(keys, origin) if services.settings.mpp else None
+        self._authenticator = Authenticator(
+            services.sessions,
+            services.sign_in,
+            origin=origin,
+            limits=self._limits,
+            now_ms=now_ms,
+            rate_limiter=services.rate_limiter,
+        )
+
+    def build(self) -> ASGIApp:
+        services, settings, limits = self._services, self._settings, self._limits
+        wallet = make_wallet_dependency(self._authenticator, body_bytes_max=limits.control_body_bytes_max)
+        sign_in_rate_limit = SignInRateLimit(limits=limits, rate_limiter=services.rate_limiter)
+        calls, listing_services = self._gateway_app(), self._listing_services(wallet)
+        return build_app(
+            call_app=calls,
+            routers=[
+                listing_router(listing_services),
+                history_router(
+                    call_history=services.ledger,
+                    ledger=services.ledger,
+                    wallet=wallet,
+                    lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
+                    find_asset=self._find_asset,
+                    now_ms=self._now_ms,
+                ),
+                x402_history_router(
+                    call_history=services.ledger,
+                    wallet=wallet,
+                    find_asset=self._find_asset,
+                    now_ms=self._now_ms,
+                ),
+                bazaar_router(self._bazaar_services()),
+                discovery_router(self._document_services()),
+                mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
+                signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
+                health_router(services.check_ready),
+                ownership_router(self._ownership_services(wallet)),
+                did_router(
+                    authority=self._origin.authority, signers=[one.address for one in self._receipt_signers]
+                ),
+                key_directory_router(
+                    self._signer,
+                    authority=self._origin.authority,
+                    now_ms=self._now_ms,
+                    entropy=self._random.take_bytes,
+                ),
+                site_router(self._site_services()),
+            ],
+            public_url=settings.public_url,
+            limits=limits,
+            clock=time.monotonic,
+            entropy=secrets.token_bytes,
+            shedder=services.shedder,
+            challenge=make_challenge(
+                services.sign_in, sign_in_rate_limit, origin=self._origin, chain_ids=tuple(services.rules)
+            ),
+            metrics=services.metrics,
+            trusted_proxies=settings.trusted_proxies,
+        )
+
+    def _pipeline(self) -> CallPipeline:
+        services, settings, limits = self._services, self._settings, self._limits
+        return CallPipeline(
+            name=GatewayName(
+                origin=str(self._origin),
+                host=self._origin.authority,
+                allow_private=settings.allow_private_endpoints,
+                is_bound_required=settings.require_bound_signature,
+            ),
+            catalog=services.catalog,
+            ledger=services.ledger,
+            transaction_verifier=services.transaction_verifier,
+            authorizations=AuthorizationPayment(
+                ledger=services.ledger,
+                stored_responses=services.settlement_services.stored_responses,
+                settlement=services.settlement_services.settlement,
+                challenger=self._mpp_challenger,
+                is_x402=settings.x402,
+                receipt_signer=self._receipt_signer,
+                networks=self._networks,
+                prove_wallet=self._authenticate_caller,
+                rules=services.rules,
+                limits=limits,
+                public_url=settings.public_url,
+                now_ms=self._now_ms,
+                entropy=self._random.take_bytes,
+            ),
+            proxy=Proxy(
+                http_client=services.http_client,
+                ledger=services.ledger,
+                limits=limits,
+                now_ms=self._now_ms,
+                public_url=settings.public_url,
+                name=self._origin.authority,
+                signer=self._signer,
+                entropy=self._random.take_bytes,
+                observe_upstream_s=services.metrics.upstream_seconds.observe,
+                tally=services.reputation_services.tally,
+                breaker=services.reputation_services.breaker,
+            ),
+            call_limits=services.call_limits,
+            limits=limits,
+            is_blocked=services.moderation.is_blocked,
+            now_ms=self._now_ms,
+            entropy=self._random.take_bytes,
+            is_verified=services.reputation_services.ownerships.is_verified
+            if settings.require_ownership
+            else None,
+        )
+
+    async def _authenticate_caller(self, request: SignedRequest) -> Address:
+        return (await self._authenticator.authenticate_call(request)).address
+
+    def _gateway_app(self) -> GatewayApp:
+        services, settings, limits = self._services, self._settings, self._limits
+        proxies = parse_proxies(settings.trusted_proxies)
+        count = cache(services.metrics.calls.labels)  # outcomes are few
+        return GatewayApp(
+            self._pipeline(),
+            payment_required=PaymentRequiredRenderer(
+                services.rules,
+                public_url=settings.public_url,
+                challenger=self._mpp_challenger,
+                is_x402=settings.x402,
+                receipt_signer=self._receipt_signer,
+                offer_valid_s=limits.price_memory_s,
+                now_ms=self._now_ms,
+                entropy=self._random.take_bytes,  # a salt is no secret: it only makes a challenge one of its kind
+            ),
+            limits=limits,
+            public_url=settings.public_url,
+            now_ms=self._now_ms,
+            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._random.take_bytes),
+            client_address_of=lambda scope: read_client_address(scope, proxies),
+            count_outcome=lambda outcome: count(outcome).inc(),
+            shedder=services.shedder,
+        )
+
+    def _ownership_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> OwnershipServices:
+        services = self._services
+        return OwnershipServices(
+            catalog=services.catalog,
+            ownerships=services.reputation_services.ownerships,
+            checker=services.reputation_services.checker,
+            authenticate=wallet,
+            is_blocked=services.moderation.is_blocked,
+            rate_limiter=services.rate_limiter,
+            limits=self._limits,
+            now_ms=self._now_ms,
+        )
+
+    def _listing_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingServices:
+        services, settings = self._services, self._settings
+        return ListingServices(
+            catalog=services.catalog,
+            rules=DraftRules(
+                assets=self._listing_encoder().assets,
+                main_networks=frozenset(
+                    chain_id for chain_id, rules in services.rules.items() if rules.kind == "main"
+                ),
+                allow_private_endpoints=settings.allow_private_endpoints,
+                check_endpoint=make_endpoint_check(allow_private=settings.allow_private_endpoints),
+            ),
+            encoder=self._listing_encoder(),
+            limits=settings.limits,
+            authenticate=wallet,
+            check_endpoint=services.http_client.check_endpoint,
+            creations=IdempotentCreate(
+                services.creations, limits=settings.limits, entropy=secrets.token_bytes
+            ),
+            is_blocked=services.moderation.is_blocked,
+            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
+            now_ms=self._now_ms,
+            entropy=secrets.token_bytes,
+            rate_limiter=services.rate_limiter,
+            is_unprotected=services.fetcher.is_unprotected,
+            fetch_document=services.fetcher.fetch_document,
+            find_owner=services.reputation_services.ownerships.find_owner
+            if settings.require_ownership
+            else None,
+        )
+
+    def _mcp_services(self, calls: ASGIApp, encoder: ListingEncoder, wallet: WalletDependency) -> McpServices:
+        services, settings = self._services, self._settings
+        return McpServices(
+            catalog=services.catalog,
+            encoder=encoder,
+            call_history=services.ledger,
+            call_app=calls,
+            wallet=wallet,
+            find_asset=self._find_asset,
+            now_ms=self._now_ms,
+            public_url=settings.public_url,
+            origin=str(self._origin),
+            body_bytes_max=self._limits.control_body_bytes_max,
+            origins=settings.mcp_origins,
+        )
+
+    def _listing_encoder(self) -> ListingEncoder:
+        rules = self._services.rules
+        return ListingEncoder(
+            public_url=self._settings.public_url,
+            assets=tuple(asset for one in rules.values() for asset in one.assets),
+            confirmations_for=lambda asset, units: rules[asset.chain_id].confirmations_for(asset, units),
+            is_offered=self._is_x402_offered,
+        )
+
+    def _bazaar_services(self) -> BazaarServices:
+        return BazaarServices(
+            catalog=self._services.catalog,
+            rules=self._services.rules,
+            is_offered=self._is_x402_offered,
+            public_url=self._settings.public_url,
+        )
+
+    def _document_services(self) -> DocumentServices:
+        services, settings = self._services, self._settings
+        return DocumentServices(
+            catalog=services.catalog,
+            encoder=self._listing_encoder(),
+            bazaar=self._bazaar_services(),
+            limits=settings.limits,
+            is_mpp_offered=self._is_mpp_offered,
+            is_bound_required=settings.require_bound_signature,
+            ticks_ms=ticks_ms,
+        )
+
+    def _site_services(self) -> SiteServices:
+        settings = self._settings
+        featured_operations = FeaturedOperations(
+            self._services.catalog, self._listing_encoder(), is_mpp_offered=self._is_mpp_offered
+        )
+        return SiteServices(
+            catalog=self._services.catalog,
+            featured_operations=featured_operations,
+            site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
+            now_ms=self._now_ms,
+            ticks_ms=ticks_ms,
+        )
+
+    def _is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self._settings.mpp and self._services.settlement_services.settlement.is_offered(
+            asset, units, listing_id
+        )
+
+    def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self._settings.x402 and self._services.settlement_services.settlement.is_offered(
+            asset, units, listing_id
+        )
+
+    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
+        assets = self._services.rules[chain_id].assets if chain_id in self._services.rules else ()
+        return next((asset for asset in assets if asset.key == key), None)

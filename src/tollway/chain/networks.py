@@ -1,0 +1,264 @@
+"""What a gateway believes about each network: its assets, how deep a payment must lie, and presets for known ones.
+
+Pure data. Nothing here asks a chain, and nothing here knows an RPC URL.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from tollway.chain.port import Quorum
+from tollway.ids import Address, ChainId, Network, format_network
+from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
+
+NetworkKind = Literal["main", "test"]
+
+ConfirmationSteps = tuple[tuple[int, int], ...]
+"""`(min_value_nano, confirmations)` ascending: a payment of at least that many nano needs that depth. The block that
+holds the transaction counts as the first confirmation."""
+
+UNIT_NANO = 10**9
+
+FINALITY_DEPTH = 7_200
+"""Blocks, for a network of which nothing is known: four hours where one comes every two seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRules:
+    """One network as configured. Raises ValueError when the steps make no sense.
+
+    `confirmations` holds for tokens and, where `native_confirmations` is empty, for the native currency too. They
+    are apart because a thousand dollars and a thousand ETH are not the same risk.
+
+    `agreement_above`: by currency, the most nano for which one node's word is enough. None, and a currency that is not
+    named: every value needs as many nodes as the network asks for.
+
+    `finality_depth`: how many blocks must stand above a block before it counts as final, where nodes know no `finalized`
+    block. At least as many as any payment's confirmations.
+    """
+
+    chain_id: ChainId
+    kind: NetworkKind
+    confirmations: ConfirmationSteps
+    assets: tuple[Asset, ...]
+    native_confirmations: ConfirmationSteps = ()
+    agreement_above: tuple[tuple[str, int], ...] | None = None
+    finality_depth: int = FINALITY_DEPTH
+
+    def __post_init__(self) -> None:
+        _check_steps(self.confirmations)
+        if self.native_confirmations:
+            _check_steps(self.native_confirmations)
+        deepest = max(depth for _, depth in (*self.confirmations, *self.native_confirmations))
+        if self.finality_depth < deepest:
+            raise ValueError("finality_depth: at least as many blocks as any payment needs as confirmations")
+        if any(asset.chain_id != self.chain_id for asset in self.assets):
+            raise ValueError("every asset belongs to the network it is listed under")
+        if len({asset.token for asset in self.assets}) != len(self.assets):
+            raise ValueError("an asset is listed once")
+        unknown = {symbol for symbol, _ in self.agreement_above or ()} - {
+            asset.symbol for asset in self.assets
+        }
+        if unknown:
+            raise ValueError(f"agreement_above: {min(unknown)} is no asset of this network")
+
+    @property
+    def network(self) -> Network:
+        return format_network(self.chain_id)
+
+    def confirmations_for(self, asset: Asset, ledger_units: int) -> int:
+        """The depth that a payment of `ledger_units` of `asset` needs before it buys anything; at least 1."""
+        steps = self.confirmations
+        if asset.token is None and self.native_confirmations:
+            steps = self.native_confirmations
+        nano = _to_nano(asset, ledger_units)
+        return max(confirmations for value_min, confirmations in steps if value_min <= nano)
+
+    @property
+    def first_quorum(self) -> Quorum:
+        """For a first look at something whose value is not known yet: what it tells may need a second one."""
+        return Quorum.ONE if self.agreement_above else Quorum.AGREED
+
+    def quorum_for(self, asset: Asset, ledger_units: int) -> Quorum:
+        """Whose word is needed where a lie would cost so much."""
+        above_nano = dict(self.agreement_above or ()).get(asset.symbol)
+        if above_nano is None or _to_nano(asset, ledger_units) > above_nano:
+            return Quorum.AGREED
+        return Quorum.ONE
+
+    def assets_of(self, symbol: str) -> tuple[Asset, ...]:
+        """The assets that count as the currency `symbol` here."""
+        return tuple(asset for asset in self.assets if asset.symbol == symbol)
+
+
+def _to_nano(asset: Asset, ledger_units: int) -> int:
+    nano: int = ledger_units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
+    return nano
+
+
+def _check_steps(steps: ConfirmationSteps) -> None:
+    values = [value_min for value_min, _ in steps]
+    depths = [confirmations for _, confirmations in steps]
+    if not values or values[0] != 0 or values != sorted(set(values)):
+        raise ValueError("confirmation steps start at value 0 and ascend")
+    if depths[0] < 1 or depths != sorted(depths):
+        raise ValueError("confirmation depths start at 1 or more and never get shallower with value")
+
+
+# Circle names its contract differently on main and on test networks.
+_USD_COIN = TokenDomain(name="USD Coin", version="2")
+_TEST_USDC = TokenDomain(name="USDC", version="2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPreset:
+    """A network that needs no more configuration than an RPC URL.
+
+    `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` is what to expect, for hints such
+    as Retry-After; no decision about money rests on it. `finality_depth`: see `ChainRules`; twice as long as its blocks
+    usually take to be final.
+    """
+
+    name: str
+    chain_id: ChainId
+    kind: NetworkKind
+    usdc: Address
+    native_symbol: str
+    confirmations: ConfirmationSteps
+    native_confirmations: ConfirmationSteps = ()
+    block_time_s: float
+    finality_depth: int
+    usdc_decimals: int = 6
+    usdc_domain: TokenDomain = _USD_COIN
+    native_decimals: int = 18
+
+    @property
+    def network(self) -> Network:
+        return format_network(self.chain_id)
+
+    @property
+    def assets(self) -> tuple[Asset, ...]:
+        """USDC first, then the native currency."""
+        return (
+            Asset(
+                chain_id=self.chain_id,
+                token=self.usdc,
+                symbol="USDC",
+                decimals=self.usdc_decimals,
+                domain=self.usdc_domain,
+            ),
+            Asset(
+                chain_id=self.chain_id, token=None, symbol=self.native_symbol, decimals=self.native_decimals
+            ),
+        )
+
+    def rules(self) -> ChainRules:
+        """The preset as it is used at run time."""
+        return ChainRules(
+            chain_id=self.chain_id,
+            kind=self.kind,
+            confirmations=self.confirmations,
+            native_confirmations=self.native_confirmations,
+            assets=self.assets,
+            finality_depth=self.finality_depth,
+        )
+
+
+def _usdc_steps(small: int, *, from_100: int, from_10_000: int) -> ConfirmationSteps:
+    return ((0, small), (100 * UNIT_NANO, from_100), (10_000 * UNIT_NANO, from_10_000))
+
+
+def _ether_steps(small: int, *, from_a_fiftieth: int, from_2: int) -> ConfirmationSteps:
+    """The dollar steps at some 5,000 dollars an ether; the operator sets his own when that is far off."""
+    return ((0, small), (UNIT_NANO // 50, from_a_fiftieth), (2 * UNIT_NANO, from_2))
+
+
+_TEST_STEPS: ConfirmationSteps = ((0, 1),)
+_BASE_SEPOLIA_USDC = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
+
+# How the depths were chosen. A rollup's own sequencer orders its blocks, so one block is firm unless it lies; large
+# sums wait until the batch is final on Ethereum (some twenty minutes). Ethereum itself loses single blocks every day:
+# two for pocket money, twelve from 100 dollars, three epochs from 10,000. Polygon's milestones finalise in seconds.
+# `finality_depth` counts only where a node does not say which block is final: an hour on a rollup, six epochs on Ethereum.
+_PRESETS = (
+    NetworkPreset(
+        name="base",
+        chain_id=ChainId(8453),
+        kind="main",
+        usdc=Address.parse("0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"),
+        native_symbol="ETH",
+        confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
+        native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
+        block_time_s=2.0,
+        finality_depth=1_800,
+    ),
+    NetworkPreset(
+        name="base-sepolia",
+        chain_id=ChainId(84532),
+        kind="test",
+        usdc=_BASE_SEPOLIA_USDC,
+        usdc_domain=_TEST_USDC,
+        native_symbol="ETH",
+        confirmations=_TEST_STEPS,
+        block_time_s=2.0,
+        finality_depth=1_800,
+    ),
+    NetworkPreset(
+        name="ethereum",
+        chain_id=ChainId(1),
+        kind="main",
+        usdc=Address.parse("0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48"),
+        native_symbol="ETH",
+        confirmations=_usdc_steps(2, from_100=12, from_10_000=96),
+        native_confirmations=_ether_steps(2, from_a_fiftieth=12, from_2=96),
+        block_time_s=12.0,
+        finality_depth=192,
+    ),
+    NetworkPreset(
+        name="polygon",
+        chain_id=ChainId(137),
+        kind="main",
+        usdc=Address.parse("0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359"),
+        native_symbol="POL",
+        confirmations=_usdc_steps(3, from_100=16, from_10_000=128),
+        block_time_s=2.0,
+        finality_depth=512,
+    ),
+    NetworkPreset(
+        name="arbitrum",
+        chain_id=ChainId(42161),
+        kind="main",
+        usdc=Address.parse("0xaf88d065e77c8cC2239327C5EDb3A432268e5831"),
+        native_symbol="ETH",
+        confirmations=_usdc_steps(1, from_100=40, from_10_000=4_800),
+        native_confirmations=_ether_steps(1, from_a_fiftieth=40, from_2=4_800),
+        block_time_s=0.25,
+        finality_depth=14_400,
+    ),
+    NetworkPreset(
+        name="optimism",
+        chain_id=ChainId(10),
+        kind="main",
+        usdc=Address.parse("0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"),
+        native_symbol="ETH",
+        confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
+        native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
+        block_time_s=2.0,
+        finality_depth=1_800,
+    ),
+    # A chain on this machine that poses as Base Sepolia, because stock clients refuse other ids and tokens.
+    NetworkPreset(
+        name="local",
+        chain_id=ChainId(84532),
+        kind="test",
+        usdc=_BASE_SEPOLIA_USDC,
+        usdc_domain=_TEST_USDC,
+        native_symbol="ETH",
+        confirmations=_TEST_STEPS,
+        block_time_s=1.0,
+        finality_depth=64,
+    ),
+)
+
+PRESETS = MappingProxyType({preset.name: preset for preset in _PRESETS})
+"""By name. `local` and `base-sepolia` share a chain id, so a gateway uses one of the two."""

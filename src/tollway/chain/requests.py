@@ -1,0 +1,311 @@
+"""The questions that one node is asked, each in as few JSON-RPC batches as it takes, and their answers as facts.
+
+What is not plainly answered is `UnusableResponse`. Which nodes are asked, and how many must agree, is not known here.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import aiohttp
+
+from tollway.chain.nodes import RpcCall, RpcNode
+from tollway.chain.port import (
+    AccountFacts,
+    AuthorizationFacts,
+    ChainFacts,
+    ChainTip,
+    ContractResult,
+    Fees,
+    NotMined,
+    SendRefused,
+)
+from tollway.chain.responses import (
+    MinedTransaction,
+    RpcFault,
+    UnminedTransaction,
+    UnusableResponse,
+    assemble_facts,
+    parse_base_fee,
+    parse_block,
+    parse_bytes,
+    parse_call,
+    parse_estimate,
+    parse_final_tag,
+    parse_finalized,
+    parse_log_transactions,
+    parse_mined,
+    parse_next_time,
+    parse_quantity,
+    parse_tip,
+    parse_word,
+)
+from tollway.chain.tokens import (
+    AUTHORIZATION_CANCELED_TOPIC,
+    AUTHORIZATION_USED_TOPIC,
+    encode_authorization_state,
+    encode_balance_of,
+)
+from tollway.ids import Address, ChainId, TxHash, keccak256
+
+LOG_WINDOW_BLOCKS = 500
+_LOG_WINDOWS_MAX = 40
+_PAD = bytes(12)
+
+Session = aiohttp.ClientSession
+
+
+async def read_receipts(
+    node: RpcNode, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+) -> dict[TxHash, ChainFacts | NotMined]:
+    """At most two round trips, however many there are. One whose answers are unusable does not spoil the others: it is
+    left out, unless that would leave nothing."""
+    calls: list[RpcCall] = []
+    for tx_hash in tx_hashes:
+        calls.append(("eth_getTransactionReceipt", [str(tx_hash)]))
+        calls.append(("eth_getTransactionByHash", [str(tx_hash)]))
+    calls.append(("eth_getBlockByNumber", ["latest", False]))
+    calls.append(("eth_getBlockByNumber", ["finalized", False]))
+    *halves, latest, finalized = await node.send_batch(session, calls)
+    head = parse_block(latest)
+    finalized_number = parse_finalized(finalized, head=head)
+    read = _parse_usable(tx_hashes, halves)
+    blocks = {head.number: head}
+    heights = {mined.block_number for mined in read.values() if not isinstance(mined, UnminedTransaction)} - {
+        head.number
+    }
+    if heights:
+        raws = await node.send_batch(
+            session, [("eth_getBlockByNumber", [hex(height), False]) for height in heights]
+        )
+        blocks |= {height: parse_block(raw) for height, raw in zip(heights, raws, strict=True)}
+    if any(block.number != height for height, block in blocks.items()):
+        raise UnusableResponse("the block is not the one that was asked for")
+    return {
+        tx_hash: NotMined(chain_id=chain_id, is_pending=mined.is_pending)
+        if isinstance(mined, UnminedTransaction)
+        else assemble_facts(
+            chain_id,
+            tx_hash,
+            mined,
+            block=blocks[mined.block_number],
+            head=head,
+            finalized_number=finalized_number,
+        )
+        for tx_hash, mined in read.items()
+    }
+
+
+def _parse_usable(
+    tx_hashes: Sequence[TxHash], halves: Sequence[object]
+) -> dict[TxHash, MinedTransaction | UnminedTransaction]:
+    read: dict[TxHash, MinedTransaction | UnminedTransaction] = {}
+    faults: list[UnusableResponse] = []
+    for tx_hash, receipt, transaction in zip(tx_hashes, halves[::2], halves[1::2], strict=True):
+        try:
+            read[tx_hash] = parse_mined(receipt, transaction, tx_hash=tx_hash)
+        except UnusableResponse as exc:
+            faults.append(exc)
+    if faults and not read:
+        raise faults[0]
+    return read
+
+
+async def read_tip(node: RpcNode, session: Session) -> ChainTip:
+    latest, finalized = await node.send_batch(
+        session,
+        [("eth_getBlockByNumber", ["latest", False]), ("eth_getBlockByNumber", ["finalized", False])],
+    )
+    head = parse_block(latest)
+    return ChainTip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
+
+
+async def read_block_hashes(
+    node: RpcNode, session: Session, numbers: Sequence[int]
+) -> dict[int, bytes | None]:
+    """One round trip. None: the node's chain has no block so high."""
+    raws = await node.send_batch(
+        session, [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
+    )
+    found: dict[int, bytes | None] = {}
+    for number, raw in zip(numbers, raws, strict=True):
+        block = None if raw is None else parse_block(raw)
+        if block is not None and block.number != number:
+            raise UnusableResponse("the block is not the one that was asked for")
+        found[number] = None if block is None else block.block_hash
+    return found
+
+
+async def read_call(
+    node: RpcNode, session: Session, *, to: Address | None, calldata: bytes, gas: int, bytes_max: int
+) -> ContractResult:
+    call: dict[str, object] = {"data": "0x" + calldata.hex(), "gas": hex(gas)}
+    if to is not None:
+        call["to"] = str(to)
+    (answer,) = await node.send_batch(session, [("eth_call", [call, "latest"])])
+    reverted, payload = parse_call(answer, bytes_max=bytes_max)
+    return ContractResult(reverted=reverted, payload=payload)
+
+
+async def read_code_size(node: RpcNode, session: Session, address: Address) -> int:
+    (code,) = await node.send_batch(session, [("eth_getCode", [str(address), "latest"])])
+    return len(parse_bytes(code))
+
+
+async def read_authorization(
+    node: RpcNode,
+    session: Session,
+    chain_id: ChainId,
+    *,
+    token: Address,
+    payer: Address,
+    nonce: bytes,
+    sender: Address,
+    calldata: bytes,
+    gas: int,
+    valid_after: int,
+    bytes_max: int,
+) -> AuthorizationFacts:
+    """One round trip; two where the head is too old for the transfer. The estimate counts only beside a simulation that
+    passes."""
+    transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
+    balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
+    state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
+    latest, code, balance, used, simulation, estimate = await node.send_batch(
+        session,
+        [
+            ("eth_getBlockByNumber", ["latest", False]),
+            ("eth_getCode", [str(payer), "latest"]),
+            ("eth_call", [balance_of, "latest"]),
+            ("eth_call", [state, "latest"]),
+            ("eth_call", [transfer, "latest"]),
+            ("eth_estimateGas", [transfer]),
+        ],
+    )
+    head = parse_block(latest)
+    reverted, payload = parse_call(simulation, bytes_max=bytes_max)
+    if reverted and valid_after >= head.time:
+        later = await _simulate_later(node, session, transfer, valid_after=valid_after)
+        if later is not None:
+            simulation, estimate = later
+            reverted, payload = parse_call(simulation, bytes_max=bytes_max)
+    payer_code = parse_bytes(code)
+    return AuthorizationFacts(
+        chain_id=chain_id,
+        head_number=head.number,
+        head_time=head.time,
+        code_size=len(payer_code),
+        code_hash=keccak256(payer_code) if payer_code else None,
+        balance=parse_word(balance),
+        is_used=parse_word(used) != 0,
+        simulation=ContractResult(reverted=reverted, payload=payload),
+        gas_estimate=None if reverted else parse_estimate(estimate),
+    )
+
+
+async def _simulate_later(
+    node: RpcNode, session: Session, transfer: Mapping[str, object], *, valid_after: int
+) -> tuple[object, object] | None:
+    """What call and estimate tell of the first moment that the token would take the transfer, if the node's next block
+    comes no earlier than that; else None, also where it passes at no time or the node cannot tell.
+
+    The state is the head's; only the clock is another. The block `pending` gives nothing but its time: its state holds
+    what others have sent and what may never be mined. Our own clock is not asked either: after an outage some chains
+    make the missing blocks with times of the past, and the transfer would revert in one of them.
+    """
+    moment = {"time": hex(valid_after + 1)}
+    upcoming, simulation, estimate = await node.send_batch(
+        session,
+        [
+            ("eth_getBlockByNumber", ["pending", False]),
+            ("eth_call", [transfer, "latest", {}, moment]),
+            ("eth_estimateGas", [transfer, "latest", {}, moment]),
+        ],
+    )
+    next_time = parse_next_time(upcoming)
+    if next_time is None or next_time <= valid_after:
+        return None
+    if isinstance(simulation, RpcFault) or isinstance(estimate, RpcFault):
+        return None
+    return simulation, estimate
+
+
+async def read_authorization_ends(
+    node: RpcNode, session: Session, *, token: Address, payer: Address, nonce: bytes, from_block: int
+) -> list[TxHash]:
+    """The transactions in which the token says that the authorisation was used or cancelled, oldest first."""
+    topics = ((AUTHORIZATION_USED_TOPIC, AUTHORIZATION_CANCELED_TOPIC), (_PAD + payer,), (nonce,))
+    raws = await _read_logs(node, session, token, topics, from_block)
+    return [tx_hash for raw in raws for tx_hash in parse_log_transactions(raw, address=token, topics=topics)]
+
+
+async def _read_logs(
+    node: RpcNode, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
+) -> list[object]:
+    """All in one question; in windows where the node refuses so many blocks."""
+    ways = [["0x" + way.hex() for way in one] for one in topics]
+
+    def encode_query(first: str, last: str) -> RpcCall:
+        question = {"address": str(address), "topics": ways, "fromBlock": first, "toBlock": last}
+        return ("eth_getLogs", [question])
+
+    whole, number = await node.send_batch(
+        session, [encode_query(hex(from_block), "latest"), ("eth_blockNumber", [])]
+    )
+    if not isinstance(whole, RpcFault):
+        return [whole]
+    head = parse_quantity(number)
+    starts = range(from_block, head + 1, LOG_WINDOW_BLOCKS)
+    if not 1 < len(starts) <= _LOG_WINDOWS_MAX:
+        raise UnusableResponse(f"the node answered with error {whole.code} instead of logs")
+    return await node.send_batch(
+        session, [encode_query(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
+    )
+
+
+async def read_fees(node: RpcNode, session: Session, chain_id: ChainId) -> Fees:
+    latest, tip, gas_price = await node.send_batch(
+        session,
+        [
+            ("eth_getBlockByNumber", ["latest", False]),
+            ("eth_maxPriorityFeePerGas", []),
+            ("eth_gasPrice", []),
+        ],
+    )
+    base_fee_wei = parse_base_fee(latest)
+    tip_wei = parse_tip(tip, gas_price, base_fee_wei=base_fee_wei)
+    return Fees(chain_id=chain_id, base_fee_wei=base_fee_wei, tip_wei=tip_wei)
+
+
+async def read_account(node: RpcNode, session: Session, address: Address) -> AccountFacts:
+    balance, count = await node.send_batch(
+        session,
+        [
+            ("eth_getBalance", [str(address), "latest"]),
+            ("eth_getTransactionCount", [str(address), "latest"]),
+        ],
+    )
+    return AccountFacts(balance_wei=parse_quantity(balance), mined_nonce=parse_quantity(count))
+
+
+async def submit_transaction(node: RpcNode, session: Session, raw: bytes) -> SendRefused | None:
+    """One node's word on a transaction; None: it has it.
+
+    Before a refusal counts the node is asked whether it has the transaction all the same: "nonce too low" is also said
+    of one that is mined already.
+    """
+    tx_hash = TxHash(keccak256(raw))
+    (answer,) = await node.send_batch(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
+    if not isinstance(answer, RpcFault):
+        if parse_bytes(answer, length=32) != tx_hash:
+            raise UnusableResponse("the node took another transaction than the one that was sent")
+        return None
+    if answer.is_already_known:
+        return None
+    fault = answer.send_fault
+    if fault is None:
+        raise UnusableResponse(f"the node answered with error {answer.code} to a transaction")
+    (known,) = await node.send_batch(session, [("eth_getTransactionByHash", [str(tx_hash)])])
+    if isinstance(known, RpcFault):
+        raise UnusableResponse(f"the node answered with error {known.code} instead of a transaction")
+    if known is not None:
+        return None
+    return SendRefused(reason=f"{node.label}: error {answer.code} ({fault})", fault=fault)

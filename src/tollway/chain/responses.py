@@ -1,0 +1,502 @@
+"""Responses of chain nodes, parsed, and several nodes' reports on one transaction or block, counted. Pure.
+
+A field that is missing, malformed or at odds with another makes the whole response an `UnusableResponse`; nothing is guessed
+or repaired. Its texts are our own: what a node wrote is never repeated, since it may hold its key.
+
+A node may lag behind others, so "not mined" counts only when every node that can be reached says so. Head and finality may
+differ between honest nodes; the lowest is taken. Source: Ethereum execution APIs.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic_core import from_json
+
+from tollway.chain.port import ChainFacts, Log, NotMined, SendFault
+from tollway.ids import Address, ChainId, TxHash
+
+_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
+_HEX = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
+_BLOCK_NUMBER_MAX = 2**53
+
+# How nodes report that the *contract* failed, as opposed to themselves: lower case, letters only.
+_CONTRACT_FAULTS = (
+    "revert",
+    "outofgas",
+    "oog",
+    "evmerror",
+    "invalidopcode",
+    "badinstruction",
+    "invalidjump",
+    "stackunderflow",
+    "stackoverflow",
+    "stacklimit",
+    "intrinsicgas",
+    "gasrequiredexceeds",
+    "returndataoutofbounds",
+    "writeprotection",
+    "codesizeexceeded",
+    "vmexecutionerror",
+)
+_REVERT_CODE = 3
+
+# How nodes answer a transaction that they do not take, in the same spelling.
+_SEND_FAULTS = (
+    (SendFault.NONCE_TOO_LOW, ("noncetoolow", "nonceistoolow", "oldnonce")),
+    (
+        SendFault.UNDERPRICED,
+        ("underpriced", "feetoolow", "lessthanblockbasefee", "replacementnotallowed", "gaspricetoolow"),
+    ),
+    (SendFault.INSUFFICIENT_FUNDS, ("insufficientfunds", "exceedsaccountbalance")),
+)
+_ALREADY_KNOWN = ("alreadyknown", "alreadyimported")
+_KNOWN_TRANSACTION = "knowntransaction"  # at the start only: there are unknown transaction types as well
+_REJECTION_CODES = (-32000, -32003, -32010)
+"""Of a transaction that is judged. Other codes are about the node itself: limits, methods, internal trouble."""
+
+
+class UnusableResponse(Exception):
+    """A node's answer that cannot be relied upon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcFault:
+    """The error member of one answer in a batch."""
+
+    code: int
+    message: str
+    payload: object
+
+    @property
+    def is_contract_fault(self) -> bool:
+        return self.code == _REVERT_CODE or any(fault in self.letters for fault in _CONTRACT_FAULTS)
+
+    @property
+    def is_already_known(self) -> bool:
+        """The transaction that was sent is one that the node has."""
+        return self.letters.startswith(_KNOWN_TRANSACTION) or any(
+            text in self.letters for text in _ALREADY_KNOWN
+        )
+
+    @property
+    def send_fault(self) -> SendFault | None:
+        """Why it does not take a transaction; None where the fault is about the node itself."""
+        for fault, texts in _SEND_FAULTS:
+            if any(text in self.letters for text in texts):
+                return fault
+        return SendFault.OTHER if self.code in _REJECTION_CODES else None
+
+    @property
+    def letters(self) -> str:
+        return "".join(c for c in self.message.lower() if c.isalpha())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader:
+    number: int
+    block_hash: bytes
+    time: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinedTransaction:
+    """A receipt and its transaction, found to agree with each other."""
+
+    succeeded: bool
+    sender: Address
+    recipient: Address | None
+    value: int
+    logs: tuple[Log, ...]
+    block_number: int
+    block_hash: bytes
+    fee_wei: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnminedTransaction:
+    is_pending: bool
+
+
+def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
+    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. Answers may come in any order."""
+    try:
+        # Not json.loads: one of our libraries lifts Python's recursion limit, and then deep nesting kills the process.
+        # This parser has a limit of its own (200).
+        answers: Any = from_json(body, cache_strings="keys")
+    except ValueError:
+        raise UnusableResponse("the answer is not JSON") from None
+    if not isinstance(answers, list):
+        raise UnusableResponse("the answer is not a JSON-RPC batch")
+    results: dict[int, object] = {}
+    for answer in answers:
+        if not isinstance(answer, dict) or type(answer.get("id")) is not int:
+            raise UnusableResponse("an answer of the batch has no id")
+        if answer["id"] in results or answer["id"] not in ids:
+            raise UnusableResponse("an answer of the batch has a wrong id")
+        results[answer["id"]] = _parse_result(answer)
+    if len(results) != len(ids):
+        raise UnusableResponse("an answer of the batch is missing")
+    return [results[number] for number in ids]
+
+
+def _parse_result(answer: dict[str, Any]) -> object:
+    error = answer.get("error")
+    if error is None:
+        if "result" not in answer:
+            raise UnusableResponse("an answer has neither result nor error")
+        return answer["result"]
+    if not isinstance(error, dict) or type(error.get("code")) is not int:
+        raise UnusableResponse("an error of the batch is malformed")
+    message = error.get("message")
+    return RpcFault(
+        code=error["code"],
+        message=message if isinstance(message, str) else "",
+        payload=error.get("data"),
+    )
+
+
+def parse_quantity(value: object) -> int:
+    """`0x1f` -> 31, at most 256 bits."""
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise UnusableResponse(_describe(value, "a quantity"))
+    return int(value, 16)
+
+
+def parse_bytes(value: object, *, length: int | None = None) -> bytes:
+    """`0x…` with an even number of digits, and exactly `length` bytes where that is given."""
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise UnusableResponse(_describe(value, "bytes"))
+    parsed = bytes.fromhex(value[2:])
+    if length is not None and len(parsed) != length:
+        raise UnusableResponse(f"{length} bytes were expected")
+    return parsed
+
+
+def parse_block(value: object) -> BlockHeader:
+    """A block's number, hash and time (unix seconds)."""
+    fields = _parse_object(value, "a block")
+    return BlockHeader(
+        number=_parse_number(fields.get("number")),
+        block_hash=parse_bytes(fields.get("hash"), length=32),
+        time=_parse_number(fields.get("timestamp")),
+    )
+
+
+def parse_next_time(value: object) -> int | None:
+    """The time (unix seconds) of the block that the node would make next (`pending`: it has no hash yet); None where
+    the node does not say."""
+    if value is None or isinstance(value, RpcFault):
+        return None
+    return _parse_number(_parse_object(value, "a block").get("timestamp"))
+
+
+def parse_finalized(value: object, *, head: BlockHeader) -> int:
+    """The number of the latest final block; 0 where the node knows none or not the tag.
+
+    0 errs to the safe side: a payment is then not called final, only watched for longer.
+    """
+    return parse_final_tag(value, head=head) or 0
+
+
+def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
+    """The number of the latest final block; None where the node knows none or not the tag."""
+    if value is None or isinstance(value, RpcFault):
+        return None
+    number = parse_block(value).number
+    if number > head.number:
+        raise UnusableResponse("the final block is above the head")
+    return number
+
+
+def parse_mined(
+    receipt: object, transaction: object, *, tx_hash: TxHash
+) -> MinedTransaction | UnminedTransaction:
+    """Both halves of one transaction. Raises Unusable when they are of another hash or contradict each other."""
+    known = None if transaction is None else _parse_object(transaction, "a transaction")
+    if known is not None and parse_bytes(known.get("hash"), length=32) != tx_hash:
+        raise UnusableResponse("the transaction is not the one that was asked for")
+    if receipt is None:
+        return UnminedTransaction(is_pending=known is not None)
+    fields = _parse_object(receipt, "a receipt")
+    if parse_bytes(fields.get("transactionHash"), length=32) != tx_hash:
+        raise UnusableResponse("the receipt is of another transaction")
+    if known is None:
+        raise UnusableResponse("there is a receipt without its transaction")
+    if known.get("blockHash") is None:
+        # The block arrived between the two reads of one batch. Not deep enough for anybody yet.
+        return UnminedTransaction(is_pending=True)
+    block_hash = parse_bytes(fields.get("blockHash"), length=32)
+    mined = MinedTransaction(
+        succeeded=_parse_status(fields.get("status")),
+        sender=Address(parse_bytes(fields.get("from"), length=20)),
+        recipient=_parse_recipient(fields),
+        value=parse_quantity(known.get("value")),
+        logs=_parse_logs(fields.get("logs"), tx_hash=tx_hash, block_hash=block_hash),
+        block_number=_parse_number(fields.get("blockNumber")),
+        block_hash=block_hash,
+        fee_wei=_parse_fee(fields),
+    )
+    _check_agreement(mined, known)
+    return mined
+
+
+def _check_agreement(mined: MinedTransaction, known: dict[str, Any]) -> None:
+    if (
+        parse_bytes(known.get("blockHash"), length=32) != mined.block_hash
+        or _parse_number(known.get("blockNumber")) != mined.block_number
+        or parse_bytes(known.get("from"), length=20) != mined.sender
+        or _parse_recipient(known) != mined.recipient
+    ):
+        raise UnusableResponse("receipt and transaction contradict each other")
+
+
+def parse_base_fee(block: object) -> int:
+    """Wei per gas in that block. Raises Unusable on a chain without EIP-1559."""
+    return parse_quantity(_parse_object(block, "a block").get("baseFeePerGas"))
+
+
+def parse_tip(tip: object, gas_price: object, *, base_fee_wei: int) -> int:
+    """What the node suggests to pay above the base fee; where it does not know the question, what its whole price has
+    above it."""
+    if isinstance(tip, RpcFault):
+        return max(0, parse_quantity(gas_price) - base_fee_wei)
+    return parse_quantity(tip)
+
+
+def parse_word(value: object) -> int:
+    """What a getter of one word returned. A revert or an answer of another length is Unusable."""
+    return int.from_bytes(parse_bytes(value, length=32), "big")
+
+
+def parse_estimate(value: object) -> int | None:
+    """Gas, or None where the contract fails. A node's own trouble is Unusable."""
+    if isinstance(value, RpcFault) and value.is_contract_fault:
+        return None
+    return parse_quantity(value)
+
+
+def parse_log_transactions(
+    value: object, *, address: Address, topics: Sequence[Sequence[bytes]]
+) -> list[TxHash]:
+    """The transactions of the logs that `eth_getLogs` found, in their order. A log that was not asked for makes the
+    answer Unusable. `topics`: what each one may be."""
+    if not isinstance(value, list):
+        raise UnusableResponse(_describe(value, "a list of logs"))
+    found: list[TxHash] = []
+    for entry in value:
+        fields = _parse_object(entry, "a log")
+        log_topics = fields.get("topics")
+        if (
+            parse_bytes(fields.get("address"), length=20) != address
+            or not isinstance(log_topics, list)
+            or len(log_topics) != len(topics)
+            or any(
+                parse_bytes(one, length=32) not in ways for one, ways in zip(log_topics, topics, strict=True)
+            )
+        ):
+            raise UnusableResponse("a log was not asked for")
+        if fields.get("removed") is not True:
+            found.append(TxHash(parse_bytes(fields.get("transactionHash"), length=32)))
+    return found
+
+
+def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:
+    """(reverted, payload) of an `eth_call`, the payload cut at `bytes_max`. A node's own trouble is Unusable."""
+    if isinstance(value, RpcFault):
+        if not value.is_contract_fault:
+            raise UnusableResponse(f"the node answered with error {value.code}")
+        try:
+            return True, _parse_cut(value.payload, bytes_max=bytes_max)
+        except UnusableResponse:
+            return True, b""  # many nodes give no revert data, or prose
+    return False, _parse_cut(value, bytes_max=bytes_max)
+
+
+def _parse_cut(value: object, *, bytes_max: int) -> bytes:
+    return parse_bytes(value[: 2 + 2 * bytes_max] if isinstance(value, str) else value)
+
+
+def _parse_logs(value: object, *, tx_hash: TxHash, block_hash: bytes) -> tuple[Log, ...]:
+    if not isinstance(value, list):
+        raise UnusableResponse("the receipt has no logs")
+    return tuple(_parse_log(log, tx_hash=tx_hash, block_hash=block_hash) for log in value)
+
+
+def _parse_log(value: object, *, tx_hash: TxHash, block_hash: bytes) -> Log:
+    fields = _parse_object(value, "a log")
+    topics, removed = fields.get("topics"), fields.get("removed")
+    if not isinstance(topics, list) or len(topics) > 4 or not isinstance(removed, bool):
+        raise UnusableResponse("a log is malformed")
+    if (
+        parse_bytes(fields.get("transactionHash"), length=32) != tx_hash
+        or parse_bytes(fields.get("blockHash"), length=32) != block_hash
+    ):
+        raise UnusableResponse("a log belongs to another transaction or block")
+    return Log(
+        address=Address(parse_bytes(fields.get("address"), length=20)),
+        topics=tuple(parse_bytes(topic, length=32) for topic in topics),
+        payload=parse_bytes(fields.get("data")),
+        removed=removed,
+    )
+
+
+def _parse_fee(fields: dict[str, Any]) -> int | None:
+    """Gas at its price, and what rollups add for their data (`l1Fee`)."""
+    if fields.get("gasUsed") is None or fields.get("effectiveGasPrice") is None:
+        return None
+    l1_fee = fields.get("l1Fee")
+    execution = parse_quantity(fields["gasUsed"]) * parse_quantity(fields["effectiveGasPrice"])
+    return execution + (0 if l1_fee is None else parse_quantity(l1_fee))
+
+
+def _parse_status(value: object) -> bool:
+    status = parse_quantity(value)
+    if status > 1:
+        raise UnusableResponse("a receipt's status is 0 or 1")
+    return status == 1
+
+
+def _parse_recipient(fields: dict[str, Any]) -> Address | None:
+    """`to` is null when a contract was created, but it is never absent."""
+    if "to" not in fields:
+        raise UnusableResponse("the recipient is missing")
+    return None if fields["to"] is None else Address(parse_bytes(fields["to"], length=20))
+
+
+def _parse_number(value: object) -> int:
+    number = parse_quantity(value)
+    if number > _BLOCK_NUMBER_MAX:
+        raise UnusableResponse("a block number or time is absurdly large")
+    return number
+
+
+def _parse_object(value: object, noun: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UnusableResponse(_describe(value, noun))
+    return value
+
+
+def _describe(value: object, noun: str) -> str:
+    if isinstance(value, RpcFault):
+        return f"the node answered with error {value.code} instead of {noun}"
+    return f"{noun} is missing" if value is None else f"{noun} is malformed"
+
+
+@dataclass(slots=True, kw_only=True)
+class TransactionVotes:
+    """Of one transaction. `needed`: how many nodes must tell the same."""
+
+    chain_id: ChainId
+    needed: int
+    reports: list[ChainFacts] = field(default_factory=list)
+    unseen: list[NotMined] = field(default_factory=list)
+    agreed: ChainFacts | None = None
+
+    def needs_another_node(self, *, is_deferred: bool) -> bool:
+        """Whether one more node is to be asked. One that failed just now is not waited for to say "not mined"."""
+        if self.agreed is not None:
+            return False
+        return not (is_deferred and not self.reports and len(self.unseen) >= self.needed)
+
+    def add(self, answer: ChainFacts | NotMined) -> None:
+        if isinstance(answer, NotMined):
+            self.unseen.append(answer)
+        else:
+            self.reports.append(answer)
+            self.agreed = _find_agreement(self.reports, self.needed)
+
+    @property
+    def is_disputed(self) -> bool:
+        """Enough nodes have answered, and nothing can be said all the same."""
+        return self.outcome is None and len(self.reports) + len(self.unseen) >= self.needed
+
+    @property
+    def outcome(self) -> ChainFacts | NotMined | None:
+        """None: nothing can be said."""
+        if self.agreed is not None or self.reports or len(self.unseen) < self.needed:
+            return self.agreed
+        return NotMined(chain_id=self.chain_id, is_pending=any(answer.is_pending for answer in self.unseen))
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockVotes:
+    """What nodes tell of one height: a hash each, or that their chain has no block so high. `needed`: how many must tell
+    the same hash."""
+
+    needed: int
+    reports: list[bytes] = field(default_factory=list)
+    unseen: int = 0
+
+    def needs_another_node(self, *, is_deferred: bool) -> bool:
+        """Whether one more node is to be asked. One that failed just now is not waited for to say that there is none."""
+        if self.agreed is not None:
+            return False
+        return not (is_deferred and not self.reports and self.unseen >= self.needed)
+
+    def add(self, block_hash: bytes | None) -> None:
+        if block_hash is None:
+            self.unseen += 1
+        else:
+            self.reports.append(block_hash)
+
+    @property
+    def agreed(self) -> bytes | None:
+        return next((one for one in self.reports if self.reports.count(one) >= self.needed), None)
+
+    @property
+    def is_missing(self) -> bool:
+        """Every node that answered says that its chain is not so long, and they are enough."""
+        return not self.reports and self.unseen >= self.needed
+
+    @property
+    def is_disputed(self) -> bool:
+        is_open = self.agreed is None and not self.is_missing
+        return is_open and len(self.reports) + self.unseen >= self.needed
+
+
+def _find_agreement(reports: list[ChainFacts], needed: int) -> ChainFacts | None:
+    """The facts that the newest answer shares with enough others, seen from the most cautious of them."""
+    alike = [facts for facts in reports if _strip_progress(facts) == _strip_progress(reports[-1])]
+    if len(alike) < needed:
+        return None
+    slowest = min(alike, key=lambda facts: facts.head_number)
+    return replace(slowest, finalized_number=min(facts.finalized_number for facts in alike))
+
+
+def _strip_progress(facts: ChainFacts) -> ChainFacts:
+    """Without what honest nodes may differ in; not all of them tell the fee."""
+    return replace(facts, head_number=0, head_time=0, finalized_number=0, fee_wei=None)
+
+
+def assemble_facts(
+    chain_id: ChainId,
+    tx_hash: TxHash,
+    mined: MinedTransaction,
+    *,
+    block: BlockHeader,
+    head: BlockHeader,
+    finalized_number: int,
+) -> ChainFacts:
+    """`block`: what the chain has now at the transaction's height."""
+    # The block may have arrived after the head was read; it is then the head itself.
+    if block.number > head.number:
+        head = block
+    return ChainFacts(
+        chain_id=chain_id,
+        tx_hash=tx_hash,
+        succeeded=mined.succeeded,
+        sender=mined.sender,
+        recipient=mined.recipient,
+        value=mined.value,
+        logs=mined.logs,
+        block_number=mined.block_number,
+        block_hash=mined.block_hash,
+        block_time=block.time,
+        canonical_hash=block.block_hash,
+        head_number=head.number,
+        head_time=head.time,
+        finalized_number=finalized_number,
+        fee_wei=mined.fee_wei,
+    )

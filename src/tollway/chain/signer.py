@@ -1,0 +1,191 @@
+"""The gas key, the only key that a gateway holds, and RLP, the encoding of what it signs. Pure.
+
+The key signs transactions which carry payers' authorisations to their token, and pays their gas. It never sends, picks no nonce
+and no fee, and shows its secret nowhere. What it signs moves no value of its own (`value` is 0); the settlement makes sure that
+the calldata comes from an authorisation and from nothing else.
+
+RLP: byte strings, whole numbers, and lists of them. Strict: every item has one encoding, and bytes that are another are
+refused. Source: Yellow Paper, appendix B. (The package of that name brings a quarter of a second of imports along, at every
+start of a gateway.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import coincurve
+
+from tollway.ids import Address, ChainId, TxHash, keccak256
+
+Item = bytes | list["Item"]
+
+_SHORT_MAX = 55
+_BYTES_PREFIX, _LIST_PREFIX = 0x80, 0xC0
+
+
+def encode_item(item: bytes | int | Sequence[bytes | int | Sequence[bytes]]) -> bytes:
+    """A number is its big-endian bytes without leading zeros; 0 is no bytes."""
+    if isinstance(item, int):
+        item = item.to_bytes((item.bit_length() + 7) // 8, "big")
+    if not isinstance(item, bytes):
+        inside = b"".join([encode_item(one) for one in item])
+        return _prefix(_LIST_PREFIX, len(inside)) + inside
+    if len(item) == 1 and item[0] < _BYTES_PREFIX:
+        return item
+    return _prefix(_BYTES_PREFIX, len(item)) + item
+
+
+def decode_item(raw: bytes) -> Item:
+    """The one item that the bytes are. Raises ValueError."""
+    item, end = _read(raw, 0, len(raw))
+    if end != len(raw):
+        raise ValueError("there is more than one item")
+    return item
+
+
+def _prefix(kind: int, length: int) -> bytes:
+    if length <= _SHORT_MAX:
+        return bytes((kind + length,))
+    size = length.to_bytes((length.bit_length() + 7) // 8, "big")
+    return bytes((kind + _SHORT_MAX + len(size),)) + size
+
+
+def _read(raw: bytes, start: int, limit: int) -> tuple[Item, int]:
+    if start >= limit:
+        raise ValueError("an item is cut off")
+    first = raw[start]
+    if first < _BYTES_PREFIX:
+        return raw[start : start + 1], start + 1
+    kind = _LIST_PREFIX if first >= _LIST_PREFIX else _BYTES_PREFIX
+    begin, end = _measure(raw, start, first - kind, limit)
+    if kind == _BYTES_PREFIX:
+        if end - begin == 1 and raw[begin] < _BYTES_PREFIX:
+            raise ValueError("a small byte stands for itself")
+        return raw[begin:end], end
+    items: list[Item] = []
+    while begin < end:
+        item, begin = _read(raw, begin, end)
+        items.append(item)
+    return items, end
+
+
+def _measure(raw: bytes, start: int, length: int, limit: int) -> tuple[int, int]:
+    """Where the inside of an item begins and ends."""
+    begin = start + 1
+    if length > _SHORT_MAX:
+        size = raw[begin : begin + length - _SHORT_MAX]
+        begin += len(size)
+        length = int.from_bytes(size, "big")
+        if length <= _SHORT_MAX or size[0] == 0:
+            raise ValueError("a length is written too long")
+    if begin + length > limit:
+        raise ValueError("an item is cut off")
+    return begin, begin + length
+
+
+_KEY_DIGITS = 64
+_TYPE_2 = b"\x02"
+_FIELDS, _ACCESS_LIST = (
+    12,
+    8,
+)  # of a signed one: how many, and where the list is that comes after the calldata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedTransaction:
+    """Ready to be broadcast by anybody, so it is to be stored before it is."""
+
+    raw: bytes = field(repr=False)
+    tx_hash: TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFields:
+    """What a signed transaction asks for. Prices per gas in wei."""
+
+    nonce: int
+    to: Address
+    calldata: bytes
+    gas: int
+    max_fee_wei: int
+    tip_wei: int
+
+
+class GasKey:
+    """Signing takes a twentieth of a millisecond and touches nothing shared: safe to use from many tasks at once."""
+
+    __slots__ = ("_key", "address")
+
+    def __init__(self, key: coincurve.PrivateKey) -> None:
+        self._key = key
+        self.address = Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A private key: 64 hex digits, with or without `0x`. Raises ValueError, which never repeats the text."""
+        digits = text.removeprefix("0x")
+        if len(digits) != _KEY_DIGITS or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
+            raise ValueError("a gas key is 32 bytes in hex")
+        try:
+            return cls(coincurve.PrivateKey(bytes.fromhex(digits)))
+        except ValueError:
+            raise ValueError("the number is not a private key") from None
+
+    def __repr__(self) -> str:
+        return f"<GasKey {self.address}>"
+
+    def sign(
+        self,
+        *,
+        chain_id: ChainId,
+        nonce: int,
+        to: Address,
+        calldata: bytes,
+        gas: int,
+        max_fee_wei: int,
+        tip_wei: int,
+    ) -> SignedTransaction:
+        """An EIP-1559 transaction without value. `max_fee_wei` and `tip_wei` are prices per gas; the tip never exceeds
+        the whole."""
+        tip_wei = min(tip_wei, max_fee_wei)
+        # EIP-2718, EIP-1559: value 0, and an empty access list.
+        fields: list[int | bytes | list[bytes]] = [
+            chain_id,
+            nonce,
+            tip_wei,
+            max_fee_wei,
+            gas,
+            bytes(to),
+            0,
+            calldata,
+            [],
+        ]
+        digest = keccak256(_TYPE_2 + encode_item(fields))
+        signature = self._key.sign_recoverable(digest, hasher=None)
+        r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
+        raw = _TYPE_2 + encode_item([*fields, signature[64], r, s])
+        return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
+
+
+def read_transaction(raw: bytes) -> TransactionFields:
+    """The fields of a transaction that `GasKey.sign` made. Raises ValueError on any other bytes."""
+    if raw[:1] != _TYPE_2:
+        raise ValueError("not an EIP-1559 transaction")
+    try:
+        items = decode_item(raw[1:])
+    except ValueError as exc:
+        raise ValueError("not a transaction") from exc
+    fields = (
+        [item for item in items[:_ACCESS_LIST] if isinstance(item, bytes)] if isinstance(items, list) else []
+    )
+    if len(items) != _FIELDS or len(fields) != _ACCESS_LIST:
+        raise ValueError("not an EIP-1559 transaction")
+    _, nonce, tip_wei, max_fee_wei, gas, to, _, calldata = fields
+    return TransactionFields(
+        nonce=int.from_bytes(nonce, "big"),
+        to=Address(to),
+        calldata=calldata,
+        gas=int.from_bytes(gas, "big"),
+        max_fee_wei=int.from_bytes(max_fee_wei, "big"),
+        tip_wei=int.from_bytes(tip_wei, "big"),
+    )

@@ -1,0 +1,282 @@
+"""A network as its settings describe it: its assets and depths, where its nodes are asked, and what settling may cost there.
+
+Raises ValueError; asks nothing and reads no file.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from tollway.chain.networks import FINALITY_DEPTH, PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
+from tollway.chain.signer import GasKey
+from tollway.config.values import Secret, one_of, parse_number, parse_strings, suggest
+from tollway.ids import Address, ChainId
+from tollway.money import Asset, Price, TokenDomain
+from tollway.payments.settlement_rules import (
+    BLOCK_TIME_S,
+    NETWORK_BUDGET_FACTOR,
+    WEI_PER_NANO,
+    FacilitatorRules,
+    SettlementRules,
+    is_development_key,
+    settlement_defaults,
+)
+
+NETWORK_KEYS = (
+    "preset",
+    "chain_id",
+    "kind",
+    "rpc_urls",
+    "agreement_min",
+    "agreement_above",
+    "confirmations",
+    "native_confirmations",
+    "finality_depth",
+    "assets",
+    "gas_keys",
+    "settlement_min",
+    "native_price",
+    "gas_price_max_gwei",
+    "gas_floor",
+    "listing_gas_budget",
+    "gas_budget",
+    "block_time_s",
+    "facilitator",
+)
+ASSET_KEYS = ("symbol", "token", "decimals", "name", "version")
+FACILITATOR_KEYS = ("url", "verify_headers", "settle_headers")
+GAS_KEYS_MAX = 32
+DOMAIN_TEXT_MAX = 64
+
+_SYMBOL = re.compile(r"[A-Za-z0-9.]{1,16}")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """A network, and where its nodes are asked. A URL often holds a key, so it is a secret. `settlement`: what settling
+    authorisations may cost there, and with which keys; there may be none."""
+
+    name: str
+    rules: ChainRules
+    rpc_urls: tuple[Secret[str], ...]
+    block_time_s: float
+    settlement: SettlementRules
+    agreement_min: int = 1
+
+
+def parse_network(table: dict[str, Any]) -> NetworkSettings:
+    for key in table:
+        if key not in NETWORK_KEYS:
+            raise ValueError(f"there is no such key: {key}{suggest(key, NETWORK_KEYS)}")
+    name: str | None = table.get("preset")
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known: " + ", ".join(PRESETS))
+    preset = PRESETS[name] if name is not None else None
+    if preset is not None and ("chain_id" in table or "kind" in table):
+        raise ValueError("a preset has its own chain_id and kind; leave them out")
+    chain_id = preset.chain_id if preset else ChainId(parse_number(table.get("chain_id"), int))
+    kind = preset.kind if preset else one_of("main", "test")(table.get("kind", "main"))
+    assets = tuple(_parse_asset(asset, chain_id, preset) for asset in table.get("assets", []))
+    steps, native_steps = table.get("confirmations"), table.get("native_confirmations")
+    rules = ChainRules(
+        chain_id=chain_id,
+        kind="main" if kind == "main" else "test",
+        assets=assets or (preset.assets if preset else ()),
+        confirmations=_parse_steps(steps) if steps else (preset.confirmations if preset else ((0, 1),)),
+        native_confirmations=_parse_steps(native_steps)
+        if native_steps
+        else (preset.native_confirmations if preset and not steps else ()),
+        agreement_above=_parse_agreement_above(table),
+        finality_depth=_parse_finality_depth(table, preset),
+    )
+    if not rules.assets:
+        raise ValueError('assets: name at least one, such as {symbol = "USDC", token = "0x…", decimals = 6}')
+    rpc_urls = _parse_rpc_urls(table.get("rpc_urls"))
+    agreement_min = parse_number(table.get("agreement_min", 1), int)
+    if agreement_min > len(rpc_urls):
+        raise ValueError(
+            f"agreement_min: {agreement_min} nodes cannot agree where rpc_urls names {len(rpc_urls)}"
+        )
+    if rules.agreement_above is not None and agreement_min < 2:
+        raise ValueError(
+            "agreement_above: says for which values agreement_min holds, so that must be 2 or more"
+        )
+    block_time_s = preset.block_time_s if preset else BLOCK_TIME_S
+    if "block_time_s" in table:
+        block_time_s = parse_number(table["block_time_s"], float)
+    return NetworkSettings(
+        name=name or str(rules.network),
+        rules=rules,
+        rpc_urls=rpc_urls,
+        block_time_s=block_time_s,
+        settlement=_parse_settlement(table, rules, block_time_s),
+        agreement_min=agreement_min,
+    )
+
+
+def _parse_finality_depth(table: dict[str, Any], preset: NetworkPreset | None) -> int:
+    """In blocks. Without preset and setting: so many that no known network would take more, and never fewer than any payment needs."""
+    if "finality_depth" in table:
+        depth: int = parse_number(table["finality_depth"], int)
+        return depth
+    if preset is not None and "confirmations" not in table and "native_confirmations" not in table:
+        return preset.finality_depth
+    steps = [_parse_steps(table[key]) for key in ("confirmations", "native_confirmations") if table.get(key)]
+    deepest = max((depth for one in steps for _, depth in one), default=1)
+    return max(deepest, preset.finality_depth if preset else FINALITY_DEPTH)
+
+
+def _parse_agreement_above(table: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
+    """`{USDC = "100"}`; ChainRules checks the names."""
+    raw = table.get("agreement_above")
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or not raw:
+        raise ValueError('agreement_above: must be a table such as {USDC = "100"}')
+    try:
+        return tuple((symbol, Price.parse(str(value)).nano) for symbol, value in raw.items())
+    except ValueError as exc:
+        raise ValueError('agreement_above: each value is a decimal number such as "100"') from exc
+
+
+def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: float) -> SettlementRules:
+    defaults = settlement_defaults(rules.chain_id, rules.kind)
+
+    def read(name: str, default: str) -> int:
+        """10^-9 of the unit that the name says."""
+        try:
+            return Price.parse(str(table.get(name, default))).nano
+        except ValueError as exc:
+            raise ValueError(f"{name}: must be a decimal number such as {default}") from exc
+
+    gas_keys = _parse_gas_keys(table.get("gas_keys", []), is_main=rules.kind == "main")
+    facilitator = _parse_facilitator(table["facilitator"]) if "facilitator" in table else None
+    if gas_keys and facilitator is not None:
+        raise ValueError("gas_keys: a facilitator settles with its own keys; set either one or the other")
+    listing_budget_wei = read("listing_gas_budget", defaults.listing_gas_budget) * WEI_PER_NANO
+    native_price_nano = None
+    if "native_price" in table or defaults.native_price is not None:
+        native_price_nano = read("native_price", defaults.native_price or "3000")
+    network_budget_wei = NETWORK_BUDGET_FACTOR * listing_budget_wei
+    if "gas_budget" in table:
+        network_budget_wei = read("gas_budget", "0.5") * WEI_PER_NANO
+    return SettlementRules(
+        chain_id=rules.chain_id,
+        gas_keys=gas_keys,
+        min_nano=read("settlement_min", defaults.settlement_min),
+        is_min_own="settlement_min" in table,
+        native_price_nano=native_price_nano,
+        gas_price_max_wei=read("gas_price_max_gwei", defaults.gas_price_max_gwei),
+        gas_floor_wei=read("gas_floor", defaults.gas_floor) * WEI_PER_NANO,
+        listing_budget_wei=listing_budget_wei,
+        network_budget_wei=network_budget_wei,
+        block_time_s=block_time_s,
+        facilitator=facilitator,
+    )
+
+
+def _parse_gas_keys(raw: Any, *, is_main: bool) -> tuple[GasKey, ...]:
+    """Keys in hex: whoever reads the settings has put what stood in files in their place."""
+    texts = parse_strings(raw)
+    if len(texts) > GAS_KEYS_MAX:
+        raise ValueError(f"gas_keys: at most {GAS_KEYS_MAX}")
+    keys = []
+    for position, text in enumerate(texts):
+        try:
+            key = GasKey.parse(text)
+        except ValueError as exc:
+            raise ValueError(f"gas_keys[{position}]: {exc}") from None
+        if is_main and is_development_key(key.address):
+            raise ValueError(
+                f"gas_keys[{position}]: {key.address} is a development key that everybody has; never on a main network"
+            )
+        keys.append(key)
+    if len({key.address for key in keys}) != len(keys):
+        raise ValueError("gas_keys: a key stands twice")
+    return tuple(keys)
+
+
+def _parse_facilitator(raw: Any) -> FacilitatorRules:
+    if not isinstance(raw, dict) or not set(raw) <= set(FACILITATOR_KEYS):
+        raise ValueError("facilitator: has the keys " + ", ".join(FACILITATOR_KEYS))
+    url = raw.get("url")
+    parts = urlsplit(url if isinstance(url, str) else "")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("facilitator.url: must be an http(s) URL without userinfo")
+    if parts.query or parts.fragment:
+        raise ValueError("facilitator.url: without query and fragment")
+    return FacilitatorRules(
+        url=str(url),
+        verify_headers=_parse_headers("verify_headers", raw.get("verify_headers", {})),
+        settle_headers=_parse_headers("settle_headers", raw.get("settle_headers", {})),
+    )
+
+
+def _parse_headers(name: str, raw: Any) -> tuple[tuple[str, str], ...]:
+    """`{Authorization = "Bearer …"}`. An error never repeats a value."""
+    if not isinstance(raw, dict):
+        raise TypeError(f'facilitator.{name}: must be a table such as {{Authorization = "Bearer …"}}')
+    for header, value in raw.items():
+        if (
+            not _HEADER_NAME.fullmatch(header)
+            or not isinstance(value, str)
+            or not _HEADER_VALUE.fullmatch(value)
+        ):
+            raise ValueError(f"facilitator.{name}: {header!r} is not a header with a text value")
+    return tuple(raw.items())
+
+
+def _parse_asset(raw: Any, chain_id: ChainId, preset: NetworkPreset | None) -> Asset:
+    if not isinstance(raw, dict) or not set(raw) <= set(ASSET_KEYS):
+        raise ValueError("an asset has the keys " + ", ".join(ASSET_KEYS))
+    symbol = raw.get("symbol")
+    if not isinstance(symbol, str) or not _SYMBOL.fullmatch(symbol):
+        raise ValueError("an asset's symbol has 1 to 16 letters and digits")
+    decimals = raw.get("decimals", 18 if "token" not in raw else None)
+    if not isinstance(decimals, int) or not 0 <= decimals <= 36:
+        raise ValueError(f"{symbol}: decimals must be a whole number from 0 to 36")
+    token = Address.parse(raw["token"]) if "token" in raw else None
+    domain = _parse_domain(raw, symbol)
+    if domain is None and preset is not None and token is not None:
+        domain = next((asset.domain for asset in preset.assets if asset.token == token), None)
+    if domain is not None and token is None:
+        raise ValueError(f"{symbol}: a native currency takes no authorisations; leave name and version out")
+    return Asset(chain_id=chain_id, token=token, symbol=symbol, decimals=decimals, domain=domain)
+
+
+def _parse_domain(raw: dict[str, Any], symbol: str) -> TokenDomain | None:
+    """`name` and `version` of the token's EIP-712 domain: both, or neither."""
+    texts = [raw.get(key) for key in ("name", "version")]
+    if texts == [None, None]:
+        return None
+    name, version = (
+        text if isinstance(text, str) and 0 < len(text) <= DOMAIN_TEXT_MAX else None for text in texts
+    )
+    if name is None or version is None:
+        raise ValueError(f"{symbol}: name and version of its EIP-712 domain go together, as texts")
+    return TokenDomain(name=name, version=version)
+
+
+def _parse_steps(raw: Any) -> ConfirmationSteps:
+    """`3`, or `[["0", 1], ["100", 10]]`: from this value on (in the currency), this many confirmations."""
+    if isinstance(raw, int):
+        return ((0, raw),)
+    if not isinstance(raw, list) or not all(isinstance(step, list) and len(step) == 2 for step in raw):
+        raise ValueError('confirmations: a number, or steps such as [["0", 1], ["100", 10]]')
+    return tuple((Price.parse(str(value)).nano, parse_number(depth, int)) for value, depth in raw)
+
+
+def _parse_rpc_urls(raw: Any) -> tuple[Secret[str], ...]:
+    urls = parse_strings(raw or [])
+    for position, url in enumerate(urls):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")  # the URL itself may hold a key
+        if url in urls[:position]:  # one node that is asked twice agrees with itself
+            raise ValueError(f"rpc_urls[{position}] stands twice")
+    if not urls:
+        raise ValueError("rpc_urls: name at least one node")
+    return tuple(Secret(url) for url in urls)

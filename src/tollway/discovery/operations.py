@@ -1,0 +1,359 @@
+"""The operations of a listing as somebody outside uses them: what to send, what comes back, what it costs. One model for
+the documents, the tools of MCP and the pages. Pure.
+
+The provider's document is a stranger's: nothing here fails on it, texts are cleaned and cut, and its words never become
+the name of a tool.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tollway.discovery.safe_text import clean_line, clean_prose
+from tollway.discovery.schemas import SchemaBundler, SchemaCopier, SchemaCopy
+from tollway.money import Price
+from tollway.registry.listing import Listing, Operation, accepts_method, is_sent_by_caller
+from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
+from tollway.registry.paths import PathTree, normal_path, priced_verb
+
+Place = Literal["path", "query", "header", "body"]
+
+SUMMARY_MAX, DESCRIPTION_MAX = 160, 1_000
+SCHEMA_WEIGHT_MAX = 16_384
+"""About the characters of one schema with its definitions. What does not fit accepts everything."""
+
+WHOLE_LISTING_TOOL = "call"
+"""The tool of a listing of which nothing is documented."""
+
+BODY_METHODS = ("POST", "PUT", "PATCH")
+ANY_QUERY_SCHEMA: Mapping[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+"""Of an operation that nobody has documented: any parameters of a query, each a text."""
+
+_ANY_QUERY = DocumentParameter(
+    name="query", place="query", is_required=False, content={"style": "form", "explode": True}
+)
+_ANY_TEXT: Mapping[str, Any] = {"type": "string"}
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of an operation. `name` is unique in it; `parameter` is what it is called at its place (empty for a
+    body). `style` and `is_exploded`: how a list or an object is written in a query or a path (OpenAPI 3.1 §4.8.12.2)."""
+
+    name: str
+    place: Place
+    parameter: str
+    is_required: bool
+    style: str = "simple"
+    is_exploded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOperation:
+    """`tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`.
+    `path`: the template below the endpoint as in the provider's document, such as `/v1/cities/{city}`; empty for the
+    endpoint itself. `summary`, `description`: the provider's words, cleaned; untrusted. `input_schema`: one closed object
+    over the names of `arguments`, whole in itself (local `$defs` only); it holds neither patterns nor `uniqueItems`, so
+    that checking takes no more than the number of steps in it, which is for the checker to bound. `body_type`: the media
+    type of a body, None without one; unless it is JSON, the argument is the body as text.
+
+    `is_any`: nothing is documented, so the method and path stand for whatever the listing serves. There are no
+    `arguments` then, and the members of `input_schema` are: `method`, `path` (below the endpoint: empty, or with its
+    slash), `query` (an object of texts) and `body` (any JSON)."""
+
+    tool: str
+    method: str
+    path: str
+    summary: str
+    description: str
+    arguments: tuple[Argument, ...]
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any] | None
+    body_type: str | None
+    price: Price
+    is_any: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcedOperation:
+    """One operation, and where the provider's document describes it; None where it does not."""
+
+    operation: ApiOperation
+    source: DocumentOperation | None
+
+
+def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
+    """In the order of the document; then priced operations that it does not name, which take any query and any body in
+    JSON; then, where nothing is documented, the listing as a whole. Never empty."""
+    return tuple(
+        sourced.operation
+        for sourced in list_sourced_operations(listing, ProviderDocument(listing.openapi or {}))
+    )
+
+
+def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tuple[SourcedOperation, ...]:
+    """The same, with their sources. `document`: the listing's."""
+    reader = _OperationReader(listing, document)
+    found = [*reader.documented(), *reader.priced()]
+    if not found or (not document.operations and listing.other_paths == "serve"):
+        found.append(SourcedOperation(operation=_whole_listing(listing), source=None))
+    return tuple(found)
+
+
+class _OperationReader:
+    def __init__(self, listing: Listing, document: ProviderDocument) -> None:
+        self._listing = listing
+        self._document = document
+        self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
+        self._bundler = SchemaBundler(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
+        self._prices = _make_price_trees(listing)
+        self._tools: set[str] = set()
+        self._path_keys: set[tuple[str, str]] = set()
+
+    def documented(self) -> Iterator[SourcedOperation]:
+        for operation in self._document.operations:
+            key = (priced_verb(operation.method), _path_key(operation.path))
+            if key in self._path_keys or not accepts_method(self._listing.methods, operation.method):
+                continue
+            self._path_keys.add(key)
+            yield SourcedOperation(operation=self._documented(operation), source=operation)
+
+    def priced(self) -> Iterator[SourcedOperation]:
+        for operation in self._listing.operations:
+            if (priced_verb(operation.method), _path_key(operation.path)) not in self._path_keys:
+                yield SourcedOperation(operation=self._priced(operation), source=None)
+
+    def _documented(self, operation: DocumentOperation) -> ApiOperation:
+        content = operation.content
+        body = self._read_body(content)
+        inputs = _InputSchema()
+        for parameter in self._document.list_parameters(operation):
+            if is_sent_by_caller(self._listing, parameter):
+                schema = (
+                    self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
+                )
+                copied = self._copier.copy(schema) if schema else SchemaCopy(schema=dict(_ANY_TEXT))
+                inputs.add(parameter, copied)
+        if body is not None:
+            inputs.add_body(body.schema, is_required=body.is_required)
+        output = self._read_output(content)
+        return ApiOperation(
+            tool=self._name_tool(operation.method, operation.path),
+            method=operation.method,
+            path=operation.path,
+            summary=clean_line(content.get("summary"), SUMMARY_MAX),
+            description=clean_prose(content.get("description"), DESCRIPTION_MAX),
+            arguments=tuple(inputs.arguments),
+            input_schema=inputs.bundle(self._bundler),
+            output_schema=None if output is None else self._bundler.bundle(output),
+            body_type=None if body is None else body.media_type,
+            price=self._find_price(operation),
+        )
+
+    def _find_price(self, operation: DocumentOperation) -> Price:
+        tree = self._prices.get(priced_verb(operation.method))
+        found = None if tree is None else tree.find(normal_path(operation.path))
+        return self._listing.price if found is None else found
+
+    def _priced(self, operation: Operation) -> ApiOperation:
+        inputs = _InputSchema()
+        for name in _VARIABLE.findall(operation.path):
+            parameter = DocumentParameter(name=name, place="path", is_required=True, content={})
+            inputs.add(parameter, SchemaCopy(schema=dict(_ANY_TEXT)))
+        inputs.add(_ANY_QUERY, SchemaCopy(schema=dict(ANY_QUERY_SCHEMA), weight=64))
+        has_body = priced_verb(operation.method) in BODY_METHODS
+        if has_body:
+            inputs.add_body(
+                SchemaCopy(schema={"description": "The body, as JSON."}, weight=40), is_required=False
+            )
+        return ApiOperation(
+            tool=self._name_tool(operation.method, operation.path),
+            method=operation.method,
+            path="" if operation.path == "/" else operation.path,
+            summary="",
+            description="",
+            arguments=tuple(inputs.arguments),
+            input_schema=inputs.bundle(self._bundler),
+            output_schema=None,
+            body_type="application/json" if has_body else None,
+            price=operation.price,
+        )
+
+    def _name_tool(self, method: str, path: str) -> str:
+        digest = hashlib.sha256(f"{method} {path}".encode()).hexdigest()
+        verb = re.sub("[^a-z0-9]", "_", method.lower())
+        for length in range(8, 40):
+            tool = f"{verb}_{digest[:length]}"
+            if tool not in self._tools:
+                break
+        self._tools.add(tool)
+        return tool
+
+    def _read_body(self, content: Mapping[str, Any]) -> "_RequestBody | None":
+        raw = self._document.resolve(content.get("requestBody"))
+        types = raw.get("content") if raw is not None else None
+        if raw is None or not isinstance(types, Mapping):
+            return None
+        media_type = _choose_media_type(types)
+        if media_type is None:
+            return None
+        if is_json(media_type):
+            entry = self._document.resolve(types[media_type]) or {}
+            schema = self._copier.copy(entry.get("schema"))
+        else:
+            schema = SchemaCopy(
+                schema={**_ANY_TEXT, "description": f"The body as text, of type {media_type}."}, weight=80
+            )
+        return _RequestBody(media_type=media_type, schema=schema, is_required=raw.get("required") is True)
+
+    def _read_output(self, content: Mapping[str, Any]) -> SchemaCopy | None:
+        responses = content.get("responses")
+        if not isinstance(responses, Mapping):
+            return None
+        for status in ("200", "201", "202", "203", "2XX", "2xx", "default"):
+            response = self._document.resolve(responses.get(status))
+            types = response.get("content") if response is not None else None
+            if not isinstance(types, Mapping):
+                continue
+            media_type = next((one for one in types if isinstance(one, str) and is_json(one)), None)
+            entry = self._document.resolve(types[media_type]) if media_type else None
+            if entry is not None and "schema" in entry:
+                return self._copier.copy(entry["schema"])
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RequestBody:
+    media_type: str
+    schema: SchemaCopy
+    is_required: bool
+
+
+class _InputSchema:
+    """The arguments of one operation, and the object that holds them."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Argument] = []
+        self._parts: dict[str, SchemaCopy] = {}
+
+    def add(self, parameter: DocumentParameter, copied: SchemaCopy) -> None:
+        content = parameter.content
+        is_form = parameter.place == "query"
+        style = content.get("style") if isinstance(content.get("style"), str) else None
+        style = style or ("form" if is_form else "simple")
+        exploded = content.get("explode")
+        argument = Argument(
+            name=self._name(_NOT_IN_NAMES.sub("_", parameter.name)[:64] or "_", parameter.place),
+            place=parameter.place,
+            parameter=parameter.name,
+            is_required=parameter.is_required,
+            style=style,
+            is_exploded=exploded if isinstance(exploded, bool) else style == "form",
+        )
+        self._put(argument, _describe(copied, content.get("description")))
+
+    def add_body(self, copied: SchemaCopy, *, is_required: bool) -> None:
+        name = self._name("body", "body")
+        self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
+
+    def bundle(self, bundler: SchemaBundler) -> dict[str, Any]:
+        """The schema of all arguments together."""
+        whole = SchemaCopy(
+            schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64
+        )
+        whole.weight += sum(len(name) + 6 for name in self._parts)  # what finds no room is named all the same
+        for name, part in self._parts.items():
+            fits = whole.weight + part.weight <= SCHEMA_WEIGHT_MAX
+            whole.schema["properties"][name] = part.schema if fits else {}
+            whole.refs |= part.refs if fits else set()
+            whole.weight += part.weight if fits else 0
+        needed = [argument.name for argument in self.arguments if argument.is_required]
+        if needed:
+            whole.schema["required"] = needed
+        return bundler.bundle(whole)
+
+    def _name(self, wanted: str, place: str) -> str:
+        name, number = wanted, 1
+        if name in self._parts:
+            wanted = name = f"{place}_{wanted}"
+        while name in self._parts:
+            number += 1
+            name = f"{wanted}_{number}"
+        return name
+
+    def _put(self, argument: Argument, copied: SchemaCopy) -> None:
+        self.arguments.append(argument)
+        self._parts[argument.name] = copied
+
+
+def _describe(copied: SchemaCopy, description: object) -> SchemaCopy:
+    words = clean_prose(description, DESCRIPTION_MAX)
+    if not words or "description" in copied.schema:
+        return copied
+    schema = {**copied.schema, "description": words}
+    return SchemaCopy(schema=schema, refs=copied.refs, weight=copied.weight + len(words) + 18)
+
+
+def _path_key(path: str) -> str:
+    return _VARIABLE.sub("{}", normal_path(path))
+
+
+def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
+    """What a call of a template costs, by verb; where a part of its calls has a price of its own, that part is an operation
+    too."""
+    trees: dict[str, PathTree[Price]] = {}
+    for operation in listing.operations:
+        tree = trees.setdefault(priced_verb(operation.method), PathTree())
+        tree.add(normal_path(operation.path), operation.price)
+    return trees
+
+
+def is_json(media_type: str) -> bool:
+    bare = media_type.partition(";")[0].strip().lower()
+    return bare == "application/json" or bare.endswith("+json")
+
+
+def _choose_media_type(types: Mapping[str, Any]) -> str | None:
+    known = [
+        one for one in types if isinstance(one, str) and re.fullmatch(r"[\w.+*-]+/[\w.+*-]+(;[ -~]*)?", one)
+    ]
+    plain = [one for one in known if "*" not in one]
+    best = next((one for one in plain if is_json(one)), None)
+    if best is None and any(one in ("*/*", "application/*") for one in known):
+        return "application/json"
+    return best or next(iter(plain), None)
+
+
+def _whole_listing(listing: Listing) -> ApiOperation:
+    methods = list(listing.methods) or ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    schema = {
+        "type": "object",
+        "properties": {
+            "method": {"type": "string", "enum": methods, "default": methods[0]},
+            "path": {
+                "type": "string",
+                "description": "Below the endpoint; empty for the endpoint itself.",
+                "default": "",
+            },
+            "query": dict(ANY_QUERY_SCHEMA),
+            "body": {"description": "The body, as JSON."},
+        },
+        "additionalProperties": False,
+    }
+    return ApiOperation(
+        tool=WHOLE_LISTING_TOOL,
+        method=methods[0],
+        path="",
+        summary="",
+        description="",
+        arguments=(),
+        input_schema=schema,
+        output_schema=None,
+        body_type=None,
+        price=listing.price,
+        is_any=True,
+    )

@@ -1,0 +1,347 @@
+"""The HTTP request that the arguments of an operation mean, and an example of one made from its schemas. Pure.
+
+Equal arguments make equal bytes, in any order: a payment and an idempotency key are bound to them. Arguments are validated before; this module refuses only
+what no request can hold. An example is small, follows no reference out of the schema, and shows the form of a call; its values are placeholders.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tollway.discovery.operations import ApiOperation, Argument, is_json
+from tollway.errors import FieldError
+
+_JSON_TYPE = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRequest:
+    """`rest`: the raw path below the gateway URL of the listing; `query` without its question mark."""
+
+    method: str
+    rest: str
+    query: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    @property
+    def target(self) -> str:
+        """What a bound signature covers."""
+        return f"{self.rest}?{self.query}" if self.query else self.rest
+
+
+def make_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest | FieldError:
+    """Arguments that are null are taken as absent, except a body."""
+    try:
+        return (
+            _make_undocumented(operation, arguments)
+            if operation.is_any
+            else _make_documented(operation, arguments)
+        )
+    except _Unwritable as exc:
+        return FieldError(code="unwritable", detail=exc.detail, pointer="/" + exc.name)
+
+
+class _Unwritable(Exception):
+    def __init__(self, name: str, detail: str) -> None:
+        self.name = name.replace("~", "~0").replace("/", "~1")
+        self.detail = detail
+        super().__init__(detail)
+
+
+def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
+    given = [(one, arguments[one.name]) for one in operation.arguments if one.name in arguments]
+    values = [(one, value) for one, value in given if value is not None]
+    headers = [
+        (one.parameter, _header_text(one.name, value)) for one, value in values if one.place == "header"
+    ]
+    bodies = [(one, value) for one, value in given if one.place == "body"]
+    body = b""
+    if bodies:
+        (argument, content), *_ = bodies
+        media_type = operation.body_type or _JSON_TYPE
+        body = _body_bytes(argument.name, content, media_type)
+        headers.append(("content-type", media_type))
+    return ToolRequest(
+        method=operation.method,
+        rest=_fill(operation.path, [(one, value) for one, value in values if one.place == "path"]),
+        query="&".join(pair for one, value in values if one.place == "query" for pair in _pairs(one, value)),
+        headers=tuple(headers),
+        body=body,
+    )
+
+
+def _make_undocumented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
+    """Whatever the listing serves: the caller says method, path and the rest."""
+    rest = arguments.get("path") or ""
+    path, _, query = ("/" + rest if rest and not rest.startswith("/") else rest).partition("?")
+    spread = Argument(
+        name="query", place="query", parameter="", is_required=False, style="form", is_exploded=True
+    )
+    pairs = _pairs(spread, arguments.get("query") or {})
+    has_body = "body" in arguments
+    return ToolRequest(
+        method=arguments.get("method") or operation.method,
+        rest=_escape(path),
+        query="&".join([*([_escape(query)] if query else []), *pairs]),
+        headers=(("content-type", _JSON_TYPE),) if has_body else (),
+        body=_json_text("body", arguments["body"]).encode() if has_body else b"",
+    )
+
+
+def _fill(template: str, values: list[tuple[Argument, Any]]) -> str:
+    known = {one.parameter: (one.name, value) for one, value in values}
+
+    def write(variable: re.Match[str]) -> str:
+        name, value = known.get(variable[1], (variable[1], None))
+        text = ",".join(quote(_text(name, one), safe="") for one in _many(value))
+        if text in ("", ".", ".."):
+            raise _Unwritable(name, "A part of the path must not be empty, a dot or two.")
+        return text
+
+    parts = []
+    last = 0
+    for variable in _VARIABLE.finditer(template):
+        parts += [_escape(template[last : variable.start()]), write(variable)]
+        last = variable.end()
+    return "".join([*parts, _escape(template[last:])])
+
+
+def _escape(text: str) -> str:
+    """Text that may be escaped already."""
+    return quote(text, safe="/%:@!$&'()*+,;=~-._?", errors="replace")
+
+
+def _pairs(argument: Argument, value: Any) -> Iterator[str]:
+    """As OpenAPI 3.1 §4.8.12.2 writes it. Of an object the members stand in the order of their names."""
+    name, parameter = argument.name, argument.parameter
+    if isinstance(value, Mapping):
+        members = [(key, value[key]) for key in sorted(value) if value[key] is not None]
+        if argument.style == "deepObject":
+            yield from (_pair(name, f"{parameter}[{key}]", one) for key, one in members)
+        elif argument.is_exploded:
+            yield from (_pair(name, key, one) for key, whole in members for one in _many(whole))
+        else:
+            yield from _joined(argument, [part for member in members for part in member])
+    elif isinstance(value, list | tuple) and not argument.is_exploded:
+        yield from _joined(argument, value)
+    else:
+        yield from (_pair(name, parameter, one) for one in _many(value) if one is not None)
+
+
+_SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
+
+
+def _joined(argument: Argument, parts: Sequence[Any]) -> Iterator[str]:
+    if parts:
+        texts = [quote(_text(argument.name, one), safe="") for one in parts]
+        yield quote(argument.parameter, safe="") + "=" + _SEPARATORS.get(argument.style, ",").join(texts)
+
+
+def _pair(name: str, parameter: str, value: Any) -> str:
+    return f"{quote(parameter, safe='')}={quote(_text(name, value), safe='')}"
+
+
+def _many(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def _header_text(name: str, value: Any) -> str:
+    text = ", ".join(_text(name, one) for one in _many(value))
+    if not text.isascii() or not text.isprintable():
+        raise _Unwritable(name, "A header holds printable ASCII only.")
+    return text
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise _Unwritable(name, "Half a surrogate pair has no UTF-8 form.") from exc
+        return value
+    if isinstance(value, Mapping | list | tuple):
+        return _json_text(name, value)
+    return json.dumps(value)
+
+
+def _body_bytes(name: str, content: Any, media_type: str) -> bytes:
+    if is_json(media_type):
+        return _json_text(name, content).encode()
+    if media_type.lower().startswith(_FORM) and isinstance(content, Mapping):
+        fields = [(key, _text(name, one)) for key in sorted(content) for one in _many(content[key])]
+        return urlencode(fields).encode()
+    return _text(name, content).encode()
+
+
+def _json_text(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError) as exc:
+        raise _Unwritable(name, "This cannot be written as JSON.") from exc
+    return text
+
+
+EXAMPLE_BYTES_MAX = 600
+VALUE_BYTES_MAX = 200
+_DEPTH_MAX = 6
+_MEMBERS_MAX = 12
+_REF = "#/$defs/"
+_TEXT_OF_FORMAT: Mapping[str, str] = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "email": "someone@example.com",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "uri": "https://example.com/",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+}
+
+_NO_VALUE: Any = object()
+
+
+def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
+    """Values for what is required, and for what the document itself gives a value of; None when something required
+    finds none."""
+    shown = {
+        argument.name: value
+        for argument in operation.arguments
+        if (value := _argument_value(operation.input_schema, argument)) is not _NO_VALUE
+    }
+    needed = {one.name for one in operation.arguments if one.is_required}
+    return shown if needed <= shown.keys() else None
+
+
+def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | None:
+    """One HTTP request as JSON; None where none is found, or none that is short. `gateway_url`: of the listing, without a
+    final slash."""
+    arguments = example_arguments(operation)
+    if arguments is None:
+        return None
+    if operation.is_any:
+        return {"method": operation.method, "url": gateway_url + operation.path}
+    request = make_request(operation, arguments)
+    if not isinstance(request, ToolRequest):
+        return None
+    content: dict[str, Any] = {"method": request.method, "url": gateway_url + request.target}
+    if request.headers:
+        content["headers"] = dict(request.headers)
+    body = next((one.name for one in operation.arguments if one.place == "body"), None)
+    if body in arguments:
+        content["body"] = arguments[body]
+    return content if _is_small(content, EXAMPLE_BYTES_MAX) else None
+
+
+def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:
+    """What is required always, what is not only where the document itself gives a value."""
+    defs = _mapping(schema.get("$defs"))
+    own = _mapping(_mapping(schema.get("properties")).get(argument.name))
+    value = _value_of(own, defs, 0) if argument.is_required else _documented_value(own)
+    return value if value is _NO_VALUE or _is_small(value, VALUE_BYTES_MAX * 2) else _NO_VALUE
+
+
+def _value_of(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
+    given = _documented_value(schema)
+    if given is not _NO_VALUE:
+        return given
+    if depth >= _DEPTH_MAX:
+        return _NO_VALUE
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        name = reference.removeprefix(_REF)
+        return _value_of(_mapping(defs.get(name)), defs, depth + 1) if reference != name else _NO_VALUE
+    for word in ("allOf", "oneOf", "anyOf"):
+        choices = schema.get(word)
+        if isinstance(choices, list) and choices and "type" not in schema:
+            real = (one for one in choices if _mapping(one).get("type") != "null")
+            return _value_of(_mapping(next(real, None)), defs, depth + 1)
+    return _value_of_kind(_kind(schema), schema, defs, depth)
+
+
+def _value_of_kind(kind: str, schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
+    match kind:
+        case "object":
+            return _object(schema, defs, depth)
+        case "array":
+            item = _value_of(_mapping(schema.get("items")), defs, depth + 1)
+            return [] if item is _NO_VALUE else [item]
+        case "integer" | "number":
+            return _number(schema)
+        case "boolean":
+            return True
+        case "null":
+            return None
+        case _:
+            return _TEXT_OF_FORMAT.get(str(schema.get("format")), "text")
+
+
+def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> Any:
+    properties = _mapping(schema.get("properties"))
+    required = schema.get("required")
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    if len(needed) > _MEMBERS_MAX:
+        return _NO_VALUE
+    members: dict[str, Any] = {}
+    for name in needed:
+        value = _value_of(_mapping(properties.get(name)), defs, depth + 1)
+        if value is _NO_VALUE:
+            return _NO_VALUE
+        members[name] = value
+    for name, own in _first(properties.items()):
+        value = _documented_value(_mapping(own))
+        if value is not _NO_VALUE:
+            members.setdefault(name, value)
+    return members
+
+
+def _documented_value(schema: Mapping[str, Any]) -> Any:
+    """A value that the document itself gives."""
+    for word in ("examples", "enum"):
+        several = schema.get(word)
+        if isinstance(several, list) and several and _is_small(several[0], VALUE_BYTES_MAX):
+            return several[0]
+    for word in ("example", "const", "default"):
+        if word in schema and schema[word] is not None and _is_small(schema[word], VALUE_BYTES_MAX):
+            return schema[word]
+    return _NO_VALUE
+
+
+def _number(schema: Mapping[str, Any]) -> Any:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    for bound in (least, most):
+        if isinstance(bound, int | float) and not isinstance(bound, bool):
+            return bound
+    return 1
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((one for one in kind if one != "null"), "null")
+    if isinstance(kind, str):
+        return kind
+    return "object" if "properties" in schema else "array" if "items" in schema else "string"
+
+
+def _is_small(value: Any, bytes_max: int) -> bool:
+    try:
+        return len(json.dumps(value, ensure_ascii=False).encode()) <= bytes_max
+    except (ValueError, RecursionError):
+        return False
+
+
+def _first(members: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    return [member for member, _ in zip(members, range(_MEMBERS_MAX), strict=False)]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,82 @@
+"""Provider text for people and machines: without anything that hides, reorders, runs or leads astray. Pure.
+
+A listing's own texts were judged when it was written (`registry/text`); the words of the provider's document were
+not, and come through here. What is left is still a stranger's: it is shown as data, never followed.
+"""
+
+import html
+import re
+from collections.abc import Sequence
+
+from tollway.registry.text import drop_unclean
+
+LINK_LENGTH_MAX = 2_048
+TAG_LENGTH_MAX = 32
+
+_CLEAN_ROUNDS = 4
+"""Taking something out can put something together; text that is still not stable after so many rounds loses every colon
+and every opening of a tag."""
+
+_TAG = re.compile(r"<[A-Za-z/!?][^<>]*>?")
+_OPENING = re.compile(r"<(?=[A-Za-z/!?])")
+_LINK = re.compile(r"!?\[([^\[\]]*)\]\(((?:[^()]++|\([^()]*+\))*+)\)")
+_DEFINITION = re.compile(r"^ {0,3}\[[^\[\]]*\]:.*$", re.M)
+_SCHEME = re.compile(
+    r"(?:java|vb|live)script\s*:|\b(?:data|file|blob|vbs|view-source|intent)\s*:(?=\S)", re.I
+)
+_WEB = re.compile(r"https?://[^\s<>\"'`\\]+", re.I)
+_GAPS = re.compile(r"\n{3,}")
+_SPACES = re.compile(r"\s+")
+_ENTITY_ROUNDS = 2
+
+
+def clean_line(text: object, most: int) -> str:
+    """One line of at most `most` characters; empty for what is no text."""
+    return truncate(_SPACES.sub(" ", _clean(text, most)).strip(), most) if isinstance(text, str) else ""
+
+
+def clean_prose(text: object, most: int) -> str:
+    """Text that keeps its line breaks; empty for what is no text."""
+    if not isinstance(text, str):
+        return ""
+    lines = (line.rstrip() for line in _clean(text, most).split("\n"))
+    return truncate(_GAPS.sub("\n\n", "\n".join(lines)).strip(), most)
+
+
+def clean_tags(tags: Sequence[str]) -> list[str]:
+    """A listing's tags, as its other words are shown; what nothing is left of is left out."""
+    return [word for word in (clean_line(tag, TAG_LENGTH_MAX) for tag in tags) if word]
+
+
+def clean_link(url: object) -> str | None:
+    """An http(s) URL as it stands, or None."""
+    if not isinstance(url, str) or len(url) > LINK_LENGTH_MAX or not url.isascii():
+        return None
+    return url if _WEB.fullmatch(url) else None
+
+
+def truncate(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def _clean(text: str, most: int) -> str:
+    text = text[: 8 * most + 256]  # more could not come out, and would only take time
+    for _ in range(_ENTITY_ROUNDS):
+        text = html.unescape(text)
+    text = drop_unclean(text)
+    # Line ends are made one before anything is judged: a break that is dropped later would join what stood apart.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for _ in range(_CLEAN_ROUNDS):
+        before = text
+        text = _SCHEME.sub("", _DEFINITION.sub("", _LINK.sub(_keep_web, _TAG.sub("", text))))
+        if text == before:
+            break
+    else:
+        text = _OPENING.sub("", text).replace(":", " ")
+    return text.replace("](", "] (")
+
+
+def _keep_web(link: re.Match[str]) -> str:
+    """`[words](https://…)` becomes `words (https://…)`; any other link becomes its words."""
+    url = link[2].strip().partition(" ")[0]
+    return f"{link[1]} ({url})" if _WEB.fullmatch(url) else link[1]

@@ -1,0 +1,154 @@
+"""The small files by which crawlers and agents find their way around this site: `llms.txt`, the API catalog of RFC 9727,
+`robots.txt` and `security.txt`. Pure.
+
+A provider's words stand in them as text: no heading, link, code or markup of theirs survives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tollway.discovery.listing_documents import escape_markdown
+from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
+from tollway.discovery.safe_text import clean_line
+from tollway.registry.listing import Listing
+
+TEXT_LENGTH_MAX = 3_999
+"""Crawlers warn about more than that."""
+
+CATALOG_PAGE_SIZE, CATALOG_PAGES_MAX = 100, 100
+"""An API catalog of more than one page is nested (RFC 9727 §5); what lies beyond the last one is found by search."""
+
+CATALOG_TYPE = "application/linkset+json"
+CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
+_NAME_LENGTH_MAX, _WORDS_MAX = 80, 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogPage:
+    """`listings` of one page. `total`: of all pages, at least. `number` 0: nobody asked for a page."""
+
+    listings: tuple[Listing, ...]
+    total: int
+    number: int = 0
+
+    @property
+    def is_nested(self) -> bool:
+        """The pages are named, and what is on them is not."""
+        return self.number == 0 and self.total > CATALOG_PAGE_SIZE
+
+    @property
+    def pages(self) -> int:
+        return min(max(1, -(-self.total // CATALOG_PAGE_SIZE)), CATALOG_PAGES_MAX)
+
+
+def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int) -> str:
+    """`/llms.txt`: what this is, how it is used, and some of what is for sale, as long as there is room."""
+    api = f"{public_url}/api/v2"
+    head = (
+        "# Tollway gateway\n\n"
+        "> HTTP APIs that are paid per request on EVM chains: find one, call it, pay for the call. No account is needed.\n\n"
+        f"{UNTRUSTED_NOTICE}\n\n"
+        "## How to use it\n\n"
+        f"1. Search: GET {api}/apis?q=words (filters: currency, network, tag, maxPrice, minSuccessRate, verified).\n"
+        f"2. Read: GET {api}/apis/(id)/agent is enough to integrate an API (8 KiB at most).\n"
+        f"3. Call: {api}/gateway/(id)/(path). Without a payment the answer is 402 with every way to pay. x402 and MPP "
+        "clients pay by themselves; anybody else transfers the amount and repeats the request with X-Payment-Tx and "
+        "X-Signature.\n"
+        "4. Pay on a 402 only. On 409, 503 or 504 show the same payment again. What costs is told by `chargeOn` of the API.\n"
+        f"5. Check the bill: GET {api}/history, signed by the wallet that paid.\n\n"
+        "## Documents\n\n"
+        f"- [OpenAPI]({public_url}/openapi.json): the whole contract, with every error\n"
+        f"- [API catalog]({public_url}/.well-known/api-catalog): every API and its documents\n"
+        f"- [MCP]({public_url}/mcp): the same over MCP, revisions {' and '.join(MCP_REVISIONS)}\n"
+        f"- [Bazaar]({public_url}/x402/discovery/resources): for x402 clients\n"
+        f"- [Problems]({public_url}/problems): what each error means and what to do\n"
+        f"- [Signing keys]({public_url}/.well-known/http-message-signatures-directory): for providers, under which keys "
+        "the calls that reach them are signed\n\n"
+    )
+    return head + _list_apis(public_url, listings, total=total, length_left=TEXT_LENGTH_MAX - len(head))
+
+
+def _list_apis(public_url: str, listings: Sequence[Listing], *, total: int, length_left: int) -> str:
+    heading = "## APIs\n\n"
+    ending = f"- and more: [search]({public_url}/api/v2/apis)\n"
+    left = length_left - len(heading) - len(ending)
+    lines = []
+    for listing in listings:
+        line = _listing_line(public_url, listing)
+        if len(line) > left:
+            break
+        lines.append(line)
+        left -= len(line)
+    if total > len(lines):
+        lines.append(ending)
+    return heading + "".join(lines) if lines else ""
+
+
+def _listing_line(public_url: str, listing: Listing) -> str:
+    name = escape_markdown(clean_line(listing.name, _NAME_LENGTH_MAX)) or listing.id
+    words = escape_markdown(clean_line(listing.description, _WORDS_MAX))
+    cost = "free" if listing.price.is_free else f"{listing.price.text} {listing.currency} a call"
+    url = f"{public_url}/api/v2/apis/{listing.id}/llms.txt"
+    return f"- [{name}]({url}): {cost}" + (f". {words}" if words else "") + "\n"
+
+
+def describe_catalog(public_url: str, page: CatalogPage) -> dict[str, Any]:
+    """`/.well-known/api-catalog` as a linkset (RFC 9264). Only addresses of our own stand in it."""
+    own = f"{public_url}/.well-known/api-catalog"
+    anchor = f"{own}?page={page.number}" if page.number else own
+    if page.is_nested:
+        pages = [{"href": f"{own}?page={number}"} for number in range(1, page.pages + 1)]
+        return {"linkset": [_site_links(public_url, anchor) | {"api-catalog": pages}]}
+    first = _site_links(public_url, anchor)
+    items = [{"href": f"{public_url}/api/v2/gateway/{listing.id}"} for listing in page.listings]
+    if items:
+        first["item"] = items
+    if 0 < page.number < page.pages:
+        first["next"] = [{"href": f"{own}?page={page.number + 1}"}]
+    return {"linkset": [first, *(_listing_links(public_url, listing.id) for listing in page.listings)]}
+
+
+def _site_links(public_url: str, anchor: str) -> dict[str, Any]:
+    return {
+        "anchor": anchor,
+        "service-desc": [{"href": f"{public_url}/openapi.json", "type": "application/json"}],
+        "service-doc": [
+            {"href": f"{public_url}/docs", "type": "text/html"},
+            {"href": f"{public_url}/llms.txt", "type": "text/plain"},
+        ],
+        "status": [{"href": f"{public_url}/readyz", "type": "application/json"}],
+    }
+
+
+def _listing_links(public_url: str, listing_id: str) -> dict[str, Any]:
+    own = f"{public_url}/api/v2/apis/{listing_id}"
+    return {
+        "anchor": f"{public_url}/api/v2/gateway/{listing_id}",
+        "service-desc": [{"href": f"{own}/openapi.json", "type": "application/openapi+json"}],
+        "service-doc": [{"href": f"{own}/llms.txt", "type": "text/markdown"}],
+        "service-meta": [{"href": own, "type": "application/json"}],
+        "describedby": [{"href": f"{own}/agent", "type": "application/json"}],
+    }
+
+
+def write_robots(public_url: str) -> str:
+    """What can be read may be read; what costs, or belongs to a wallet, is nothing for crawlers."""
+    closed = (
+        "/api/v2/gateway/",
+        "/api/v2/auth/",
+        "/api/v2/history",
+        "/api/v2/payments",
+        "/x402/history",
+        "/mcp",
+    )
+    lines = ["User-agent: *", *(f"Disallow: {path}" for path in closed), "Allow: /"]
+    return "\n".join(lines) + f"\n\n# What is here: {public_url}/llms.txt\n"
+
+
+def write_security_text(public_url: str, contact: str, *, expires: str) -> str:
+    """RFC 9116. `contact`: a URI. `expires`: RFC 3339."""
+    return (
+        f"Contact: {contact}\nExpires: {expires}\nCanonical: {public_url}/.well-known/security.txt\n"
+        "Preferred-Languages: en\n"
+    )

@@ -1,0 +1,255 @@
+"""What a tool answers: the HTTP answer of a call as an agent reads it, the terms of an unpaid one, a problem. Pure.
+
+Shapes: the MCP transport of x402 (v2) for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope
+for what an API answered, in which the provider's bytes are labelled.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from tollway.discovery.requests import ToolRequest
+from tollway.discovery.safe_text import clean_line
+from tollway.discovery.tools import UNTRUSTED
+from tollway.ids import keccak256
+
+PAYMENT = "x402/payment"
+PAYMENT_RESPONSE = "x402/payment-response"
+"""Members of `_meta`, as the MCP transport of x402 names them."""
+
+_PROBLEM = "application/problem+json"
+_UNPAID_STATUS, _FAULT_STATUS_MIN = 402, 400
+_HTTP_ONLY = ("bazaar", "offer-receipt")
+"""Extensions of a 402 that speak of the HTTP resource: a call of the same by URL, and offers signed for that URL."""
+
+_PAID_CALL = (
+    "PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
+    "uint256 validUntil,bytes32 nonce)"
+)
+_SHOWN_HEADERS = (
+    "location",
+    "etag",
+    "last-modified",
+    "retry-after",
+    "link",
+    "content-language",
+    "content-encoding",
+)
+_SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpResponse:
+    """The whole answer of a call. Header names in lower case. `is_whole` False: more came than is passed on, or it
+    broke off."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    is_whole: bool = True
+    is_too_large: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """`content`: told twice, as structured content and as text."""
+
+    content: Mapping[str, Any]
+    is_error: bool = False
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What was called: `name` in full, its request, and where that request goes. `origin`: the gateway's, as signatures
+    name it."""
+
+    name: str
+    listing_id: str
+    request: ToolRequest
+    gateway_url: str
+    origin: str
+
+    @property
+    def url(self) -> str:
+        return self.gateway_url + self.request.target
+
+
+def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
+    """Terms, a problem of the gateway, or what the API answered."""
+    receipt = _decode(response.headers.get("payment-response"))
+    meta = {} if receipt is None else {PAYMENT_RESPONSE: receipt}
+    if _is_of_gateway(response):
+        problem = _read_object(response.body)
+        if response.status == _UNPAID_STATUS:
+            return ToolResult(content=_payment_required(call, problem, response), is_error=True, meta=meta)
+        return ToolResult(content=problem, is_error=True, meta=meta)
+    return ToolResult(
+        content=_envelope(call, response),
+        is_error=response.status >= _FAULT_STATUS_MIN or not response.is_whole,
+        meta=meta,
+    )
+
+
+def describe_signing(call: ToolCall) -> dict[str, Any]:
+    """What a client without x402 signs once its transaction has paid, as far as it is known before."""
+    return {
+        "steps": [
+            "Transfer the `amount` of one of payment.options with rail tx to its payTo, from your wallet.",
+            "Sign eip712 with that wallet: chainId of the option, transaction the hash, validUntil at most 300 s ahead, nonce "
+            "32 random bytes.",
+            "Call this tool again with the same arguments and paymentTx, paymentSignature and paymentSignatureParams "
+            "(v=1;validUntil=...;nonce=0x...). One transaction can pay for many calls: sign each anew.",
+        ],
+        "eip712": {
+            "domain": {"name": "Tollway", "version": "1", "chainId": "{chainId}"},
+            "type": _PAID_CALL,
+            "message": {
+                "gateway": call.origin,
+                "apiId": call.listing_id,
+                "method": call.request.method,
+                "target": call.request.target,
+                "bodyHash": "0x" + keccak256(call.request.body).hex(),
+                "transaction": "{transaction}",
+                "validUntil": "{validUntil}",
+                "nonce": "{nonce}",
+            },
+        },
+    }
+
+
+def _is_of_gateway(response: HttpResponse) -> bool:
+    """`Proxy-Status` never comes from an upstream: it tells the gateway's own answers from those that it relays."""
+    is_refusal = "; error=" in response.headers.get("proxy-status", "")
+    return is_refusal and response.headers.get("content-type", "").startswith(_PROBLEM)
+
+
+def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any]:
+    """`PaymentRequired` of x402, and beside it what a client without x402 needs."""
+    required = _decode(response.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
+    resource = required.get("resource")
+    described = dict(resource) if isinstance(resource, Mapping) else {}
+    if "description" in described:
+        described["description"] = clean_line(described["description"], _DESCRIPTION_MAX)
+    extensions = required.get("extensions")
+    kept = {
+        name: value
+        for name, value in (extensions.items() if isinstance(extensions, Mapping) else ())
+        if name not in _HTTP_ONLY
+    }
+    return {
+        **required,
+        "error": required.get("error") or problem.get("reason") or problem.get("code", "payment_required"),
+        "resource": {**described, "url": f"mcp://tool/{call.name}"},
+        **({"extensions": kept} if kept else {}),
+        "code": problem.get("code"),
+        "detail": _explain(problem),
+        "paymentState": problem.get("paymentState", "none"),
+        "payment": problem.get("payment"),
+        "withoutX402": describe_signing(call),
+        "url": call.url,
+        "notice": UNTRUSTED,
+    }
+
+
+def _explain(problem: Mapping[str, Any]) -> Any:
+    """What is wrong with a payment is told as over HTTP; without one, how it is shown here, where there are no headers."""
+    payment = problem.get("payment")
+    if problem.get("code") != "payment_required" or not isinstance(payment, Mapping):
+        return problem.get("detail")
+    return (
+        f"This call costs {payment.get('amount')} {payment.get('currency')}. With x402: call again with the payment in "
+        f'_meta["{PAYMENT}"]. Without: pay one of payment.options, then follow withoutX402.'
+    )
+
+
+def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
+    headers = response.headers
+    shown = {name: headers[name][:_SHOWN_LENGTH_MAX] for name in _SHOWN_HEADERS if name in headers}
+    envelope: dict[str, Any] = {
+        "status": response.status,
+        "contentType": headers.get("content-type"),
+        **_body(response),
+        **({"headers": shown} if shown else {}),
+        "call": {
+            name: headers[header]
+            for name, header in (
+                ("id", "tollway-call-id"),
+                ("paymentState", "tollway-payment-state"),
+                ("price", "tollway-price"),
+                ("creditRemaining", "tollway-credit-remaining"),
+                ("isReplayed", "idempotency-replayed"),
+                ("requestId", "x-request-id"),
+            )
+            if header in headers
+        },
+        "notice": UNTRUSTED,
+    }
+    if response.is_too_large:
+        envelope["detail"] = f"The answer is larger than a tool passes on. Call it over HTTP: {call.url}"
+    elif not response.is_whole:
+        envelope["detail"] = "The answer broke off before its end."
+    return envelope
+
+
+def _body(response: HttpResponse) -> dict[str, Any]:
+    """`bodyFormat` says what `body` is: the JSON value, text, or base64 of the bytes."""
+    if response.is_too_large or not response.body:
+        return {"bodyFormat": "none"}
+    if "content-encoding" not in response.headers:
+        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type == "application/json" or media_type.endswith("+json"):
+            is_json, parsed = _read_json(response.body)
+            if is_json:
+                return {"bodyFormat": "json", "body": parsed}
+        text = _read_text(response.body)
+        if text is not None:
+            return {"bodyFormat": "text", "body": text}
+    return {"bodyFormat": "base64", "body": base64.b64encode(response.body).decode()}
+
+
+def _read_json(raw: bytes) -> tuple[bool, Any]:
+    try:
+        parsed = from_json(raw, allow_inf_nan=False)  # refuses deep nesting, which would kill the process
+        json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair could not be passed on
+    except (ValueError, RecursionError):
+        return False, None
+    return True, parsed
+
+
+def _read_text(raw: bytes) -> str | None:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _read_object(raw: bytes) -> dict[str, Any]:
+    _, parsed = _read_json(raw)
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _decode(value: str | None) -> dict[str, Any] | None:
+    """A header of x402: base64 of a JSON object."""
+    if not value:
+        return None
+    try:
+        return _read_object(base64.b64decode(value, validate=True)) or None
+    except binascii.Error:
+        return None
+
+
+def problem_result(rendered: bytes) -> ToolResult:
+    """A problem as `render_problem` wrote it."""
+    return ToolResult(content=_read_object(rendered), is_error=True)
+
+
+def list_result(items: Sequence[Mapping[str, Any]], name: str, **more: Any) -> ToolResult:
+    """A list of things that providers named."""
+    return ToolResult(content={name: list(items), **more, "notice": UNTRUSTED})

@@ -1,0 +1,405 @@
+"""Access checks of a call, whatever it pays with: blocked wallets, the caller's own maximum, recent failures, rates.
+
+It protects the gateway and its providers; it takes no money and knows nothing of proofs.
+
+`FailureBudget` limits unpaid outcomes of one caller: recent failures, and calls in flight in proportion to them. With a budget of 20, each call in flight counts as a
+twentieth of a failure once one call has failed, and as half of one once ten have. A caller without failures has as many
+in flight as the limits per address and per origin allow, however slow the API is. Each call that was paid lately takes
+one in flight out of the count. A call that comes while too much counts waits a moment for another to end, and is then
+refused. Failures are counted with those at other gateways, where these share their rate limits; calls in flight are counted
+here alone. A key made by `over_all_listings` has five times the budget.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
+
+from tollway.errors import Code, Problem, describe_rate
+from tollway.gateway.messages import Disconnected, IncomingCall, Outcome, ProblemResponse
+from tollway.gateway.problems import BLOCKED, check_price_max
+from tollway.ids import Address, ListingId
+from tollway.limits import Limits
+from tollway.money import Asset, Price
+from tollway.payments.authorization_onchain import UnresolvedQuota, quota_keys
+from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucket
+from tollway.registry.listing import Listing, RateLimit
+
+LISTINGS_PER_ADDRESS = 5
+"""A client address makes as many free calls over all listings as so many listings allow it."""
+
+
+class CallRateLimits:
+    """Not for money."""
+
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
+        self.lookups_per_minute = limits.lookups_per_minute
+        self.rate_limiter = rate_limiter
+        self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
+        self._unresolved = UnresolvedQuota(limits)
+        self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
+        self.free_calls_of_address_max = limits.free_calls_per_minute * LISTINGS_PER_ADDRESS
+        self._free_of_address = RateLimitItemPerMinute(
+            self.free_calls_of_address_max, namespace="free-address"
+        )
+
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
+        """One look-up on a chain, per client address and per signer. None when it is allowed, else the seconds to wait; a
+        refused one does not count."""
+        address_key, signer_key = keys = quota_keys(client_address, signer)
+        wait_s = self._unresolved.find_wait(keys)
+        if wait_s is not None:
+            return wait_s
+        wait_s = await self.rate_limiter.hit(self._lookups, address_key)
+        if wait_s is not None:
+            return wait_s
+        wait_s = await self.rate_limiter.hit(self._lookups, signer_key)
+        if wait_s is not None:
+            self.rate_limiter.undo_hit(self._lookups, address_key)
+        return wait_s
+
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        for key in quota_keys(client_address, signer):
+            self.rate_limiter.undo_hit(self._lookups, key)
+
+    def count_unresolved(self, *, client_address: str, signer: str) -> None:
+        self.give_back(client_address=client_address, signer=signer)
+        self._unresolved.note(quota_keys(client_address, signer))
+
+    async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
+        return await self.rate_limiter.hit(self._free, client_bucket(client_address), listing_id)
+
+    async def charge_free_address(self, client_address: str) -> int | None:
+        """Over all listings: each free call writes a row, and listings cost nothing to make."""
+        return await self.rate_limiter.hit(self._free_of_address, client_bucket(client_address))
+
+    def give_back_free_call(self, client_address: str, listing_id: ListingId) -> None:
+        self.rate_limiter.undo_hit(self._free, client_bucket(client_address), listing_id)
+
+    def give_back_free_listing(
+        self, rate: RateLimit | None, listing_id: ListingId, client_address: str
+    ) -> None:
+        """`rate` None: the listing has none."""
+        if rate is not None:
+            self.rate_limiter.undo_hit(_item_of(rate), listing_id, f"address:{client_bucket(client_address)}")
+
+    async def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
+        return await self.rate_limiter.hit(_item_of(rate), listing_id, str(payer))
+
+    async def charge_free_listing(
+        self, rate: RateLimit, listing_id: ListingId, client_address: str
+    ) -> int | None:
+        """Nobody pays for a free call, so whoever makes it is known by his address."""
+        return await self.rate_limiter.hit(
+            _item_of(rate), listing_id, f"address:{client_bucket(client_address)}"
+        )
+
+
+def _item_of(rate: RateLimit) -> RateLimitItem:
+    return RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
+
+
+KEYS_MAX = 100_000
+RETRY_S = 1  # after waiting in vain for a call to end
+LISTINGS_PER_CALLER = 5
+"""The budget of a caller over all listings is that of so many listings."""
+_OVER_ALL = "all:"
+
+
+def over_all_listings(caller: str) -> str:
+    """The key of a caller whose failures at every listing count together."""
+    return _OVER_ALL + caller
+
+
+@dataclass(slots=True)
+class _CallerState:
+    """What is known of one caller. `paid` counts in windows of fixed beginning, so it is remembered for one to two."""
+
+    running: int = 0
+    window: int = 0
+    paid: int = 0
+    paid_before: int = 0
+    ended: asyncio.Event | None = None
+
+    def move_to_window(self, window: int) -> None:
+        if window != self.window:
+            self.paid_before = self.paid if window == self.window + 1 else 0
+            self.window, self.paid = window, 0
+
+
+class FailureBudget:
+    """Counts callers by whatever keys they are known by. Safe to use from many tasks at once."""
+
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter, now_ms: Callable[[], int]) -> None:
+        self._limits = limits
+        self._now_ms = now_ms
+        self._rate_limiter = rate_limiter
+        self._failed = RateLimitItemPerSecond(
+            limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
+        )
+        self._failed_over_all = RateLimitItemPerSecond(
+            limits.failed_calls_per_window * LISTINGS_PER_CALLER,
+            limits.failed_calls_window_s,
+            namespace="failed",
+        )
+        # Only a key that failed here lately is worth asking the limiter about: most never have, and a call that is
+        # paid asks no server. Whoever failed elsewhere is known for it after the first failure here.
+        self._failing: OrderedDict[str, int] = OrderedDict()  # its last failure, in ms
+        self._states: OrderedDict[str, _CallerState] = OrderedDict()
+
+    async def enter(self, keys: Sequence[str]) -> int | None:
+        """One more call of the caller with all these keys. None: it is in flight until `leave`; else the seconds to wait,
+        and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
+        until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
+        while True:
+            failing = [key for key in keys if self._is_failing(key)]
+            rooms = {key: await self._rate_limiter.peek(self._item_of(key), key) for key in failing}
+            waits = [allowance.wait_s for allowance in rooms.values() if allowance.wait_s is not None]
+            if waits:
+                return max(waits)  # until calls are accepted again
+            full = next((key for key, allowance in rooms.items() if self._is_full(key, allowance)), None)
+            if full is None:
+                break
+            if not await self._wait_ended(full, until):
+                return RETRY_S
+        for key in keys:
+            self._find_state(key).running += 1
+        return None
+
+    def leave(self, keys: Sequence[str]) -> None:
+        """It has ended, and how has been noted."""
+        for key in keys:
+            state = self._states[key]  # one that runs is never forgotten
+            state.running -= 1
+            if state.ended is not None:
+                state.ended.set()
+                state.ended = None
+
+    def record_paid(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._find_state(key).paid += 1
+
+    def record_failed(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._failing[key] = self._now_ms()
+            self._failing.move_to_end(key)
+            self._rate_limiter.count_hit(self._item_of(key), key)
+        while len(self._failing) > KEYS_MAX:
+            self._failing.popitem(last=False)
+
+    def _item_of(self, key: str) -> RateLimitItem:
+        return self._failed_over_all if key.startswith(_OVER_ALL) else self._failed
+
+    def _is_failing(self, key: str) -> bool:
+        failed_ms = self._failing.get(key)
+        if failed_ms is None:
+            return False
+        if self._now_ms() - failed_ms > self._limits.failed_calls_window_s * 1000:
+            del self._failing[key]
+            return False
+        return True
+
+    def _is_full(self, key: str, allowance: RateAllowance) -> bool:
+        """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
+        less one for each that was paid lately."""
+        state = self._find_state(key)
+        budget = self._item_of(key).amount
+        failed = budget - allowance.left
+        counted = max(state.running - state.paid - state.paid_before, 0)
+        return failed * (budget + counted) >= budget * budget
+
+    async def _wait_ended(self, key: str, until: float) -> bool:
+        state = self._find_state(key)
+        if state.ended is None:
+            state.ended = asyncio.Event()
+        try:
+            async with asyncio.timeout_at(until):
+                await state.ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _find_state(self, key: str) -> _CallerState:
+        window = self._now_ms() // (self._limits.failed_calls_window_s * 1000)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _CallerState(window=window)
+            self._forget_idle()
+        state.move_to_window(window)
+        return state
+
+    def _forget_idle(self) -> None:
+        """The oldest key goes; one that has calls running, or waiting, moves to the end instead."""
+        while len(self._states) > KEYS_MAX:
+            key, state = self._states.popitem(last=False)
+            if state.running:
+                self._states[key] = state
+                return
+
+
+_UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AccessChecks:
+    call_limits: CallRateLimits
+    failures: FailureBudget
+    limits: Limits
+    is_blocked: Callable[[Address], bool]
+
+
+class AccessControl:
+    """One per process."""
+
+    def __init__(
+        self,
+        call_limits: CallRateLimits,
+        *,
+        limits: Limits,
+        is_blocked: Callable[[Address], bool],
+        now_ms: Callable[[], int],
+    ) -> None:
+        failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
+        self._checks = _AccessChecks(
+            call_limits=call_limits, failures=failures, limits=limits, is_blocked=is_blocked
+        )
+
+    def enter(self, call: IncomingCall, listing: Listing, *, is_settled_here: bool = False) -> "ActiveCall":
+        """A paid call, for as long as it runs. `is_settled_here`: its money moves at this gateway's expense."""
+        return ActiveCall(self._checks, call, listing, is_settled_here=is_settled_here)
+
+    async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
+        """Why this address may not make this free call now. Only a pass counts: against the listing's own rate, against the
+        address's rate at this listing, and against its rate over all listings."""
+        call_limits, rate = self._checks.call_limits, listing.rate_limit
+        if rate is not None:
+            wait_s = await call_limits.charge_free_listing(rate, listing.id, call.client_address)
+            if wait_s is not None:
+                return _explain_too_often(rate, wait_s, payment_state="none")
+        wait_s = await call_limits.charge_free_call(call.client_address, listing.id)
+        if wait_s is not None:
+            call_limits.give_back_free_listing(rate, listing.id, call.client_address)
+            most = self._checks.limits.free_calls_per_minute
+            return _explain_too_many_free("free-calls", most, wait_s, where="of one API")
+        wait_s = await call_limits.charge_free_address(call.client_address)
+        if wait_s is not None:
+            call_limits.give_back_free_listing(rate, listing.id, call.client_address)
+            call_limits.give_back_free_call(call.client_address, listing.id)
+            most = call_limits.free_calls_of_address_max
+            return _explain_too_many_free("free-calls-address", most, wait_s, where="of all APIs together")
+        return None
+
+
+class ActiveCall:
+    """One paid call, from the check of its payer to its outcome; a context, which ends it."""
+
+    def __init__(
+        self, checks: _AccessChecks, call: IncomingCall, listing: Listing, *, is_settled_here: bool
+    ) -> None:
+        self._checks = checks
+        self._call = call
+        self._listing = listing
+        self._is_settled_here = is_settled_here
+        self._running: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, ()
+        self._checks.failures.leave(running)
+
+    async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
+        """Why this wallet may not make this call now at that price. A pass counts as a call that runs, until the visit
+        ends, and against the listing's rate."""
+        if self._checks.is_blocked(payer):
+            return BLOCKED
+        problem = check_price_max(self._call, price, asset)
+        if problem is not None:
+            return problem
+        keys = (*self._build_failure_keys(payer), *self._build_settlement_keys(payer))
+        wait_s = await self._checks.failures.enter(keys)
+        if wait_s is not None:
+            return self._explain_exhausted(wait_s)
+        self._running = keys
+        return await self._charge_rate(payer)
+
+    def record_outcome(self, payer: Address, outcome: Outcome) -> None:
+        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
+        were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
+        headers = {} if isinstance(outcome, Disconnected) else dict(outcome.headers)
+        if b"idempotency-replayed" in headers:
+            return  # another call's answer
+        state = headers.get(b"tollway-payment-state")
+        counted, anywhere, failures = (
+            self._build_failure_keys(payer),
+            self._build_settlement_keys(payer),
+            self._checks.failures,
+        )
+        if state == b"charged":
+            failures.record_paid((*counted, *anywhere))
+        elif isinstance(outcome, Disconnected) or state in (b"released", b"held"):
+            failures.record_failed(counted)
+            if isinstance(outcome, ProblemResponse) and outcome.problem.code in _UNSETTLED:
+                failures.record_failed(anywhere)
+
+    def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
+        """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
+        to make. Never those of a listing alone: one caller's failures would close it for all the others."""
+        wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(self._call.client_address)}"
+        listing_id = self._listing.id
+        here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
+        return *here, over_all_listings(wallet), over_all_listings(address)
+
+    def _build_settlement_keys(self, payer: Address) -> tuple[str, ...]:
+        return (f"settled:{payer.hex()}",) if self._is_settled_here else ()
+
+    def _explain_exhausted(self, wait_s: int) -> Problem:
+        limits = self._checks.limits
+        return Problem(
+            code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
+            detail="Too many calls of this wallet or address failed lately, or are in flight beside failed ones. The payment "
+            "is untouched.",
+            retry_after_s=wait_s,
+            payment_state="released",
+            members=describe_rate(
+                "failed-calls", limit=limits.failed_calls_per_window, window_s=limits.failed_calls_window_s
+            ),
+        )
+
+    async def _charge_rate(self, payer: Address) -> Problem | None:
+        rate = self._listing.rate_limit
+        wait_s = (
+            None
+            if rate is None
+            else await self._checks.call_limits.charge_listing(rate, self._listing.id, payer)
+        )
+        if rate is None or wait_s is None:
+            return None
+        return _explain_too_often(rate, wait_s, payment_state="released")
+
+
+def _explain_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -> Problem:
+    return Problem(
+        code=Code.RATE_LIMITED,
+        detail=f"A client address makes at most {most} free calls {where} a minute.",
+        retry_after_s=wait_s,
+        payment_state="none",
+        members=describe_rate(policy, limit=most, window_s=60),
+    )
+
+
+def _explain_too_often(rate: RateLimit, wait_s: int, *, payment_state: str) -> Problem:
+    return Problem(
+        code=Code.RATE_LIMITED,
+        detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
+        retry_after_s=wait_s,
+        payment_state=payment_state,
+        members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
+    )

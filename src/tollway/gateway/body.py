@@ -1,0 +1,232 @@
+"""The request body on its way to the upstream: read ahead, streamed, or streamed under a declared digest.
+
+A body that a signature covers is never forwarded whole before its digest is known to match: the last chunk is
+withheld until then. Nor is one that is paid by an authorisation, once that is too old: the last byte is. Nothing here
+decides what a body costs.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from Crypto.Hash import keccak
+
+from tollway.errors import Code, FieldError, Problem
+from tollway.gateway.messages import BodyRefused, RequestBody
+from tollway.ids import keccak256
+from tollway.limits import Limits
+
+EMPTY_BODY_HASH = keccak256(b"")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningHash:
+    """Of a body that is streamed. `body_hash` is there once its last byte has passed."""
+
+    body_hash: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBody:
+    """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end, and
+    then from `running` where somebody asked for it. `is_discarded`: it was too long to be kept, and cannot be sent."""
+
+    content: bytes | AsyncIterator[bytes] | None
+    length: int | None
+    body_hash: bytes | None
+    running: RunningHash = field(default_factory=RunningHash)
+    is_discarded: bool = False
+
+    @property
+    def final_hash(self) -> bytes | None:
+        return self.body_hash or self.running.body_hash
+
+
+EMPTY_BODY = ForwardBody(content=None, length=0, body_hash=EMPTY_BODY_HASH)
+
+
+def check_size(body: RequestBody, limits: Limits) -> Problem | None:
+    """A body that says itself that it is too long is refused before anything is read or paid."""
+    if body.length is not None and body.length > limits.upload_bytes_max:
+        return too_large(limits.upload_bytes_max)
+    return None
+
+
+async def load_declared(
+    body: RequestBody, declared_hash: bytes | None, *, limits: Limits
+) -> ForwardBody | Problem:
+    """The body of a call whose signature covers it: streamed when it names the hash, else read first (at most 1 MiB).
+
+    Raises ClientGone and BodyRefused from the body itself.
+    """
+    if not body.is_present:
+        if declared_hash not in (None, EMPTY_BODY_HASH):
+            return _mismatch()
+        return EMPTY_BODY
+    if declared_hash is None:
+        whole = await _read_whole(body, limits.bound_body_bytes_max)
+        if whole is None:
+            detail = f"must name bodyHash when the body is longer than {limits.bound_body_bytes_max} bytes"
+            return Problem(
+                code=Code.PAYLOAD_TOO_LARGE,
+                detail=f"X-Signature-Params {detail}.",
+                errors=(
+                    FieldError(code="body_hash_required", detail=detail, parameter="X-Signature-Params"),
+                ),
+                payment_state="none",
+            )
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        whole = await _read_whole(body, limits.buffer_bytes)
+        if whole is None or keccak256(whole) != declared_hash:
+            return _mismatch()
+        return ForwardBody(content=whole, length=len(whole), body_hash=declared_hash)
+    return ForwardBody(
+        content=_stream_declared(body, declared_hash, limits.upload_bytes_max),
+        length=body.length,
+        body_hash=declared_hash,
+    )
+
+
+async def load_plain(body: RequestBody, *, limits: Limits) -> ForwardBody:
+    """The body of a call whose signature does not cover it: read ahead when it is small, else streamed."""
+    if not body.is_present:
+        return EMPTY_BODY
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        whole = await _read_whole(body, limits.buffer_bytes)
+        assert whole is not None  # the server holds the caller to the length that it gave
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
+    return ForwardBody(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
+
+
+async def load_hashed(
+    body: RequestBody, *, is_whole: bool, limits: Limits, is_late: Callable[[], bool] = lambda: False
+) -> ForwardBody | Problem:
+    """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
+
+    `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
+    `is_late`: what it pays with may end before it can be settled. One that streams is never whole upstream then.
+    """
+    if not body.is_present:
+        return EMPTY_BODY
+    if is_whole:
+        whole = await _read_whole(body, limits.bound_body_bytes_max)
+        if whole is None:
+            return too_large(limits.bound_body_bytes_max)
+        return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        return await load_plain(body, limits=limits)
+    running = RunningHash()
+    return ForwardBody(
+        content=_stream_hashed(body, running, limits.upload_bytes_max, is_late),
+        length=body.length,
+        body_hash=None,
+        running=running,
+    )
+
+
+async def load_compared(body: RequestBody, *, limits: Limits) -> ForwardBody:
+    """The body of a call that is known already: hashed to its end, so that a repeat of any length is recognised. Only a
+    small one (at most 1 MiB) is still there afterwards. Raises BodyRefused for one that no call can have."""
+    if not body.is_present:
+        return EMPTY_BODY
+    digest = keccak.new(digest_bits=256)
+    kept: bytearray | None = bytearray()
+    size = 0
+    async for chunk in _stream(body, limits.upload_bytes_max):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > limits.bound_body_bytes_max:
+            kept = None
+        elif kept is not None:
+            body.reserve(len(chunk))
+            kept += chunk
+    content = None if kept is None else bytes(kept)
+    return ForwardBody(content=content, length=size, body_hash=digest.digest(), is_discarded=kept is None)
+
+
+async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await body.read_chunk():
+        size += len(chunk)
+        if size > bytes_max:
+            return None
+        body.reserve(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
+    size = 0
+    while chunk := await body.read_chunk():
+        size += len(chunk)
+        if size > bytes_max:
+            raise BodyRefused(too_large(bytes_max))
+        yield chunk
+
+
+async def _stream_hashed(
+    body: RequestBody, running: RunningHash, bytes_max: int, is_late: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """Of what has come in all but the last byte goes on at once: many an upstream answers as it reads."""
+    digest = keccak.new(digest_bits=256)
+    withheld = b""
+    async for chunk in _stream(body, bytes_max):
+        digest.update(chunk)
+        if is_late():
+            raise BodyRefused(_TOO_LATE)
+        passed, withheld = withheld + chunk[:-1], chunk[-1:]
+        if passed:
+            yield passed
+    if is_late():
+        raise BodyRefused(_TOO_LATE)
+    running.body_hash = digest.digest()
+    if withheld:
+        yield withheld
+
+
+async def _stream_declared(body: RequestBody, declared_hash: bytes, bytes_max: int) -> AsyncIterator[bytes]:
+    digest = keccak.new(digest_bits=256)
+    withheld = b""
+    async for chunk in _stream(body, bytes_max):
+        digest.update(chunk)
+        if withheld:
+            yield withheld
+        withheld = chunk
+    if digest.digest() != declared_hash:
+        raise BodyRefused(_mismatch())
+    if withheld:
+        yield withheld
+
+
+def too_large(bytes_max: int) -> Problem:
+    return Problem(
+        code=Code.PAYLOAD_TOO_LARGE,
+        detail=f"The body is longer than {bytes_max} bytes.",
+        payment_state="none",
+    )
+
+
+def _mismatch() -> Problem:
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail="The body does not have the bodyHash that X-Signature-Params names.",
+        reason="body_hash_mismatch",
+        errors=(
+            FieldError(
+                code="body_hash_mismatch",
+                detail="is not the keccak-256 of the body",
+                parameter="X-Signature-Params",
+            ),
+        ),
+        payment_state="none",
+    )
+
+
+# Not a 402: whoever pays by itself would only sign another one, as short as this, for the same upload.
+_TOO_LATE = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The body came so slowly that its payment could have ended before it was settled, so the call was broken off "
+    "and nothing was charged. Send the body faster, or sign an authorisation with a later validBefore.",
+    reason="authorization_outlived",
+)

@@ -1,0 +1,447 @@
+"""Repeats: the same authorisation presented again, or any request under an idempotency key that named a call.
+
+An authorisation that the ledger knows is never answered with a quote, because its money may have moved. A stored response
+costs nothing. Which call a key has named is decided in the ledger; nothing here claims, reopens or settles.
+The age of a call or of its response is measured by the clock that all gateways share; the validity of a proof by this gateway's own.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import structlog
+
+from tollway.chain.networks import ChainRules
+from tollway.errors import Code, Refusal, StorageUnavailable
+from tollway.gateway.body import ForwardBody
+from tollway.gateway.messages import Headers, IncomingCall, ProblemResponse, ProxyResponse
+from tollway.gateway.problems import (
+    KEY_REUSED,
+    OUTCOME_UNKNOWN,
+    authorization_became_credit,
+    authorization_public,
+    authorization_used,
+    in_progress,
+    key_used,
+)
+from tollway.gateway.receipts import ReceiptWriter
+from tollway.gateway.target import GATEWAY_PREFIX
+from tollway.identity.http_signatures import SignedRequest
+from tollway.ids import Address, CallId, ChainId
+from tollway.ledger.ledger import Ledger, StoredResponse, StoredResponses
+from tollway.ledger.records import (
+    SAFE_METHODS,
+    Authorization,
+    AuthorizationKey,
+    AuthorizedCall,
+    CallState,
+    Dialect,
+    KeyedCall,
+)
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.authorization_check import PresentedAuthorization, to_authorization
+from tollway.payments.eip3009 import recover_signer
+from tollway.rate_limits.limiter import client_bucket
+
+_log = structlog.get_logger(__name__)
+
+ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
+"""The wallet that proves itself by a request. Raises `Refusal` where none does, `ChainUnavailable`, `StorageUnavailable`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedAuthorization:
+    """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
+    was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
+
+    call: AuthorizedCall
+    is_proven: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizedRequest:
+    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
+    `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
+
+    call: IncomingCall
+    presented: PresentedAuthorization
+    body: ForwardBody
+    key: str | None
+    known: ClaimedAuthorization | None
+    is_entitled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadAuthorizedRequest:
+    """One call that shows an authorisation of the ledger without its proof, or without more than what is public. `recorded`: its
+    answer, for which the body is not read."""
+
+    presented: PresentedAuthorization
+    known: ClaimedAuthorization
+    recorded: ProblemResponse
+
+
+class ClientNetworks:
+    """Keyed hashes of client networks (an IPv4 address, an IPv6 /64), to compare a repeat with the claim that it repeats.
+
+    Each hash covers the authorisation's nonce too. So a copy of the database shows neither a network nor which calls
+    came from one network; only the holder of the secret can test a guess, call by call.
+    """
+
+    _PURPOSE = b"tollway client network"
+    _BYTES = 16
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = tuple(keys)
+
+    @classmethod
+    def derive(cls, secrets: Sequence[bytes]) -> Self:
+        """`secrets`: the secret keys, the one in use first; at least one."""
+        return cls([hmac.digest(secret, cls._PURPOSE, "sha256") for secret in secrets])
+
+    def hash(self, nonce: bytes, client_address: str) -> bytes:
+        """16 bytes, with the key in use."""
+        return self._hash(self._keys[0], nonce, client_address)
+
+    def is_same(self, kept: bytes | None, nonce: bytes, client_address: str) -> bool:
+        """Whether the claim came from the network of this address, by any of the keys. False where none was kept."""
+        return kept is not None and any(
+            hmac.compare_digest(kept, self._hash(key, nonce, client_address)) for key in self._keys
+        )
+
+    def _hash(self, key: bytes, nonce: bytes, client_address: str) -> bytes:
+        network = client_bucket(client_address).encode()
+        return hmac.digest(key, len(nonce).to_bytes(4, "big") + nonce + network, "sha256")[: self._BYTES]
+
+
+class Idempotency:
+    """One per process; safe to use from many tasks at once. Raises `StorageUnavailable`."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        stored_responses: StoredResponses,
+        rules: Mapping[ChainId, ChainRules],
+        limits: Limits,
+        receipts: ReceiptWriter,
+        public_url: str,
+        now_ms: Callable[[], int],
+        networks: ClientNetworks,
+        prove_wallet: ProveWallet,
+    ) -> None:
+        self._ledger = ledger
+        self._stored_responses = stored_responses
+        self._rules = rules
+        self._limits = limits
+        self._receipts = receipts
+        self._public_url = public_url
+        self._now_ms = now_ms
+        self._networks = networks
+        self._prove_wallet = prove_wallet
+
+    # ---- The same proof.
+
+    async def find_known(self, presented: PresentedAuthorization) -> ClaimedAuthorization | None:
+        """What this authorisation pays or has paid; None when it may still pay for anything.
+
+        Contract wallets may sign the same anew each time, and a nonce may be seen on the chain: so to be known it is
+        enough to be shown, and to be told about it takes a proof."""
+        for token in self._tokens_of(presented):
+            key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
+            call = await self._ledger.find_authorized_call(key)
+            if call is None or (call.state is CallState.RELEASED and call.transfer is None):
+                continue
+            is_proven = _is_signature_of(presented, call) or self._is_signed_anew_by_payer(presented, call)
+            return ClaimedAuthorization(call=call, is_proven=is_proven)
+        return None
+
+    def is_signed_by_payer(self, presented: PresentedAuthorization) -> bool:
+        """Signed by the payer's own key, and within its time: one that was settled long ago is for anybody to read."""
+        if not presented.valid_after <= self._now_ms() / 1000 < presented.valid_before:
+            return False
+        authorized = (to_authorization(presented, token) for token in self._tokens_of(presented))
+        return any(self._signer_of(one) == presented.payer for one in authorized)
+
+    def _signer_of(self, authorization: Authorization) -> Address | None:
+        asset = find_token_asset(self._rules, authorization)
+        if asset is None or asset.domain is None:
+            return None
+        return recover_signer(authorization, asset.domain)
+
+    def _is_signed_anew_by_payer(self, presented: PresentedAuthorization, known: AuthorizedCall) -> bool:
+        """Signed anew by the payer's key: wallets do that where the protocol gives the nonce (MPP)."""
+        authorized = replace(
+            known.authorization,
+            payee=presented.payee,
+            base_units=presented.base_units,
+            valid_after=presented.valid_after,
+            valid_before=presented.valid_before,
+            signature=presented.signature,
+        )
+        return self._signer_of(authorized) == presented.payer
+
+    async def find_response(self, authorized: AuthorizedRequest) -> ProxyResponse | ProblemResponse | None:
+        """What a repeat gets from the record, whatever its listing is by now. None: it is no repeat, or may run again
+        under the claim that it has."""
+        if authorized.known is None:
+            return None
+        recorded = self.find_unread_response(
+            authorized.call, authorized.presented, authorized.known, key=authorized.key
+        )
+        if recorded is not None:
+            return recorded
+        known = authorized.known.call
+        if known.is_public and not authorized.is_entitled:
+            return ProblemResponse(problem=authorization_public(known.call_id, known.state))
+        call, payer, body_hash = authorized.call, known.authorization.payer, authorized.body.body_hash
+        if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
+            return self._explain_used(known)
+        if known.state in (CallState.FORWARDING, CallState.SETTLING):
+            return self.explain_running(known)
+        if known.state is CallState.CONSUMED and known.has_stored_response:
+            stored = await self._stored_responses.find(known.call_id, now_ms=self._ledger.shared_ms())
+            if stored is not None:
+                return _build_replay(call, stored, known.call_id, self._write_receipt(call, known))
+        if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
+            keyed = await self.find_response_by_key(call, authorized.body, (payer,), known.idempotency_key)
+            if keyed is not None:
+                return None if isinstance(keyed, KeyedCall) else keyed
+        is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
+        if is_open and known.method in SAFE_METHODS:
+            return None
+        return self._explain_used(known)
+
+    def find_unread_response(
+        self,
+        call: IncomingCall,
+        presented: PresentedAuthorization,
+        known: ClaimedAuthorization,
+        *,
+        key: str | None,
+    ) -> ProblemResponse | None:
+        """What an authorisation of the ledger gets without its proof, with another challenge or key than it was claimed with,
+        or, once it is public, with nothing beside it: the same whatever the body is. None: the body decides."""
+        if not known.is_proven:
+            return self.explain_known(known)
+        if not _is_same_proof(presented, known.call, key=key):
+            return self._explain_used(known.call)
+        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):
+            return ProblemResponse(problem=authorization_public(known.call.call_id, known.call.state))
+        return None
+
+    async def is_entitled(self, authorized: AuthorizedRequest) -> bool:
+        """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
+        was claimed with, the client network of the claim, or a fresh proof of the paying wallet. Spends the nonce of such
+        a proof, so it is asked once a call. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
+        if authorized.known is None or not authorized.known.is_proven:
+            return False
+        known = authorized.known.call
+        if self._has_second_proof(authorized.call, authorized.presented, known, authorized.key):
+            return True
+        return await self._is_proved_by(known.authorization.payer, authorized)
+
+    def _may_be_entitled(
+        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
+    ) -> bool:
+        """False where no body makes `is_entitled` true: there is no wallet proof, or the body is too long for one."""
+        is_short = (call.body.length or 0) <= self._limits.bound_body_bytes_max
+        return self._has_second_proof(call, presented, known, key) or (is_short and _has_wallet_proof(call))
+
+    def _has_second_proof(
+        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
+    ) -> bool:
+        """The challenge or the idempotency key of the claim, or its client network."""
+        return _has_claim_secret(presented, known, key) or self._networks.is_same(
+            known.client_network, known.authorization.nonce, call.client_address
+        )
+
+    async def _is_proved_by(self, payer: Address, authorized: AuthorizedRequest) -> bool:
+        """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
+        request = _build_signed_request(authorized.call, authorized.body)
+        if request is None:
+            return False
+        try:
+            return await self._prove_wallet(request) == payer
+        except Refusal as refusal:
+            if refusal.problem.code is Code.RATE_LIMITED:
+                raise
+            return False
+
+    def explain_known(self, authorized: ClaimedAuthorization) -> ProblemResponse:
+        """To whoever was overtaken by the same authorisation. Never with terms: it may have paid."""
+        if not authorized.is_proven:
+            return ProblemResponse(problem=authorization_used(None, authorized.call.state))
+        return self.explain_running(authorized.call)
+
+    def _explain_used(self, known: AuthorizedCall) -> ProblemResponse:
+        if known.state is CallState.RELEASED and known.transfer is not None:
+            return ProblemResponse(problem=authorization_became_credit(known.call_id, known.transfer))
+        return ProblemResponse(problem=authorization_used(known.call_id, known.state))
+
+    def explain_running(self, known: AuthorizedCall) -> ProblemResponse:
+        """To whoever was overtaken by the same authorisation: asking again gets what the record says then."""
+        if known.state is not CallState.SETTLING:
+            return ProblemResponse(problem=in_progress(known.call_id))
+        return self._explain_undecided(known.call_id)
+
+    def _explain_undecided(self, call_id: CallId) -> ProblemResponse:
+        members = {"call": f"{self._public_url}/api/v2/history/{call_id}"}
+        problem = replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
+        return ProblemResponse(problem=problem)
+
+    def _tokens_of(self, presented: PresentedAuthorization) -> tuple[Address, ...]:
+        if presented.token is not None:
+            return (presented.token,)
+        rules = self._rules.get(presented.chain_id)
+        assets = () if rules is None else rules.assets
+        return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
+
+    def _write_receipt(self, call: IncomingCall, known: AuthorizedCall) -> Headers:
+        if known.transfer is None:
+            return []
+        return [self._receipts.write_receipt(known.transfer, call=call, authorization=known.authorization)]
+
+    # ---- The same idempotency key.
+
+    async def find_response_by_key(
+        self, call: IncomingCall, body: ForwardBody, wallets: Iterable[Address], key: str
+    ) -> ProxyResponse | ProblemResponse | KeyedCall | None:
+        """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
+        A `KeyedCall` may run again under the claim that it has. None: the key has named none yet."""
+        since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
+        for payer in wallets:
+            earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
+            if earlier is not None:
+                return await self.find_keyed_response(call, body, payer, earlier)
+        return None
+
+    async def find_keyed_response(
+        self, call: IncomingCall, body: ForwardBody, payer: Address, earlier: KeyedCall
+    ) -> ProxyResponse | ProblemResponse | KeyedCall:
+        """The same, once it is known which call the key has named."""
+        body_hash = body.body_hash
+        if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
+            return ProblemResponse(problem=replace(KEY_REUSED, call_id=earlier.call_id))
+        if earlier.state is CallState.FORWARDING:
+            return ProblemResponse(problem=in_progress(earlier.call_id))
+        if earlier.state is CallState.SETTLING:
+            return self._explain_undecided(earlier.call_id)
+        if earlier.state is CallState.CONSUMED:
+            stored = await self._stored_responses.find(earlier.call_id, now_ms=self._ledger.shared_ms())
+            if stored is not None:
+                return _build_replay(call, stored, earlier.call_id, [])
+            if self._is_response_being_read(earlier):
+                return ProblemResponse(problem=in_progress(earlier.call_id, payment_state="charged"))
+        return earlier if _may_run_again(earlier, call.method) else explain_key_used(earlier)
+
+    async def find_overtaken_response(
+        self, call: IncomingCall, body: ForwardBody, payer: Address, key: str | None, earlier: KeyedCall
+    ) -> ProxyResponse | ProblemResponse:
+        """To whoever was about to run a call again when somebody else did: mostly that it is running."""
+        recorded = None if key is None else await self.find_response_by_key(call, body, (payer,), key)
+        return explain_key_used(earlier) if recorded is None or isinstance(recorded, KeyedCall) else recorded
+
+    def _is_response_being_read(self, earlier: KeyedCall) -> bool:
+        """Its answer is stored when it has been read to its end. Not one that is known to be lost; and not for ever: its
+        gateway may have died over it."""
+        if earlier.is_lost:
+            return False
+        age_ms = abs(self._ledger.shared_ms() - earlier.moved_ms)
+        return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
+
+    async def store_response(self, call_id: CallId, payer: Address, find_response: StoredResponse) -> None:
+        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
+        try:
+            await self._stored_responses.keep(call_id, payer, find_response, now_ms=self._ledger.shared_ms())
+        except StorageUnavailable:
+            _log.warning("answer_not_kept", call_id=call_id)
+
+
+# The answer that was paid for is not there yet: asking again brings it.
+_RUNNING_CODES = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
+
+
+def is_deliverable(recorded: ProxyResponse | ProblemResponse) -> bool:
+    """The answer that was paid for, or that it is on its way: given out whatever the listing has become."""
+    return isinstance(recorded, ProxyResponse) or recorded.problem.code in _RUNNING_CODES
+
+
+def explain_key_used(earlier: KeyedCall) -> ProblemResponse:
+    """There is no answer to give out, and what is shown now cannot run the call again."""
+    return ProblemResponse(problem=key_used(earlier.call_id, earlier.state))
+
+
+def _may_run_again(earlier: KeyedCall, method: str) -> bool:
+    """Whoever names a call by a key says that the same again is the same call, whatever its method. What an upstream has
+    answered in part is another matter: it has done what it was asked."""
+    if earlier.state is CallState.UNKNOWN:
+        return True
+    return earlier.is_lost and method in SAFE_METHODS
+
+
+def _is_signature_of(presented: PresentedAuthorization, known: AuthorizedCall) -> bool:
+    return presented.signature == known.authorization.signature
+
+
+def _is_same_proof(presented: PresentedAuthorization, known: AuthorizedCall, *, key: str | None) -> bool:
+    """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
+    idempotency key are not there: what came with one is given out with the same one only."""
+    claimed = known.authorization
+    return (
+        (presented.dialect, presented.challenge_id) == (claimed.dialect, claimed.challenge_id)
+        and (known.idempotency_key is None or key == known.idempotency_key)
+        and _is_signature_of(presented, known)
+    )
+
+
+def _has_claim_secret(presented: PresentedAuthorization, known: AuthorizedCall, key: str | None) -> bool:
+    claimed = known.authorization
+    if claimed.dialect is Dialect.MPP and presented.challenge_id == claimed.challenge_id:
+        return True
+    return known.idempotency_key is not None and key == known.idempotency_key
+
+
+def _has_wallet_proof(call: IncomingCall) -> bool:
+    return any(call.find_header(name) is not None for name in _WALLET_PROOFS)
+
+
+def _build_signed_request(call: IncomingCall, body: ForwardBody) -> SignedRequest | None:
+    """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
+    then its digest cannot be compared."""
+    if not _has_wallet_proof(call) or not isinstance(body.content, bytes | None) or body.is_discarded:
+        return None
+    return SignedRequest(
+        method=call.method,
+        raw_path=f"{GATEWAY_PREFIX}{call.listing_id}{call.target.rest}".encode(),
+        query=call.target.query.encode(),
+        headers=call.headers,
+        body=body.content or b"",
+        client_address=call.client_address,
+    )
+
+
+_WALLET_PROOFS = (b"signature-input", b"sign-in-with-x")
+
+
+def _build_replay(
+    call: IncomingCall, stored: StoredResponse, call_id: CallId, receipt: Headers
+) -> ProxyResponse:
+    """`receipt`: of a payment that was not decided when the answer was stored; else it is stored with it."""
+    stored_names = {name for name, _ in stored.headers}
+    own: Headers = [
+        (b"idempotency-replayed", b"true"),
+        (b"tollway-call-id", call_id.encode()),
+        (b"tollway-payment-state", b"charged"),
+        *(header for header in receipt if header[0] not in stored_names),
+    ]
+    body = b"" if call.method == "HEAD" else stored.body
+    return ProxyResponse(status=stored.status, headers=[*stored.headers, *own], first=body)
+
+
+def find_token_asset(rules: Mapping[ChainId, ChainRules], authorization: Authorization) -> Asset | None:
+    here = rules.get(authorization.chain_id)
+    assets = () if here is None else here.assets
+    return next((asset for asset in assets if asset.token == authorization.token), None)

@@ -1,0 +1,194 @@
+"""The gateway's signature under each call that it forwards (RFC 9421): a provider can tell calls of this gateway, and their listing and
+payer, from all others. Pure.
+
+It is on the path of every call: the caller gives the time and the nonce, and the signature base is written directly. It contains
+nothing about a payment, and only the public half of a key leaves it.
+"""
+
+import hashlib
+import hmac
+import re
+from binascii import b2a_base64
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tollway.identity.http_signatures import (
+    ALGORITHM,
+    API_ID,
+    CALL_ID,
+    PAYER,
+    TAG,
+    encode_base64url,
+    thumbprint,
+)
+from tollway.ids import Address
+
+LABEL = "tollway"
+DIRECTORY_TAG = "http-message-signatures-directory"
+
+VALID_S = 60
+"""A call is signed when a connection is held already, so its head is there at once; the rest is for clocks that differ. Each
+second more is one in which a provider has to remember its nonce."""
+
+DIRECTORY_VALID_S = 600
+"""The directory may come out of a cache that is five minutes old."""
+
+NONCE_BYTES = 16
+_PURPOSE = b"tollway upstream signature"
+_DECLARED_LENGTH_MAX = 512
+_DIGEST = r"(?:sha-256=:[A-Za-z0-9+/]{43}=:|sha-512=:[A-Za-z0-9+/]{86}==:)"
+_DECLARED_DIGEST = re.compile(rf"{_DIGEST}(?:[ \t]*,[ \t]*{_DIGEST})?")
+
+SignedBody = bytes | AsyncIterator[bytes] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyCoverage:
+    """What a signature says of the body: its digest, or else its length, or neither."""
+
+    digest: str | None = None
+    length: int | None = None
+
+
+NO_COVERAGE = BodyCoverage()
+
+
+def cover_body(body: SignedBody, *, length: int | None, declared: bytes | None) -> BodyCoverage:
+    """The digest of a body that is here; of one that streams what the caller says of it (`declared`, a `Content-Digest` that
+    can be read), or else its length where it is known. Of no body there is nothing to say."""
+    if not body:
+        return NO_COVERAGE
+    if isinstance(body, bytes):
+        return BodyCoverage(digest=format_digest(body))
+    digest = _read_declared_digest(declared)
+    return BodyCoverage(digest=digest) if digest is not None else BodyCoverage(length=length)
+
+
+def format_digest(body: bytes) -> str:
+    """RFC 9530."""
+    return f"sha-256=:{_base64(hashlib.sha256(body).digest())}:"
+
+
+def _read_declared_digest(declared: bytes | None) -> str | None:
+    """As it was given, where it is one that somebody can check; anything else counts as none (RFC 9530 §2)."""
+    if declared is None or len(declared) > _DECLARED_LENGTH_MAX:
+        return None
+    text = declared.decode("latin-1").strip(" \t")
+    return text if _DECLARED_DIGEST.fullmatch(text) else None
+
+
+class SigningKey:
+    """One Ed25519 key of the gateway's, made from one of its secret keys. `keyid` and `jwk` are published."""
+
+    __slots__ = ("_key", "jwk", "keyid")
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        x = encode_base64url(self._key.public_key().public_bytes_raw())
+        self.keyid = thumbprint(x)
+        self.jwk = {
+            "kty": "OKP",
+            "crv": "Ed25519",
+            "x": x,
+            "kid": self.keyid,
+            "use": "sig",
+            "alg": "EdDSA",
+        }
+
+    @classmethod
+    def derive(cls, secret: bytes) -> Self:
+        """The same key from the same secret, always: all gateways of one secret sign as one."""
+        return cls(hmac.digest(secret, _PURPOSE, "sha256"))
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.keyid})"
+
+    def sign(self, base: bytes) -> str:
+        """A byte sequence of RFC 9651."""
+        return f":{_base64(self._key.sign(base))}:"
+
+
+class UpstreamSigner:
+    """The first key signs; all are published, so that one can take another's place while calls are on their way.
+
+    Safe to use from many tasks at once.
+    """
+
+    __slots__ = ("_tail", "keys")
+
+    def __init__(self, keys: Sequence[SigningKey]) -> None:
+        self.keys = tuple(keys)
+        self._tail = f'";keyid="{self.keys[0].keyid}";alg="{ALGORITHM}";tag="{TAG}"'
+
+    @classmethod
+    def derive(cls, secrets: Sequence[bytes]) -> Self:
+        """`secrets`: the secret keys, the one in use first; at least one."""
+        return cls([SigningKey.derive(secret) for secret in secrets])
+
+    def sign(
+        self,
+        *,
+        method: str,
+        authority: str,
+        target: str,
+        api_id: str,
+        call_id: str,
+        payer: Address | None,
+        body: BodyCoverage,
+        created_s: int,
+        nonce: str,
+    ) -> list[tuple[str, str]]:
+        """The headers that a forwarded call carries beside its own. `authority` and `target` as they go over the wire.
+
+        `payer` None: a free call. The path, the query and the names of RFC 9421 §2.2 are those of the request line, byte
+        for byte; a query that is not there counts as an empty one.
+        """
+        path, _, query = target.partition("?")
+        names = '("@method" "@authority" "@path" "@query" "tollway-call-id" "tollway-api-id"'
+        lines = (
+            f'"@method": {method}\n"@authority": {authority}\n"@path": {path}\n"@query": ?{query}\n'
+            f'"tollway-call-id": {call_id}\n"tollway-api-id": {api_id}\n'
+        )
+        headers = [(CALL_ID, call_id), (API_ID, api_id)]
+        if payer is not None:
+            wallet = str(payer)
+            names += ' "tollway-payer"'
+            lines += f'"tollway-payer": {wallet}\n'
+            headers.append((PAYER, wallet))
+        if body.digest is not None:
+            names += ' "content-digest"'
+            lines += f'"content-digest": {body.digest}\n'
+            headers.append(("Content-Digest", body.digest))
+        elif body.length is not None:
+            names += ' "content-length"'
+            lines += f'"content-length": {body.length}\n'
+        params = f'{names});created={created_s};expires={created_s + VALID_S};nonce="{nonce}{self._tail}'
+        base = f'{lines}"@signature-params": {params}'.encode()
+        headers.append(("Signature-Input", f"{LABEL}={params}"))
+        headers.append(("Signature", f"{LABEL}={self.keys[0].sign(base)}"))
+        return headers
+
+    def describe(self) -> dict[str, list[dict[str, str]]]:
+        """The key directory: a JWK set (RFC 7517 §5), the key in use first."""
+        return {"keys": [key.jwk for key in self.keys]}
+
+    def sign_directory(self, *, authority: str, created_s: int, nonce: str) -> dict[str, str]:
+        """The headers of an answer that holds the directory: each key signs for the name under which it is published, so
+        that nobody can pass it off as his own (draft-meunier-webbotauth-httpsig-directory)."""
+        inputs, signatures = [], []
+        for number, key in enumerate(self.keys, 1):
+            params = (
+                f'("@authority";req);created={created_s};expires={created_s + DIRECTORY_VALID_S};nonce="{nonce}";'
+                f'keyid="{key.keyid}";alg="{ALGORITHM}";tag="{DIRECTORY_TAG}"'
+            )
+            base = f'"@authority";req: {authority}\n"@signature-params": {params}'
+            inputs.append(f"sig{number}={params}")
+            signatures.append(f"sig{number}={key.sign(base.encode())}")
+        return {"Signature-Input": ", ".join(inputs), "Signature": ", ".join(signatures)}
+
+
+def _base64(raw: bytes) -> str:
+    return b2a_base64(raw, newline=False).decode()

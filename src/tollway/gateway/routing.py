@@ -1,0 +1,311 @@
+"""Routing: whether a listing serves a call now, the URL that the call goes to, and the price that each version of the terms asks for it. Pure.
+
+In the order of the contract, and before any question of money. The provider's OpenAPI document decides which operations exist and what a request
+must contain. It is untrusted: whatever it contains, nothing here fails, and what is unclear is not required. A request is refused only where the
+provider's own document makes it useless.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import unquote_plus
+
+from tollway.errors import Code, FieldError, Problem
+from tollway.gateway.messages import IncomingCall
+from tollway.gateway.problems import NO_OPERATION, UNREACHABLE, check_listing, check_method
+from tollway.gateway.target import (
+    AMBIGUOUS_PATH,
+    add_query_secret,
+    build_upstream_target,
+    match_operation,
+    other_readings,
+)
+from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.payments.pricing import OperationPrice
+from tollway.registry.listing import (
+    CatalogEntry,
+    Listing,
+    Operation,
+    RevisionCache,
+    Terms,
+    accepts_method,
+    is_sent_by_caller,
+)
+from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
+from tollway.registry.paths import PathTree, filter_by_method, find_most_specific, loose_path, normal_path
+
+REQUEST_SCHEMAS_MAX = 1_000
+
+_PLAIN_TYPES = ("string", "number", "integer", "boolean", "array")
+_PLAIN_STYLES = (None, "form", "spaceDelimited", "pipeDelimited")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredParts:
+    """What one operation cannot do without."""
+
+    query: tuple[str, ...]
+    headers: tuple[str, ...]
+    has_body: bool
+
+
+T = TypeVar("T")
+
+
+class DescribedOperations(Generic[T]):
+    """The operations that a document describes, each with a value, found by method and path."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, PathTree[T]] = {}
+        self._loose: dict[str, PathTree[bool]] = {}
+
+    def add(self, *, method: str, path: str, value: T) -> None:
+        """`path`: the template as the document writes it."""
+        normal = normal_path(path)
+        self._exact.setdefault(method, PathTree()).add(normal, value)
+        self._loose.setdefault(method, PathTree()).add(loose_path(normal).casefold(), True)
+
+    def find(self, *, method: str, path: str) -> T | None:
+        """`path` in normal form."""
+        tree = self._exact.get(method)
+        found = None if tree is None else tree.find(path)
+        if found is None and method == "HEAD":  # where GET is, HEAD is too (RFC 9110 §9.3.2)
+            return self.find(method="GET", path=path)
+        return found
+
+    def describes(self, *, method: str, rest: str) -> bool:
+        return self.find(method=method, path=normal_path(rest)) is not None
+
+    def may_match(self, *, method: str, reading: str) -> bool:
+        """Whether a server that ignores case and decodes could take that reading of a path for one of the operations."""
+        verbs = ("HEAD", "GET") if method == "HEAD" else (method,)
+        trees = (self._loose.get(verb) for verb in verbs)
+        return any(tree is not None and tree.find(reading.casefold()) is not None for tree in trees)
+
+
+class RequestSchema:
+    """One listing's document."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._document = ProviderDocument(listing.openapi or {})
+        self._required: dict[tuple[str, str], RequiredParts] = {}
+        self.operations: DescribedOperations[DocumentOperation] = DescribedOperations()
+        for operation in self._document.operations:
+            if accepts_method(listing.methods, operation.method):
+                self.operations.add(method=operation.method, path=operation.path, value=operation)
+
+    def check(
+        self,
+        *,
+        method: str,
+        rest: str,
+        query: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        has_body: bool = True,
+    ) -> Problem | None:
+        """Refuses (`validation_failed`) a call without what is required; an operation unknown here passes."""
+        operation = self.operations.find(method=method.upper(), path=normal_path(rest))
+        if operation is None:
+            return None
+        required = self._read(operation)
+        named = {unquote_plus(part.partition("=")[0]) for part in query.split("&")}
+        sent = {name.decode("latin-1").lower() for name, _ in headers}
+        missing = [name for name in required.query if name not in named]
+        missing += [name for name in required.headers if name.lower() not in sent]
+        lacks_body = required.has_body and not has_body
+        if not missing and not lacks_body:
+            return None
+        detail = "the provider's document requires it"
+        errors = [FieldError(code="required", detail=detail, parameter=name) for name in missing]
+        if lacks_body:
+            missing.append("the request body")
+            errors.append(FieldError(code="required", detail=detail, pointer=""))
+        return Problem(
+            code=Code.VALIDATION_FAILED,
+            detail=f"Missing: {', '.join(missing)}. Nothing was paid or sent.",
+            errors=tuple(errors),
+            payment_state="none",
+        )
+
+    # ---- Reading the document.
+
+    def _read(self, operation: DocumentOperation) -> RequiredParts:
+        """When it is first called: a document has many operations, and most are not."""
+        key = (operation.method, operation.path)
+        required = self._required.get(key)
+        if required is None:
+            needed = [one for one in self._document.list_parameters(operation) if self._is_needed(one)]
+            body = self._document.resolve(operation.content.get("requestBody"))
+            required = self._required[key] = RequiredParts(
+                query=tuple(one.name for one in needed if one.place == "query"),
+                headers=tuple(one.name for one in needed if one.place == "header"),
+                has_body=body is not None and body.get("required") is True,
+            )
+        return required
+
+    def _is_needed(self, parameter: DocumentParameter) -> bool:
+        if not parameter.is_required or not is_sent_by_caller(self._listing, parameter):
+            return False
+        if parameter.place != "query":
+            return parameter.place == "header"
+        # An object is spread over names of its own, and `content` may mean anything.
+        schema = self._document.resolve(parameter.content.get("schema"))
+        kind = schema.get("type") if schema is not None else None
+        return kind in _PLAIN_TYPES and parameter.content.get("style") in _PLAIN_STYLES
+
+
+class RequestSchemas:
+    """Each document read once per revision of its listing. One per process; safe to use from many tasks at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], RequestSchema] = {}
+
+    def find(self, listing: Listing) -> RequestSchema | None:
+        """None for a listing without a document."""
+        if listing.openapi is None:
+            return None
+        key = (listing.id, listing.revision)
+        schema = self._known.get(key)
+        if schema is None:
+            if len(self._known) >= REQUEST_SCHEMAS_MAX:
+                self._known.clear()
+            schema = self._known[key] = RequestSchema(listing)
+        return schema
+
+
+ENDPOINTS_MAX = 10_000
+OLD_DESCRIPTIONS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A call that its listing takes. `target`: path and query at `endpoint`. `operation_prices`: of each version of the terms that
+    sells this call, the current one first."""
+
+    entry: CatalogEntry
+    endpoint: Endpoint
+    target: str
+    operation_prices: tuple[OperationPrice, ...]
+
+    @property
+    def listing(self) -> Listing:
+        return self.entry.listing
+
+    @property
+    def is_free(self) -> bool:
+        return self.operation_prices[0].price.is_free
+
+
+class Router:
+    """One per process; safe to use from many tasks at once."""
+
+    def __init__(
+        self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, schemas: RequestSchemas
+    ) -> None:
+        """`wait_s`: seconds until an upstream that is known to be down is tried again."""
+        self._schemas = schemas
+        self._wait_s = wait_s
+        self._allow_private = allow_private
+        self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
+        self._old_descriptions: RevisionCache[DescribedOperations[bool]] = RevisionCache(OLD_DESCRIPTIONS_MAX)
+
+    def find(self, entry: CatalogEntry, call: IncomingCall) -> Route | Problem:
+        problem = check_listing(entry, call, find_wait_s=self._find_origin_wait_s)
+        if problem is not None:
+            return problem
+        current = _find_operation_price(entry.versions[0], call)
+        if isinstance(current, Problem):
+            return current
+        if entry.listing.other_paths == "refuse":
+            schema = self._schemas.find(entry.listing)
+            described = None if schema is None else schema.operations
+            problem = _check_is_served(entry.listing.operations, described, call)
+            if problem is not None:
+                return problem
+        endpoint = self._find_endpoint(entry.listing)
+        if isinstance(endpoint, EndpointRefused):
+            return UNREACHABLE
+        target = _build_target(call, entry.listing, endpoint)
+        if isinstance(target, Problem):
+            return target
+        operation_prices = (current, *self._list_older_prices(entry, call))
+        return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
+
+    def _list_older_prices(self, entry: CatalogEntry, call: IncomingCall) -> list[OperationPrice]:
+        """Of the versions that would have served this call. One that would have refused it has never sold it: its price
+        is of other calls."""
+        operation_prices: list[OperationPrice] = []
+        for index, version in enumerate(entry.versions[1:]):
+            if not version.is_active or check_method(version.methods, call.method) is not None:
+                continue
+            operation_price = _find_operation_price(version, call)
+            if isinstance(operation_price, Problem):
+                continue
+            if version.other_paths == "refuse":
+                described = self._find_old_description(entry.listing, index, version)
+                if _check_is_served(version.operations, described, call) is not None:
+                    continue
+            operation_prices.append(operation_price)
+        return operation_prices
+
+    def _find_old_description(
+        self, listing: Listing, index: int, version: Terms
+    ) -> DescribedOperations[bool] | None:
+        """`index` of that version among those of this state of the listing."""
+        if not version.described:
+            return None
+        found = self._old_descriptions.find(listing, index)
+        if found is None:
+            found = self._old_descriptions.put(listing, index, DescribedOperations())
+            for method, path in version.described:
+                if accepts_method(version.methods, method):  # as the document of the current version is read
+                    found.add(method=method, path=path, value=True)
+        return found
+
+    def _find_origin_wait_s(self, listing: Listing) -> int | None:
+        endpoint = self._find_endpoint(listing)
+        return None if isinstance(endpoint, EndpointRefused) else self._wait_s(endpoint)
+
+    def _find_endpoint(self, listing: Listing) -> Endpoint | EndpointRefused:
+        """Parsed once per URL; policy was checked when it was listed, and is again at every socket."""
+        endpoint = self._endpoints.get(listing.endpoint)
+        if endpoint is None:
+            if len(self._endpoints) >= ENDPOINTS_MAX:
+                self._endpoints.clear()
+            endpoint = parse_endpoint(listing.endpoint, allow_private=self._allow_private)
+            self._endpoints[listing.endpoint] = endpoint
+        return endpoint
+
+
+def _build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
+    """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
+    query, auth = call.target.query, listing.upstream_auth
+    if auth is not None and auth.location == "query":
+        query = add_query_secret(query, name=auth.name, value=auth.reveal())
+    return build_upstream_target(endpoint, call.target.rest, query)
+
+
+def _check_is_served(
+    operations: Sequence[Operation], described: DescribedOperations[Any] | None, call: IncomingCall
+) -> Problem | None:
+    """Only operations with a price, and those of the document, are served: as the path is written, and under every
+    other reading that a server could give it."""
+    method, rest = call.method, call.target.rest
+    priced = filter_by_method(operations, method)
+    is_described = described is not None and described.describes(method=method, rest=rest)
+    if not is_described and find_most_specific(priced, normal_path(rest)) is None:
+        return NO_OPERATION
+    for reading in map(normal_path, other_readings(rest)):
+        is_described = described is not None and described.may_match(method=method, reading=reading)
+        if not is_described and find_most_specific(priced, reading, is_loose=True) is None:
+            return AMBIGUOUS_PATH
+    return None
+
+
+def _find_operation_price(version: Terms, call: IncomingCall) -> OperationPrice | Problem:
+    """What a version of the terms asks for this very operation, if it sells it."""
+    operation = match_operation(version.operations, call.method, call.target.rest)
+    if isinstance(operation, Problem):
+        return operation
+    return OperationPrice(terms=version, price=version.price if operation is None else operation.price)

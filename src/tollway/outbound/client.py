@@ -1,0 +1,503 @@
+"""The HTTP/1.1 client: every request that this gateway sends to a provider's server leaves here.
+
+It connects to allowed addresses only, awaits the caller's claim, sends once, and reads under limits. It never follows a
+redirect, never sends a request twice, and never says why a connection failed. A body that is cut is never taken for a whole one, in either
+direction. `Host` and the framing are made here; everything else goes out as it was given.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from time import monotonic
+
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    Problem,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.limits import Limits
+from tollway.outbound.connection import Connection
+from tollway.outbound.http1 import ResponseHead, ResponseMalformed
+from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.outbound.pool import POOLED_IDLE_S_MAX, AddressGuard, ConnectionPool, lookup_host
+
+_BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud800-\udfff]*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamRequest:
+    """What is to be sent. `target` is path and query from the root, byte for byte; the endpoint adds nothing to it.
+
+    `headers` are final; `Host` and the framing are made here. A streamed `body` without `content_length` is sent
+    chunked; with it, exactly so many bytes go out or the connection is cut.
+    """
+
+    method: str
+    endpoint: Endpoint
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes | AsyncIterator[bytes] | None = None
+    content_length: int | None = None
+
+    def check_writable(self) -> None:
+        """Refuses what would fail, or go out as it stands, only after the claim. Raises Refusal."""
+        is_writable = (
+            _NAME.fullmatch(self.method)
+            and self.method.upper() != "CONNECT"
+            and _TARGET.fullmatch(self.target)
+            and all(_NAME.fullmatch(name) and not _BAD_VALUE.search(value) for name, value in self.headers)
+        )
+        if not is_writable:
+            raise Refusal(Problem(code=Code.INVALID_REQUEST, detail="The request cannot be written as HTTP."))
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far one request came. Written by the client only; readable at any moment, also after a failure.
+
+    While `sent` is false, provably no byte left. While `body_handed_over` is false, the last byte provably has not
+    left; it is set before that byte goes to the connection, `body_wholly_sent` after the connection has taken it.
+    """
+
+    claimed: bool = False
+    sent: bool = False
+    body_wholly_sent: bool = False
+    body_handed_over: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedDocument:
+    """A whole small document."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class UpstreamResponse:
+    """An answer whose head is here and whose body is still on its way. One reader; `close` it in every case."""
+
+    __slots__ = ("_connection", "_end_call", "_idle_s", "_is_ended", "headers", "progress", "status")
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        *,
+        connection: Connection,
+        progress: Progress,
+        idle_s: float,
+        end_call: Callable[[Connection], None],
+    ) -> None:
+        self.status = head.status
+        self.headers: tuple[tuple[bytes, bytes], ...] = head.headers
+        self.progress = progress
+        self._connection: Connection | None = connection
+        self._idle_s = idle_s
+        self._is_ended = False
+        self._end_call = end_call
+
+    @property
+    def body_wholly_sent(self) -> bool:
+        """True once the request's last byte was handed to the connection."""
+        return self.progress.body_wholly_sent
+
+    @property
+    def is_read(self) -> bool:
+        """True once `read_chunk` has given out the last byte: the next one is b"", and the connection is free already."""
+        return self._is_ended
+
+    async def read_chunk(self) -> bytes:
+        """The next bytes of the body; b"" at its true end.
+
+        Raises UpstreamBadResponse when the upstream breaks off, UpstreamTimeout when it falls silent.
+        """
+        connection = self._connection
+        if connection is None:
+            if self._is_ended:
+                return b""
+            raise UpstreamBadResponse("The answer was given up before its end.")
+        try:
+            chunk = await connection.read_chunk(self._idle_s)
+        except TimeoutError as exc:
+            self.close()
+            raise UpstreamTimeout("The provider's API stopped in the middle of its answer.") from exc
+        except Exception as exc:
+            self.close()
+            raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.") from exc
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if connection.is_read:
+            self._is_ended = True
+            self.close()
+        return chunk
+
+    def close(self) -> None:
+        """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._end_call(connection)
+
+
+SLICE_BYTES = 64 * 1024
+LAST_CHUNK = b"0\r\n\r\n"
+
+# These mean nothing by having no body, so they do not say that they have none (RFC 9110 §8.6).
+_BODILESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class BodyLengthMismatch(Exception):
+    """The streamed request body ended before, or went beyond, the length that was promised."""
+
+
+class UploadFailed(Exception):
+    """The request's body broke. `reason`: what its iterator raised, or BodyLengthMismatch."""
+
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+        super().__init__(repr(reason))
+
+
+def is_streamed(request: UpstreamRequest) -> bool:
+    """A large body that is here goes out in pieces too: in one, it would wait in our memory for an upstream that does
+    not read."""
+    body = request.body
+    return bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES)
+
+
+def format_first_bytes(request: UpstreamRequest) -> bytes:
+    """The head, and the body behind it unless it is streamed."""
+    body = request.body
+    lines = [f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n"]
+    lines += [f"{name}: {value}\r\n" for name, value in request.headers]
+    if isinstance(body, bytes) and body:
+        lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+        head = "".join(lines).encode()
+        return head if len(body) > SLICE_BYTES else head + body
+    if not body:
+        lines.append("\r\n" if request.method in _BODILESS_METHODS else "Content-Length: 0\r\n\r\n")
+    elif request.content_length is None:
+        lines.append("Transfer-Encoding: chunked\r\n\r\n")
+    else:
+        lines.append(f"Content-Length: {request.content_length}\r\n\r\n")
+    return "".join(lines).encode()
+
+
+def format_host(endpoint: Endpoint) -> str:
+    """`Host` as it is sent: no port that the scheme has by itself, and no dot at the end of a name."""
+    return endpoint.origin.partition("://")[2].replace(".:", ":").removesuffix(".")
+
+
+async def write_body(
+    request: UpstreamRequest, connection: Connection, *, progress: Progress, head_deadline_s: float
+) -> None:
+    """Writes a streamed body as fast as the upstream takes it; each piece starts the wait for the head anew.
+
+    Runs beside the reader of the answer and raises nothing: what goes wrong fails the connection.
+    """
+    try:
+        is_written = await _write_pieces(request, connection, progress, head_deadline_s)
+    except Exception as exc:  # noqa: BLE001 - the caller's own iterator may raise anything; its reader hears it unchanged
+        connection.fail(UploadFailed(exc))
+        return
+    if is_written:
+        progress.body_wholly_sent = True
+
+
+async def _write_pieces(
+    request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
+) -> bool:
+    """False when the connection was lost on the way."""
+    if isinstance(request.body, bytes):
+        length: int | None = len(request.body)
+        body = _slice(request.body)
+    else:
+        assert request.body is not None, "only what has a body is streamed"
+        body, length = request.body, request.content_length
+    count = 0
+    async for piece in body:
+        count += len(piece)
+        if length is not None and count > length:
+            raise BodyLengthMismatch
+        if not piece:
+            continue
+        if count == length:
+            progress.body_handed_over = True
+        connection.restart_deadline(head_deadline_s)
+        if not await connection.write(piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece)):
+            return False
+    if length is not None and count < length:
+        raise BodyLengthMismatch
+    progress.body_handed_over = True
+    connection.restart_deadline(head_deadline_s)
+    return length is not None or await connection.write(LAST_CHUNK)
+
+
+async def _slice(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), SLICE_BYTES):
+        yield body[start : start + SLICE_BYTES]
+
+
+# Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+
+CLAIM_TOO_OLD = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway stood still for too long to send this call. Nothing was sent.",
+    retry_after_s=1,
+)
+
+
+class HttpClient:
+    """Sends requests to providers. One per process; any number of tasks may use it at once.
+
+    `own_origins` (`scheme://host[:port]`), `own_addresses` (on any port) and `own_listeners` ((ip, port); an
+    unspecified ip stands for every local one) are the gateway itself and are refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        allow_private: bool,
+        own_origins: frozenset[str] = frozenset(),
+        own_addresses: frozenset[str] = frozenset(),
+        own_listeners: frozenset[tuple[str, int]] = frozenset(),
+        lookup: Callable[[str, int], list[str]] = lookup_host,
+        ssl_context: ssl.SSLContext | None = None,
+        ticks_ms: Callable[[], int] = lambda: int(monotonic() * 1000),
+    ) -> None:
+        """`ticks_ms`: a clock that nobody sets. By it, what was claimed too long ago is not sent any more."""
+        self._limits = limits
+        self._ticks_ms = ticks_ms
+        self._allow_private = allow_private
+        # The others may take a gateway for dead whose claim is older, and run its call themselves.
+        self._claim_ms_max = int(limits.owner_lease_s * 500)
+        self._guard = AddressGuard(
+            allow_private=allow_private,
+            own_origins=own_origins,
+            own_addresses=own_addresses,
+            own_listeners=own_listeners,
+            dns_deadline_s=limits.dns_deadline_s,
+            lookup=lookup,
+        )
+        self._pool = ConnectionPool(guard=self._guard, limits=limits, ssl_context=ssl_context)
+        self._in_flight: dict[str, int] = {}
+        self._is_closed = False
+
+    async def send(
+        self,
+        request: UpstreamRequest,
+        *,
+        before_send: Callable[[], Awaitable[None]],
+        head_deadline_s: float,
+        progress: Progress | None = None,
+    ) -> UpstreamResponse:
+        """Dials, awaits `before_send` once, sends once, and returns when the response head is here.
+
+        `before_send` runs after a connection is held and before the first byte leaves; what it raises reaches the
+        caller unchanged and nothing is sent. The head deadline counts from the moment of sending, and anew from
+        each piece of a streamed body. What the body's iterator raises reaches the caller unchanged too; the upstream then sees a cut request.
+
+        Raises Refusal (`overloaded`, a claim that has grown old, or a request that cannot be written), UpstreamUnreachable (nothing left,
+        though `before_send` may have run: see `progress.claimed`), UpstreamTimeout and UpstreamBadResponse (bytes
+        may have left). A cancelled call cuts its connection.
+        """
+        request.check_writable()
+        progress = progress or Progress()
+        origin = request.endpoint.origin
+        self._begin_call(origin)
+        connection: Connection | None = None
+        try:
+            self._check_origin(request.endpoint)
+            connection = await self._acquire(request)
+            claim_started_ms = self._ticks_ms()
+            await before_send()
+            progress.claimed = True
+            if not (self._is_usable(connection, request) and connection.has_no_unread_bytes()):
+                connection.cut()  # nothing was written to it: a new connection is as good as the first
+                connection = await self._dial(request.endpoint)
+            if (
+                self._ticks_ms() - claim_started_ms > self._claim_ms_max
+            ):  # the last look before the first byte
+                raise Refusal(CLAIM_TOO_OLD)
+            head = await self._deliver(request, connection, progress, head_deadline_s)
+        except BaseException as exc:
+            self._end_call(origin, connection, is_untouched=isinstance(exc, Exception) and not progress.sent)
+            raise
+        return UpstreamResponse(
+            head,
+            connection=connection,
+            progress=progress,
+            idle_s=self._limits.chunk_idle_s,
+            end_call=partial(self._end_call, origin),
+        )
+
+    async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
+        """GETs one small document under the same policy; no redirects.
+
+        Raises EndpointNotAllowed for a URL that may not be dialled, UpstreamBadResponse beyond `bytes_max`, and
+        what `send` raises.
+        """
+        base, mark, query = url.partition("?")
+        endpoint = parse_endpoint(base, allow_private=self._allow_private)
+        if isinstance(endpoint, EndpointRefused):
+            raise EndpointNotAllowed(endpoint.detail)
+        request = UpstreamRequest(
+            method="GET",
+            endpoint=endpoint,
+            target=(endpoint.path or "/") + mark + query,
+            headers=[("Accept", "*/*")],
+        )
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._read_whole(request, bytes_max=bytes_max, deadline_s=deadline_s)
+        except TimeoutError as exc:
+            raise UpstreamTimeout("The document did not arrive in time.") from exc
+
+    async def check_endpoint(self, endpoint: Endpoint) -> None:
+        """Resolves and judges every record without connecting.
+
+        Raises EndpointNotAllowed, in the same words for a name that leads inside and one that leads nowhere.
+        """
+        try:
+            await self._guard.check_endpoint(endpoint)
+        except OSError as exc:
+            raise EndpointNotAllowed(
+                "The endpoint's host does not lead to addresses that this gateway calls."
+            ) from exc
+
+    async def check_connection(self, endpoint: Endpoint) -> None:
+        """Connects as a call would, sends nothing, and lets go. Raises UpstreamUnreachable."""
+        if self._is_closed:
+            raise UpstreamUnreachable
+        self._check_origin(endpoint)
+        (await self._dial(endpoint)).cut()
+
+    async def close(self) -> None:
+        """Closes every connection, those of calls in flight too. Later sends fail as unreachable."""
+        self._is_closed = True
+        await self._pool.close()
+        self._guard.stop()
+
+    def _check_origin(self, endpoint: Endpoint) -> None:
+        try:
+            self._guard.check_origin(endpoint)
+        except OSError as exc:
+            raise UpstreamUnreachable from exc
+
+    # ---- A connection to send on.
+
+    async def _acquire(self, request: UpstreamRequest) -> Connection:
+        connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
+        return connection or await self._dial(request.endpoint)
+
+    async def _dial(self, endpoint: Endpoint) -> Connection:
+        """Raises UpstreamUnreachable, which never says why."""
+        try:
+            connection = await self._pool.open(endpoint)
+        except (OSError, ValueError, RuntimeError) as exc:
+            raise UpstreamUnreachable from exc
+        if not (connection.is_open and connection.has_no_unread_bytes()):
+            connection.cut()
+            raise UpstreamUnreachable
+        return connection
+
+    def _is_usable(self, connection: Connection, request: UpstreamRequest) -> bool:
+        """Still, after the claim, which may have taken long."""
+        idle_s_max = self._idle_s_max(request) if connection.exchanges else inf
+        return connection.is_open and monotonic() - connection.idle_since < idle_s_max
+
+    def _idle_s_max(self, request: UpstreamRequest) -> float:
+        is_idempotent = request.method.upper() in _IDEMPOTENT
+        return POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s
+
+    # ---- Sending, once.
+
+    async def _deliver(
+        self, request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
+    ) -> ResponseHead:
+        """Whatever is raised here, bytes may have left; `progress` says so before the first one does."""
+        first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
+        assert not progress.sent, "one request is sent once"
+        progress.sent = True
+        progress.body_handed_over = not has_rest
+        is_taken = connection.begin(request.method, first_bytes)
+        if has_rest:
+            body = write_body(request, connection, progress=progress, head_deadline_s=head_deadline_s)
+            # Not in a task group: it belongs to the exchange, which outlives this function and ends it.
+            connection.upload(asyncio.get_running_loop().create_task(body))
+        else:
+            progress.body_wholly_sent = is_taken
+        try:
+            return await connection.read_head(head_deadline_s)
+        except UploadFailed as exc:
+            raise _translate_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
+        except TimeoutError as exc:
+            raise UpstreamTimeout from exc
+        except (ResponseMalformed, OSError) as exc:
+            raise UpstreamBadResponse from exc
+
+    async def _read_whole(
+        self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float
+    ) -> FetchedDocument:
+        response = await self.send(request, before_send=_no_claim, head_deadline_s=deadline_s)
+        try:
+            body = bytearray()
+            while chunk := await response.read_chunk():
+                body += chunk
+                if len(body) > bytes_max:
+                    raise UpstreamBadResponse(f"The document is larger than {bytes_max} bytes.")
+        finally:
+            response.close()
+        content_types = [value for name, value in response.headers if name.lower() == b"content-type"]
+        content_type = content_types[0].decode("latin-1") if content_types else ""
+        return FetchedDocument(status=response.status, content_type=content_type, body=bytes(body))
+
+    def _begin_call(self, origin: str) -> None:
+        """One more call to this origin; whoever enters leaves once."""
+        if self._is_closed:
+            raise UpstreamUnreachable
+        count = self._in_flight.get(origin, 0)
+        if count >= self._limits.in_flight_per_origin_max:
+            raise Refusal(
+                Problem(
+                    code=Code.OVERLOADED,
+                    detail="Too many calls to this provider's API are in flight.",
+                    retry_after_s=1,
+                )
+            )
+        self._in_flight[origin] = count + 1
+
+    def _end_call(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+        count = self._in_flight[origin] - 1
+        if count:
+            self._in_flight[origin] = count
+        else:
+            del self._in_flight[origin]
+        if connection is not None and (is_untouched or connection.finish()):
+            self._pool.release(connection)
+
+
+def _translate_upload_failure(reason: Exception) -> Exception:
+    if isinstance(reason, BodyLengthMismatch):
+        return Refusal(
+            Problem(
+                code=Code.INVALID_REQUEST, detail="The request body is not as long as its Content-Length."
+            )
+        )
+    return reason
+
+
+async def _no_claim() -> None:
+    """A fetch of our own costs nobody anything."""

@@ -1,0 +1,185 @@
+"""DNS: addresses of names from the system's resolver, in threads and under a deadline; TXT records from name servers.
+
+It checks no address and caches no answer. A look-up that hangs holds its thread for as long as the system waits, far beyond the deadline, and any provider may
+list names that are slow. So names that answered quickly at their last look-up have threads of their own. No address is dialled because of a TXT record; the
+library for TXT records is loaded with the first query.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+QUICK_THREADS_MAX = 32
+OTHER_THREADS_MAX = 16
+"""Threads for names that answered quickly, and for all others."""
+
+QUICK_S = 1.0
+SLOW_FOR_S = 300.0
+"""So long a name that was slow is a newcomer, however quickly it answers meanwhile."""
+
+NAMES_MAX = 10_000
+"""So many names are known as quick, and as slow."""
+
+Lookup = Callable[[str, int], list[str]]
+
+
+class HostResolver:
+    """One per process, used from one event loop. `lookup` blocks. `clock`: monotonic seconds, read in threads as well."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        *,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        names_max: int = NAMES_MAX,
+    ) -> None:
+        self._lookup = lookup
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._names_max = names_max
+        # Not the default pool: a slow name server must not starve what else runs there.
+        self._quick_threads = ThreadPoolExecutor(QUICK_THREADS_MAX, thread_name_prefix="resolver")
+        self._other_threads = ThreadPoolExecutor(OTHER_THREADS_MAX, thread_name_prefix="resolver-newcomer")
+        self._running: dict[str, asyncio.Future[list[str]]] = {}
+        self._quick: OrderedDict[str, None] = OrderedDict()
+        self._slow_until_s: OrderedDict[str, float] = OrderedDict()
+
+    @property
+    def quick(self) -> tuple[str, ...]:
+        """Names that have threads of their own, the one that answered last at the end."""
+        return tuple(self._quick)
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """All addresses. Calls that need the same name at once share one look-up; raises OSError where it fails."""
+        running = self._running.get(host)
+        if running is None:
+            threads = self._quick_threads if host in self._quick else self._other_threads
+            loop = asyncio.get_running_loop()
+            running = self._running[host] = loop.run_in_executor(threads, self._look_up, loop, host, port)
+            running.add_done_callback(partial(self._remove_running, host))
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.shield(running)
+        except TimeoutError as exc:
+            raise OSError("name resolution timed out") from exc
+        except (OSError, UnicodeError) as exc:
+            raise OSError("name resolution failed") from exc
+
+    def _look_up(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[str]:
+        """In a thread. What counts is how long the name took, not how long it waited for its turn."""
+        began_s = self._clock()
+        try:
+            return self._lookup(host, port)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                loop.call_soon_threadsafe(self._record_time, host, self._clock() - began_s)
+
+    def _record_time(self, host: str, took_s: float) -> None:
+        now_s = self._clock()
+        if took_s > QUICK_S:
+            self._quick.pop(host, None)
+            self._slow_until_s[host] = now_s + SLOW_FOR_S
+            self._move_to_end(self._slow_until_s, host)
+        elif self._slow_until_s.get(host, 0.0) <= now_s:
+            self._slow_until_s.pop(host, None)
+            self._quick[host] = None
+            self._move_to_end(self._quick, host)
+
+    def _move_to_end(self, names: OrderedDict[str, None] | OrderedDict[str, float], host: str) -> None:
+        names.move_to_end(host)
+        if len(names) > self._names_max:
+            names.popitem(last=False)
+
+    def _remove_running(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
+        self._running.pop(host, None)
+        if not lookup.cancelled():
+            lookup.exception()  # seen, although whoever waited may have given up before it came
+
+    def stop(self) -> None:
+        """Lets the threads go; a look-up that hangs ends by itself."""
+        for threads in (self._quick_threads, self._other_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+if TYPE_CHECKING:
+    from dns.asyncresolver import Resolver
+    from dns.resolver import Answer
+
+TEXTS_MAX = 100
+TEXT_BYTES_MAX = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServer:
+    """An address and a port. It is the operator's, so that it may stand in a private network."""
+
+    ip: str
+    port: int
+
+
+class TxtRecords:
+    """One per process; safe to use from many tasks at once. `servers` empty: those of the system's configuration."""
+
+    def __init__(self, servers: Sequence[NameServer] = (), *, deadline_s: float) -> None:
+        self._servers = tuple(servers)
+        self._deadline_s = deadline_s
+        self._texts_resolver: _TxtResolver | None = None
+
+    async def find_texts(self, name: str) -> tuple[str, ...] | None:
+        """The TXT records of an ASCII name, each as one text; none when there are none. None: no name server answers."""
+        if self._texts_resolver is None:
+            self._texts_resolver = await asyncio.to_thread(_TxtResolver, self._servers)
+        return await self._texts_resolver.resolve_texts(name, deadline_s=self._deadline_s)
+
+
+class _TxtResolver:
+    """The way to the name servers. Making it loads a library and reads the system's configuration: for a thread."""
+
+    def __init__(self, servers: Sequence[NameServer]) -> None:
+        from dns import (  # noqa: PLC0415 - only who asks for a proof in a name needs it
+            asyncresolver,
+            exception,
+            nameserver,
+            resolver,
+        )
+
+        self._no_answer = (resolver.NXDOMAIN, resolver.NoAnswer)
+        self._failures = (exception.DNSException, OSError)
+        self._resolver: Resolver | None
+        try:
+            self._resolver = asyncresolver.Resolver(configure=not servers)
+        except self._failures:
+            self._resolver = None  # the system names none
+        if self._resolver is not None and servers:
+            self._resolver.nameservers = [
+                nameserver.Do53Nameserver(server.ip, server.port) for server in servers
+            ]
+
+    async def resolve_texts(self, name: str, *, deadline_s: float) -> tuple[str, ...] | None:
+        if self._resolver is None:
+            return None
+        try:
+            async with asyncio.timeout(deadline_s):
+                absolute = name.rstrip(".") + "."
+                return _read_texts(await self._resolver.resolve(absolute, "TXT", lifetime=deadline_s))
+        except self._no_answer:
+            return ()
+        except (*self._failures, TimeoutError):
+            return None
+
+
+def _read_texts(answer: "Answer") -> tuple[str, ...]:
+    """A record of several strings is one text (RFC 7208 §3.3 reads them so, and so does everybody)."""
+    found = []
+    for record in list(answer)[:TEXTS_MAX]:
+        whole = b"".join(record.strings)
+        if len(whole) <= TEXT_BYTES_MAX:
+            found.append(whole.decode("latin-1"))
+    return tuple(found)

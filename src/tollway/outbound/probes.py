@@ -1,0 +1,191 @@
+"""Requests that the gateway itself sends to a provider's server, through the client and its policy: a document, whether an endpoint is
+unprotected, and the proofs of who owns an origin. No call that is paid for.
+
+It follows nothing that it reads there, and decides nothing: `registry/ownership.py` does.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic_core import from_json
+
+from tollway.errors import (
+    ChainUnavailable,
+    EndpointNotAllowed,
+    Refusal,
+    TollwayError,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.identity.signatures import SignatureVerifier, eip191_digest, parse_signature
+from tollway.ids import Address, ChainId
+from tollway.limits import MIB, Limits
+from tollway.outbound.client import HttpClient
+from tollway.outbound.policy import Endpoint, is_literal, parse_endpoint
+from tollway.registry.ownership import (
+    METHODS,
+    Challenge,
+    Method,
+    OwnershipClaim,
+    find_signatures,
+    make_content,
+)
+
+DOCUMENT_BYTES_MAX = MIB
+DOCUMENT_DEADLINE_S = 10.0
+PROBE_DEADLINE_S = 3.0
+
+_SUCCESS = range(200, 300)
+
+
+class Fetcher:
+    """Safe to use from many tasks at once."""
+
+    def __init__(self, http_client: HttpClient) -> None:
+        self._http_client = http_client
+
+    async def fetch_document(self, url: str) -> bytes:
+        """A small document, such as an OpenAPI description. Raises `EndpointNotAllowed` for a URL that may not be
+        dialled, and an Upstream failure when there is no such document."""
+        document = await self._http_client.fetch(
+            url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=DOCUMENT_DEADLINE_S
+        )
+        if document.status not in _SUCCESS:
+            raise UpstreamBadResponse(f"The server answered {document.status}.")
+        return document.body
+
+    async def is_unprotected(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint answers 2xx to somebody who does not carry the listing's secret."""
+        try:
+            document = await self._http_client.fetch(
+                endpoint.href, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
+            )
+        except TollwayError:
+            return False
+        return document.status in _SUCCESS
+
+
+EvidenceState = Literal["proved", "not_found", "unreachable"]
+"""What one place says. `unreachable`: nobody there answered, or what they would have to answer for did not."""
+
+_FOUND = 200
+
+
+class TxtLookup(Protocol):
+    async def find_texts(self, name: str) -> tuple[str, ...] | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipEvidence:
+    """What each place says."""
+
+    of: Mapping[Method, EvidenceState]
+
+    @property
+    def proved(self) -> tuple[Method, ...]:
+        return tuple(method for method in METHODS if self.of.get(method) == "proved")
+
+
+class OwnershipChecker:
+    """One per process; safe to use from many tasks at once. `gateway`: the public origin that proofs are for."""
+
+    def __init__(
+        self,
+        *,
+        http_client: HttpClient,
+        txt_records: TxtLookup,
+        verifier: SignatureVerifier,
+        gateway: str,
+        limits: Limits,
+    ) -> None:
+        self._http_client = http_client
+        self._txt_records = txt_records
+        self._verifier = verifier
+        self._gateway = gateway
+        self._limits = limits
+
+    def challenge(self, claim: OwnershipClaim) -> Challenge:
+        """What would prove it."""
+        endpoint = parse_endpoint(claim.endpoint, allow_private=True)  # the client checks what is dialled
+        origin, host = "", None
+        if isinstance(endpoint, Endpoint):
+            origin = endpoint.origin
+            host = None if is_literal(endpoint.host) else endpoint.host.removesuffix(".")
+        return Challenge(
+            listing_id=claim.listing_id,
+            origin=origin,
+            host=host,
+            provider=claim.provider,
+            pay_to=claim.pay_to,
+            networks=claim.networks,
+            content=make_content(self._gateway, provider=claim.provider, origin=origin),
+        )
+
+    async def find_evidence(self, challenge: Challenge) -> OwnershipEvidence:
+        """All places at once."""
+        if not challenge.origin:
+            return OwnershipEvidence(of={})
+        checks = {
+            "wellKnown": self._check_file,
+            "dns": self._check_name,
+            "signature": self._check_document,
+        }
+        async with asyncio.TaskGroup() as group:
+            tasks = {method: group.create_task(checks[method](challenge)) for method in METHODS}
+        return OwnershipEvidence(of={method: task.result() for method, task in tasks.items()})
+
+    async def _check_file(self, challenge: Challenge) -> EvidenceState:
+        body = await self._fetch(challenge.file_url, bytes_max=self._limits.ownership_file_bytes_max)
+        if not isinstance(body, bytes):
+            return body
+        lines = body.decode("utf-8-sig", "replace").splitlines()
+        return "proved" if challenge.is_met_by(lines) else "not_found"
+
+    async def _check_name(self, challenge: Challenge) -> EvidenceState:
+        if challenge.dns_name is None:
+            return "not_found"
+        texts = await self._txt_records.find_texts(challenge.dns_name)
+        if texts is None:
+            return "unreachable"
+        return "proved" if challenge.is_met_by(texts) else "not_found"
+
+    async def _check_document(self, challenge: Challenge) -> EvidenceState:
+        body = await self._fetch(challenge.document_url, bytes_max=DOCUMENT_BYTES_MAX)
+        if not isinstance(body, bytes):
+            return body
+        try:
+            document: Any = from_json(body)
+        except ValueError:
+            return "not_found"
+        digest = eip191_digest(challenge.origin.encode())
+        try:
+            async with asyncio.timeout(self._limits.ownership_deadline_s):
+                for text in find_signatures(document):
+                    if await self._is_signed(text, digest, challenge.pay_to, challenge.networks):
+                        return "proved"
+        except (ChainUnavailable, TimeoutError):
+            return "unreachable"
+        return "not_found"
+
+    async def _is_signed(
+        self, text: str, digest: bytes, signer: Address, networks: tuple[ChainId, ...]
+    ) -> bool:
+        try:
+            signature = parse_signature(text)
+        except ValueError:
+            return False
+        return await self._verifier.is_signed_by(signer, digest, signature.raw, networks)
+
+    async def _fetch(self, url: str, *, bytes_max: int) -> bytes | Literal["not_found", "unreachable"]:
+        try:
+            document = await self._http_client.fetch(
+                url, bytes_max=bytes_max, deadline_s=self._limits.ownership_deadline_s
+            )
+        except UpstreamBadResponse:
+            return "not_found"  # no document of ours is that long, or cut off
+        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout, Refusal):
+            return "unreachable"
+        return document.body if document.status == _FOUND else "not_found"

@@ -1,0 +1,299 @@
+"""A payment by authorisation as a request shows it, in any of three dialects: read, matched with a requirement, checked. Pure.
+
+A closed set of outcomes, and the default refuses. Nothing the caller says about itself counts here: only the signed
+fields, our own requirement, and the facts of the chain. The order matters to the caller's money: read, then look the
+authorisation up in the ledger, and only then match. A payment that the ledger knows must never be answered with new terms.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tollway.chain.port import AuthorizationFacts
+from tollway.errors import Problem, Refusal
+from tollway.ids import Address, ChainId
+from tollway.ledger.records import Authorization, Cover, Dialect
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import UNITS_MAX
+from tollway.payments import x402
+from tollway.payments.eip3009 import is_wrapped, recover_signer
+from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.wire import AuthorizationFields, AuthorizationReason, explain_authorization, unreadable
+
+_MPP = re.compile(rb"[ \t]*payment(?:[ \t]+(.*))?", re.IGNORECASE | re.DOTALL)
+_RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresentedAuthorization:
+    """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
+
+    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
+    have, or an MPP challenge that does not count; it matters only when the ledger does not know the authorisation, so
+    `match_requirement` says it.
+    """
+
+    dialect: Dialect
+    chain_id: ChainId
+    token: Address | None
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+    signature: bytes = field(repr=False)
+    challenge_id: str = ""
+    identifier: str | None = None
+    fault: Problem | None = None
+
+
+def parse_presented(
+    headers: Sequence[tuple[bytes, bytes]],
+    *,
+    challenger: Challenger | None,
+    route: ChallengeRoute,
+    now_s: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> PresentedAuthorization | Problem | None:
+    """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
+
+    `challenger` None: MPP is off. Never raises, whatever the headers hold.
+    """
+    shown = [(name, value) for name, value in headers if name in _RAILS]
+    credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]
+    payments = [match[1] or b"" for match in credentials if match is not None]
+    if not shown and not payments:
+        return None
+    if len(shown) + len(payments) > 1:
+        return explain_authorization(AuthorizationReason.MORE_THAN_ONE)
+    try:
+        if payments:
+            return _parse_mpp(payments[0], challenger, route, now_s, limits)
+        return _parse_x402(*shown[0], limits)
+    except Refusal as refusal:
+        return refusal.problem
+
+
+def _parse_x402(name: bytes, value: bytes, limits: Limits) -> PresentedAuthorization:
+    is_v1 = name == x402.PAYMENT_HEADER_V1
+    shown = (x402.parse_payment_v1 if is_v1 else x402.parse_payment)(value, limits=limits)
+    return _present(
+        shown.transfer,
+        dialect=Dialect.X402_V1 if is_v1 else Dialect.X402_V2,
+        chain_id=shown.chain_id,
+        token=shown.token,
+        identifier=shown.identifier,
+        fault=shown.fault,
+    )
+
+
+def _parse_mpp(
+    value: bytes, challenger: Challenger | None, route: ChallengeRoute, now_s: float, limits: Limits
+) -> PresentedAuthorization:
+    if challenger is None:
+        raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
+    if not value.strip():
+        raise unreadable("`Authorization: Payment` carries no credential.")
+    credential = challenger.parse(value, route, now_s=now_s, limits=limits)
+    return _present(
+        credential.transfer,
+        dialect=Dialect.MPP,
+        chain_id=credential.chain_id,
+        token=credential.token,
+        challenge_id=credential.challenge_id,
+        fault=credential.fault,
+    )
+
+
+def _present(
+    transfer: AuthorizationFields,
+    *,
+    dialect: Dialect,
+    chain_id: ChainId,
+    token: Address | None,
+    challenge_id: str = "",
+    identifier: str | None = None,
+    fault: Problem | None = None,
+) -> PresentedAuthorization:
+    return PresentedAuthorization(
+        dialect=dialect,
+        chain_id=chain_id,
+        token=token,
+        payer=transfer.payer,
+        payee=transfer.payee,
+        base_units=transfer.base_units,
+        valid_after=transfer.valid_after,
+        valid_before=transfer.valid_before,
+        nonce=transfer.nonce,
+        signature=transfer.signature,
+        challenge_id=challenge_id,
+        identifier=identifier,
+        fault=fault,
+    )
+
+
+def match_requirement(
+    presented: PresentedAuthorization, requirements: Sequence[PaymentRequirement]
+) -> tuple[PaymentRequirement, Authorization] | Problem:
+    """The requirement that it meets exactly, and the authorisation as the ledger will know it; else the nearest miss.
+
+    Network and token as meant, then payee and amount of one and the same requirement.
+    """
+    if presented.fault is not None:
+        return presented.fault
+    here = [one for one in requirements if one.asset.chain_id == presented.chain_id]
+    if not here:
+        return explain_authorization(AuthorizationReason.NETWORK)
+    meant = [one for one in here if presented.token is None or one.asset.token == presented.token]
+    if not meant:
+        return explain_authorization(AuthorizationReason.TOKEN)
+    to_payee = [one for one in meant if one.pay_to == presented.payee]
+    if not to_payee:
+        return explain_authorization(AuthorizationReason.RECIPIENT)
+    if presented.payee == presented.payer:
+        return explain_authorization(AuthorizationReason.RETURNED)
+    exact = [one for one in to_payee if one.base_units == presented.base_units]
+    if not exact:
+        return explain_authorization(AuthorizationReason.AMOUNT, _describe_amount(presented, to_payee[0]))
+    return _choose(presented, exact)
+
+
+def _choose(
+    presented: PresentedAuthorization, exact: Sequence[PaymentRequirement]
+) -> tuple[PaymentRequirement, Authorization]:
+    """The first; but where several tokens fit, as with version 1 of x402, the one that the payer's key signed for."""
+    choices = [(requirement, _authorize_for(presented, requirement)) for requirement in exact]
+    if len(choices) > 1:
+        for requirement, authorization in choices:
+            domain = requirement.asset.domain
+            if domain is not None and recover_signer(authorization, domain) == presented.payer:
+                return requirement, authorization
+    return choices[0]
+
+
+def _authorize_for(presented: PresentedAuthorization, requirement: PaymentRequirement) -> Authorization:
+    token = requirement.asset.token
+    assert token is not None  # a requirement is of a token
+    return to_authorization(presented, token)
+
+
+def to_authorization(presented: PresentedAuthorization, token: Address) -> Authorization:
+    """What was shown, as an authorisation of that token."""
+    return Authorization(
+        chain_id=presented.chain_id,
+        token=token,
+        payer=presented.payer,
+        payee=presented.payee,
+        base_units=presented.base_units,
+        valid_after=presented.valid_after,
+        valid_before=presented.valid_before,
+        nonce=presented.nonce,
+        signature=presented.signature,
+        dialect=presented.dialect,
+        challenge_id=presented.challenge_id,
+    )
+
+
+def _describe_amount(presented: PresentedAuthorization, requirement: PaymentRequirement) -> str:
+    return (
+        f"The authorisation must be over exactly {requirement.base_units} base units of "
+        f"{requirement.asset.symbol}; it is over {presented.base_units}."
+    )
+
+
+SETTLE_WITHIN_S = 30
+"""An authorisation must outlive the upstream's time by this much: then its transfer can still be mined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationRefused:
+    reason: AuthorizationReason
+
+
+def is_late(valid_before: int, *, now_s: float, timeout_s: int) -> bool:
+    """Whether it could end before its transfer is mined, were an upstream asked now to take all its time."""
+    return valid_before < now_s + timeout_s + SETTLE_WITHIN_S
+
+
+def check_times(
+    authorization: Authorization, *, now_s: float, timeout_s: int, validity_s_max: int
+) -> AuthorizationRefused | None:
+    """By our own clock, before any chain is asked; the chain's clock is looked at in `check_authorization`.
+
+    What is undecided stays so until `validBefore`, so nobody may choose a time that never comes.
+    """
+    if is_late(authorization.valid_before, now_s=now_s, timeout_s=timeout_s):
+        return AuthorizationRefused(reason=AuthorizationReason.EXPIRED)
+    if authorization.valid_after > now_s:
+        return AuthorizationRefused(reason=AuthorizationReason.NOT_YET_VALID)
+    if authorization.valid_before > now_s + validity_s_max:
+        return AuthorizationRefused(reason=AuthorizationReason.ENDLESS)
+    return None
+
+
+def check_authorization(
+    authorization: Authorization,
+    requirement: PaymentRequirement,
+    facts: AuthorizationFacts,
+    *,
+    signer: Address | None,
+    timeout_s: int,
+) -> Cover | AuthorizationRefused:
+    """The balance that covers it, or why it does not count. `signer`: whose key made the signature, None where no key
+    did (`eip3009.recover_signer`).
+
+    A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here
+    (`consents` asks it once more, within limits).
+    A used nonce comes before the clock, because it means that money has moved: nobody is asked to pay again.
+    """
+    reason = _find_fault(authorization, requirement, facts, signer, timeout_s)
+    if reason is not None:
+        return AuthorizationRefused(reason=reason)
+    units = min(requirement.asset.floor_to_ledger(facts.balance), UNITS_MAX)
+    return Cover(balance_units=units, block_number=facts.head_number)
+
+
+def find_failure_reason(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
+    """Why a transfer that would have paid when it was claimed is refused in simulation now."""
+    if facts.head_time >= authorization.valid_before:
+        return AuthorizationReason.EXPIRED
+    if facts.balance < authorization.base_units:
+        return AuthorizationReason.INSUFFICIENT_BALANCE
+    if authorization.valid_after >= facts.head_time:
+        return AuthorizationReason.NOT_YET_VALID
+    return AuthorizationReason.SIMULATION_FAILED
+
+
+def _find_fault(
+    authorization: Authorization,
+    requirement: PaymentRequirement,
+    facts: AuthorizationFacts,
+    signer: Address | None,
+    timeout_s: int,
+) -> AuthorizationReason | None:
+    asset = requirement.asset
+    if not authorization.chain_id == asset.chain_id == facts.chain_id:
+        return AuthorizationReason.NETWORK
+    if authorization.token != asset.token or asset.domain is None:
+        return AuthorizationReason.TOKEN
+    if authorization.payee != requirement.pay_to:
+        return AuthorizationReason.RECIPIENT
+    if authorization.payee == authorization.payer:
+        return AuthorizationReason.RETURNED
+    if authorization.base_units != requirement.base_units:
+        return AuthorizationReason.AMOUNT
+    if facts.code_size == 0 and signer != authorization.payer:
+        wrapped = is_wrapped(authorization.signature)
+        return AuthorizationReason.UNDEPLOYED_WALLET if wrapped else AuthorizationReason.SIGNATURE
+    if facts.is_used:
+        return AuthorizationReason.ALREADY_USED
+    if is_late(authorization.valid_before, now_s=facts.head_time, timeout_s=timeout_s):
+        return AuthorizationReason.EXPIRED
+    if facts.balance < authorization.base_units:
+        return AuthorizationReason.INSUFFICIENT_BALANCE
+    if facts.simulation.reverted or facts.gas_estimate is None:
+        is_early = authorization.valid_after >= facts.head_time
+        return AuthorizationReason.NOT_YET_VALID if is_early else AuthorizationReason.SIMULATION_FAILED
+    return None

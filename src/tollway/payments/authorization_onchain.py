@@ -1,0 +1,364 @@
+"""Authorisations on their chain: the simulation of a transfer, the use of a nonce, a contract wallet's signature, a
+facilitator's check, and the quota of such look-ups.
+
+It reads and moves nothing: no ledger is changed here. A wallet with code and a facilitator are asked after the pure check,
+about what would pay by all that the token says; the facilitator's consent decides only that the call may be forwarded.
+
+Every look-up counts per client address and per signer, unless its call was charged. A look-up whose call still runs counts
+only as far as look-ups of the same address or signer have come to nothing lately: so a payer may have any number of calls at
+once. Nothing about money depends on it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
+
+from tollway.chain.port import AuthorizationFacts, ChainFacts, ChainReader, Quorum, SettlementChain
+from tollway.chain.tokens import encode_is_valid_signature, has_ended, has_settled, is_signature_valid
+from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable, describe_rate
+from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.records import Authorization, SettledTransfer
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.eip3009 import authorization_digest
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.receipts import is_deep
+from tollway.payments.transactions import encode_transfer_call
+from tollway.payments.wire import AuthorizationReason, explain_authorization
+from tollway.rate_limits.limiter import RateLimiter, client_bucket
+from tollway.rate_limits.windows import LocalWindows
+
+BACK_BLOCKS = 64
+"""The block to look from was told by a node, and the node that tells of uses may have been behind it or on a fork."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferFound:
+    """It moved its money there: the same from, to and value."""
+
+    transfer: SettledTransfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """Cancelled, or its nonce used for something else: it will never pay."""
+
+    tx_hash: TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseNotFound:
+    """No use is known yet, or not one that lies deep enough."""
+
+
+AuthorizationUse = TransferFound | Cancelled | UseNotFound
+
+
+async def simulate_transfer(
+    chains: SettlementChain, authorization: Authorization, *, sender: Address, gas: int, quorum: Quorum
+) -> AuthorizationFacts:
+    """Its transfer, as `sender` would carry it with that gas at most. Raises ChainUnavailable."""
+    return await chains.fetch_authorization(
+        authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        nonce=authorization.nonce,
+        sender=sender,
+        calldata=encode_transfer_call(authorization),
+        gas=gas,
+        valid_after=authorization.valid_after,
+        quorum=quorum,
+    )
+
+
+async def find_use(
+    chains: SettlementChain,
+    authorization: Authorization,
+    *,
+    from_block: int,
+    depth: int,
+    quorum: Quorum = Quorum.AGREED,
+) -> AuthorizationUse:
+    """Looks since `from_block`, and a little before. Raises ChainUnavailable."""
+    tx_hash = await find_end(chains, authorization, from_block=from_block, quorum=quorum)
+    if tx_hash is None:
+        return UseNotFound()
+    facts = await chains.fetch_facts(authorization.chain_id, tx_hash, quorum=quorum)
+    if not is_deep(facts, depth=depth):
+        return UseNotFound()
+    transfer = find_transfer(facts, authorization, quorum=quorum)
+    if transfer is not None:
+        return TransferFound(transfer=transfer)
+    # A receipt without any word of this nonce is no proof of anything: the node has told two stories.
+    is_ended = facts.succeeded and has_ended(
+        facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
+    )
+    return Cancelled(tx_hash=tx_hash) if is_ended else UseNotFound()
+
+
+async def find_end(
+    chains: SettlementChain, authorization: Authorization, *, from_block: int, quorum: Quorum = Quorum.AGREED
+) -> TxHash | None:
+    """Whatever is said to have used or cancelled it, however shallow. Raises ChainUnavailable."""
+    return await chains.find_authorization_use(
+        authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        nonce=authorization.nonce,
+        from_block=max(0, from_block - BACK_BLOCKS),
+        quorum=quorum,
+    )
+
+
+def find_transfer(
+    facts: ChainFacts, authorization: Authorization, *, quorum: Quorum
+) -> SettledTransfer | None:
+    """The transfer that this authorisation made in that transaction; None when it made none. One node's word makes none
+    final: what is final is never looked at again."""
+    is_settled = facts.succeeded and has_settled(
+        facts.logs,
+        token=authorization.token,
+        payer=authorization.payer,
+        payee=authorization.payee,
+        base_units=authorization.base_units,
+        nonce=authorization.nonce,
+    )
+    if not is_settled:
+        return None
+    return SettledTransfer(
+        tx_hash=facts.tx_hash,
+        block_number=facts.block_number,
+        block_hash=facts.block_hash,
+        block_time=facts.block_time,
+        is_final=quorum is Quorum.AGREED and facts.finalized_number >= facts.block_number,
+    )
+
+
+_KEY_SIGNATURE_BYTES = 65
+
+
+class AuthorizationPrecheck:
+    """Safe to use from many tasks at once."""
+
+    def __init__(
+        self, chains: ChainReader, facilitators: Mapping[ChainId, FacilitatorClient], *, limits: Limits
+    ) -> None:
+        self._chains = chains
+        self._facilitators = facilitators
+        self._limits = limits
+
+    async def find_refusal(
+        self,
+        authorization: Authorization,
+        requirement: PaymentRequirement,
+        facts: AuthorizationFacts,
+        *,
+        signer: Address | None,
+    ) -> Problem | None:
+        """Who does not agree; None when all do. `signer`: whose key made the signature. Raises `ChainUnavailable`."""
+        if self._is_wallet_to_be_asked(authorization, facts, signer) and not await self._is_signed(
+            authorization, requirement.asset
+        ):
+            return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_REFUSES)
+        return await self._ask_facilitator(authorization, requirement)
+
+    def _is_wallet_to_be_asked(
+        self, authorization: Authorization, facts: AuthorizationFacts, signer: Address | None
+    ) -> bool:
+        """An account that delegates (EIP-7702) has code and a key. Where the key signed, and the whole transfer takes no
+        more gas than a wallet may take for its answer, nothing is left to be found out."""
+        if facts.code_size == 0:
+            return False
+        is_cheap = facts.gas_estimate is not None and facts.gas_estimate <= self._limits.erc1271_gas
+        return not (signer == authorization.payer and is_cheap)
+
+    async def _is_signed(self, authorization: Authorization, asset: Asset) -> bool:
+        """ERC-1271. In the simulation the token asks the same, but with all the gas that a transfer may take; of a wallet
+        that needs so much for a yes no transaction is paid for."""
+        assert asset.domain is not None  # the check has refused the others
+        answer = await self._chains.call_contract(
+            authorization.chain_id,
+            to=authorization.payer,
+            calldata=encode_is_valid_signature(
+                digest=authorization_digest(authorization, asset.domain),
+                signature=_as_shown_by_token(authorization.signature),
+            ),
+            gas=self._limits.erc1271_gas,
+            bytes_max=self._limits.erc1271_bytes_max + 1,
+            deadline_s=self._limits.erc1271_deadline_s,
+        )
+        is_short = len(answer.payload) <= self._limits.erc1271_bytes_max
+        return not answer.reverted and is_short and is_signature_valid(answer.payload)
+
+    async def _ask_facilitator(
+        self, authorization: Authorization, requirement: PaymentRequirement
+    ) -> Problem | None:
+        facilitator = self._facilitators.get(authorization.chain_id)
+        if facilitator is None:
+            return None
+        reason = await facilitator.verify(
+            authorization, requirement.asset, timeout_s=requirement.max_timeout_s
+        )
+        if reason is None:
+            return None
+        detail = "The facilitator of this network would not settle the authorisation."
+        return Problem(
+            code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none"
+        )
+
+
+_WALLET_REFUSES = (
+    "The paying wallet does not say yes to the signature, within the limits for its answer (ERC-1271)."
+)
+
+
+def _as_shown_by_token(signature: bytes) -> bytes:
+    """v of 0 or 1 is shown as 27 or 28, as in the transfer (`tokens.encode_transfer_with_authorization`)."""
+    is_old = len(signature) == _KEY_SIGNATURE_BYTES and signature[64] < 2
+    return signature[:64] + bytes([signature[64] + 27]) if is_old else signature
+
+
+UNRESOLVED_S = 10
+"""A look-up that no chain resolved was not its asker's doing, so it counts for a shorter time than junk. It does count: a
+node that refuses because it is asked too much would otherwise be asked without a limit."""
+REMEMBERED_MINUTES = 10
+"""For so long a caller whose look-ups came to nothing has to wait for its running calls."""
+
+
+def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
+    """The keys under which a look-up counts."""
+    return f"address:{client_bucket(client_address)}", f"signer:{signer}"
+
+
+class UnresolvedQuota:
+    """Limits look-ups that end without an answer of the chain: as many in ten seconds as junk in a minute. Counted in this
+    process alone."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
+        self._windows = LocalWindows()
+
+    def find_wait(self, keys: Sequence[str]) -> int | None:
+        """Seconds to wait; None where a look-up is allowed. Counts nothing."""
+        standings = [self._windows.peek(self._item, key) for key in keys]
+        waits = [max(1, math.ceil(one.wait_s)) for one in standings if one.left <= 0]
+        return max(waits, default=None)
+
+    def note(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._windows.hit(self._item, key)
+
+
+class AuthorizationQuota:
+    """Safe to use from many tasks at once."""
+
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
+        self._per_minute = limits.lookups_per_minute
+        self._rate_limiter = rate_limiter
+        self._item = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="junk_authorization")
+        self._lately = RateLimitItemPerMinute(
+            limits.lookups_per_minute * REMEMBERED_MINUTES, REMEMBERED_MINUTES
+        )
+        self._failed = LocalWindows()
+        self._unresolved = UnresolvedQuota(limits)
+        self._running: dict[str, int] = {}
+
+    def open(self, client_address: str) -> "AuthorizationLookup":
+        """The look-up that one request may need; a context, which ends it."""
+        return AuthorizationLookup(self, client_address)
+
+    async def enter(self, keys: Sequence[str]) -> Problem | None:
+        """Why no chain is asked now; None: one look-up runs under these keys until `leave`."""
+        ahead = {key: self._running.get(key, 0) for key in keys}
+        for key in keys:
+            self._running[key] = ahead[key] + 1
+        wait_s: int | None = 1
+        try:
+            wait_s = await self._find_wait(keys, ahead)
+        finally:
+            if wait_s is not None:  # refused, or cancelled
+                self.leave(keys)
+        if wait_s is None:
+            return None
+        return Problem(
+            code=Code.RATE_LIMITED,
+            detail="Too many authorisations of this address or wallet were looked up on the chain and paid nothing.",
+            retry_after_s=wait_s,
+            payment_state="none",
+            members=describe_rate("lookups", limit=self._per_minute, window_s=60),
+        )
+
+    def leave(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+
+    def count_junk(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._rate_limiter.count_hit(self._item, key)
+            self._failed.hit(self._lately, key)
+
+    def count_unresolved(self, keys: Sequence[str]) -> None:
+        self._unresolved.note(keys)
+
+    async def _find_wait(self, keys: Sequence[str], ahead: dict[str, int]) -> int | None:
+        waits = [self._unresolved.find_wait(keys)]
+        for key in keys:
+            room = await self._rate_limiter.peek(self._item, key)
+            failed = self._lately.amount - self._failed.peek(self._lately, key).left
+            is_full = room.left <= min(ahead[key], failed)
+            waits.append(room.wait_s or 1 if is_full else None)
+        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+
+class AuthorizationLookup:
+    """The look-up of one request: taken when a chain is first asked, and counted when the request ends, unless
+    `give_back` was called."""
+
+    __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
+
+    def __init__(self, quota: AuthorizationQuota, client_address: str) -> None:
+        self._quota = quota
+        self.client_address = client_address
+        self._keys: tuple[str, str] | None = None
+        self._is_given_back = False
+        self._is_unresolved = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        keys, self._keys = self._keys, None
+        if keys is None:
+            return
+        self._quota.leave(keys)
+        if self._is_unresolved or isinstance(exc, ChainUnavailable | StorageUnavailable):
+            self._quota.count_unresolved(keys)
+        elif not self._is_given_back:
+            self._quota.count_junk(keys)
+
+    async def take(self, signer: str) -> Problem | None:
+        """Why no chain is asked for this signer now; None when it is. A second question of the request is free."""
+        if self._keys is not None:
+            return None
+        keys = quota_keys(self.client_address, signer)
+        problem = await self._quota.enter(keys)
+        if problem is None:
+            self._keys = keys
+        return problem
+
+    def give_back(self) -> None:
+        """The call was charged."""
+        self._is_given_back = True
+
+    def leave_unresolved(self) -> None:
+        """The chain, or the ledger, did not answer."""
+        self._is_unresolved = True

@@ -1,0 +1,557 @@
+"""What settling may spend: gas prices, balances of gas keys, budgets of listings and networks, read now and then.
+
+It decides whether a price can be settled at all, so that what cannot be is not offered; which rails are withdrawn, and why; and
+which key's nonces are used. It signs nothing, sends nothing, and never lets a call wait: its state is that of the last refresh.
+The metrics are callables that the app gives: each returns at once and never raises.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import structlog
+
+from tollway.background import BackgroundTask, TaskName, run_all
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import AccountFacts, Fees, SettlementChain
+from tollway.chain.tokens import find_domain_fault
+from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.ids import Address, ChainId, ListingId
+from tollway.ledger.ledger import CodeRecord, GasLedger
+from tollway.ledger.records import SettlementAttempt
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.nonces import NonceSequence
+from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR, SettlementRules, is_code_trusted
+
+
+class OutcomeLabel(StrEnum):
+    """Public (a label of the metrics). How a settlement ended while its caller waited, or in settlement recovery later."""
+
+    SETTLED = "settled"
+    FAILED = "failed"  # refused before anything was broadcast
+    UNDECIDED = "undecided"  # nobody could say in time
+    SWEPT = "swept"  # an undecided one that did pay
+    RELEASED = "released"  # an undecided one that surely never will
+
+
+class WithdrawalReason(StrEnum):
+    """Public (a label of the metrics, and in the log). Why prices are not offered for settling now."""
+
+    GAS_UNKNOWN = "gas_unknown"  # the chain has not told fees or balances lately
+    GAS_TOO_DEAR = "gas_too_dear"
+    GAS_KEYS_LOW = "gas_keys_low"
+    LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: what waits is not mined
+    FACILITATOR_AWAY = "facilitator_away"
+    TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
+    LISTING_BUDGET = "listing_gas_budget"
+    NETWORK_BUDGET = "gas_budget"  # of all listings together
+    WALLET_BUDGET = "wallet_gas_budget"  # only for payers with code: of all listings together, or of one
+    WALLET_CODE = "wallet_code_reverts"  # only for payers with that code
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementMetrics:
+    """`mined`: seconds from a transaction's signature to its receipt. `unmined`: how many transactions of that key are
+    signed and not mined yet. `orphaned`: calls that settlement recovery found, its batch at most. `withdrawn`: how many rails of
+    that network for that reason."""
+
+    end: Callable[[ChainId, OutcomeLabel], None] = _ignore
+    mined: Callable[[ChainId, float], None] = _ignore
+    balance: Callable[[ChainId, Address, int], None] = _ignore
+    unmined: Callable[[ChainId, Address, int], None] = _ignore
+    orphaned: Callable[[int], None] = _ignore
+    withdrawn: Callable[[ChainId, WithdrawalReason, int], None] = _ignore
+
+
+NO_METRICS = SettlementMetrics()
+"""Nobody counts."""
+
+
+_log = structlog.get_logger(__name__)
+
+
+class WithdrawnRail(NamedTuple):
+    """`subject`: the token, the listing, the gas key or the code hash where it is not the whole network; empty where it
+    is."""
+
+    chain_id: ChainId
+    reason: WithdrawalReason
+    subject: str = ""
+
+
+class RailStatus:
+    """Used from one event loop."""
+
+    def __init__(self, chain_ids: Iterable[ChainId], metrics: SettlementMetrics) -> None:
+        self._chain_ids = tuple(chain_ids)
+        self._metrics = metrics
+        self._seen: frozenset[WithdrawnRail] = frozenset()
+
+    def update(self, seen: Iterable[WithdrawnRail]) -> None:
+        """What is withdrawn now; the rest is not."""
+        before, self._seen = self._seen, frozenset(seen)
+        for rail in sorted(self._seen - before):
+            _log.warning("rail_withdrawn", **_describe_rail(rail))
+        for rail in sorted(before - self._seen):
+            _log.info("rail_is_back", **_describe_rail(rail))
+        counts = Counter((rail.chain_id, rail.reason) for rail in self._seen)
+        for chain_id in self._chain_ids:
+            for reason in WithdrawalReason:
+                self._metrics.withdrawn(chain_id, reason, counts[chain_id, reason])
+
+
+def _describe_rail(rail: WithdrawnRail) -> dict[str, object]:
+    told: dict[str, object] = {"chain_id": rail.chain_id, "reason": rail.reason.value}
+    return told | {"subject": rail.subject} if rail.subject else told
+
+
+BUDGET_WINDOW_MS = 86_400_000
+CHECKS_UNTIL_STALE = 6
+"""After so many intervals without an answer nothing is known any more, and nothing is offered."""
+MINED_DEPTH_CHECKS = 3
+"""A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
+COSTS_KEPT = 10_000
+BUDGET_PAUSE_FACTOR = 20
+"""The ledger is asked what was spent again after so many times as long as it took: the more, the seldomer."""
+FAILURE_PAUSE_S = 1.0
+
+_NO_FACILITATORS: Mapping[ChainId, FacilitatorClient] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class _NetworkGas:
+    """What is known of one network. `seen_s`: when its fees were told last; `unsupported`: tokens that take no
+    authorisations, or under another EIP-712 domain than we believe; `closed`: below which nonce the ledger takes all of
+    a key's transactions for mined."""
+
+    fees: Fees | None = None
+    seen_s: float = 0.0
+    accounts: dict[Address, AccountFacts] = field(default_factory=dict)
+    mined: dict[Address, list[int]] = field(default_factory=dict)
+    failing: set[Address] = field(default_factory=set)
+    verified: set[Address] = field(default_factory=set)
+    unsupported: set[Address] = field(default_factory=set)
+    closed: dict[Address, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Spending:
+    """What settling has cost on one network within the window, by listing: only of those that have cost anything, so
+    that nobody can fill it by asking for prices."""
+
+    by_listing: dict[ListingId, int] = field(default_factory=dict)
+    total_wei: int = 0
+    noted: list[tuple[ListingId, int]] = field(default_factory=list)
+
+    def note(self, listing_id: ListingId, wei: int) -> None:
+        self.noted.append((listing_id, wei))
+        self._add(listing_id, wei)
+
+    def replace(self, by_listing: Mapping[ListingId, int]) -> None:
+        """By what the ledger says; what was `noted` since it was read may not be in it."""
+        self.by_listing, self.total_wei = dict(by_listing), sum(by_listing.values())
+        for listing_id, wei in self.noted:
+            self._add(listing_id, wei)
+
+    def _add(self, listing_id: ListingId, wei: int) -> None:
+        self.by_listing[listing_id] = self.by_listing.get(listing_id, 0) + wei
+        self.total_wei += wei
+
+
+@dataclass(slots=True)
+class _WalletGas:
+    """The same of payers with code alone, and the codes that have reverted. `is_known`: the ledger was read."""
+
+    spending: _Spending = field(default_factory=_Spending)
+    codes: dict[bytes, CodeRecord] = field(default_factory=dict)
+    is_known: bool = False
+
+    def note_reverted(self, code_hash: bytes) -> None:
+        """Until the ledger says so."""
+        before = self.codes.get(code_hash, CodeRecord(signed=0, reverted=0))
+        self.codes[code_hash] = replace(before, signed=before.signed + 1, reverted=before.reverted + 1)
+
+
+class GasBudget:
+    """Used from one event loop. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        rules: Mapping[ChainId, SettlementRules],
+        assets: Sequence[Asset],
+        chains: SettlementChain,
+        gas: GasLedger,
+        limits: Limits,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+        facilitators: Mapping[ChainId, FacilitatorClient] = _NO_FACILITATORS,
+        metrics: SettlementMetrics = NO_METRICS,
+        task: BackgroundTask | None = None,
+    ) -> None:
+        self._task = task or BackgroundTask(TaskName.GAS_CHECK)
+        self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
+        self._assets = tuple(asset for asset in assets if asset.domain is not None)
+        self._chains = chains
+        self._gas = gas
+        self._limits = limits
+        self._clock = clock
+        self._now_ms = now_ms
+        self._facilitators = facilitators
+        self._network_gas = {chain_id: _NetworkGas() for chain_id in self._rules}
+        self._sequences = {
+            chain_id: tuple(NonceSequence(chain_id, key) for key in one.gas_keys)
+            for chain_id, one in self._rules.items()
+        }
+        self._spent = {chain_id: _Spending() for chain_id in self._rules}
+        self._next_sum_s = float("-inf")
+        self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
+        self._wallets = {chain_id: _WalletGas() for chain_id in self._rules}
+        self._wallet_costs: deque[tuple[SettlementAttempt, int, bool]] = deque(maxlen=COSTS_KEPT)
+        self._has_failure = asyncio.Event()
+        self._metrics = metrics
+        self._rail_status = RailStatus(self._rules, metrics)
+
+    # ---- What is asked by calls: answered from what is known.
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        """Whether a price can be settled now. False withdraws the rail from what a 402 offers."""
+        rules = self._rules.get(asset.chain_id)
+        if rules is None or asset.domain is None or asset.token is None:
+            return False
+        network_gas = self._network_gas[asset.chain_id]
+        gas_price_wei = 0 if network_gas.fees is None else network_gas.fees.price_wei
+        if asset.token in network_gas.unsupported or not rules.is_worth(
+            asset, units, gas_price_wei=gas_price_wei
+        ):
+            return False
+        if rules.facilitator is not None:
+            return self.is_reachable(asset.chain_id)  # whoever settles pays for it
+        return (
+            self._is_affordable(rules, network_gas)
+            and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
+            and self._is_within_budget(rules, listing_id)
+        )
+
+    def choose_sequence(
+        self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
+    ) -> NonceSequence | None:
+        """The least busy sequence of a key that can pay and whose nonces move; None when there is none, or gas costs too much.
+        A call that is claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is
+        for. `without`: keys that are out of the question."""
+        rules = self._rules.get(chain_id)
+        if rules is None or not self._is_affordable(rules, self._network_gas[chain_id]):
+            return None
+        sequence = self._choose(chain_id, floor_wei=rules.gas_floor_wei, without=without)
+        return (
+            self._choose(chain_id, floor_wei=1, without=without)
+            if sequence is None and is_claimed
+            else sequence
+        )
+
+    def sequences(self, chain_id: ChainId) -> tuple[NonceSequence, ...]:
+        """All of them, those without gas too."""
+        return self._sequences.get(chain_id, ())
+
+    def is_stuck(self, chain_id: ChainId, sender: Address) -> bool:
+        """Whether what waits on this key's sequence has not been mined for some looks."""
+        sequences = self._sequences.get(chain_id, ())
+        return any(sequence.progress.is_stuck for sequence in sequences if sequence.key.address == sender)
+
+    @property
+    def chain_ids(self) -> tuple[ChainId, ...]:
+        return tuple(self._rules)
+
+    def latest_fees(self, chain_id: ChainId) -> Fees | None:
+        """The latest fees; None when they are not known."""
+        network_gas = self._network_gas.get(chain_id)
+        return None if network_gas is None or self._is_stale(network_gas) else network_gas.fees
+
+    def is_wallet_served(self, chain_id: ChainId, listing_id: ListingId, code_hash: bytes | None) -> bool:
+        """Whether gas may be spent on a payer with this code; always True of plain wallets (None). Those with code have a
+        part of each budget, and a code that reverts too often has none."""
+        rules = self._rules.get(chain_id)
+        if code_hash is None or rules is None or rules.facilitator is not None:
+            return True
+        wallets = self._wallets[chain_id]
+        return (
+            wallets.is_known
+            and wallets.spending.total_wei < rules.network_budget_wei // WALLET_BUDGET_DIVISOR
+            and wallets.spending.by_listing.get(listing_id, 0)
+            < rules.listing_budget_wei // WALLET_BUDGET_DIVISOR
+            and is_code_trusted(wallets.codes.get(code_hash))
+        )
+
+    def is_reachable(self, chain_id: ChainId) -> bool:
+        """Whether a network where authorisations may be taken has answered lately, and its facilitator where there is one;
+        others are always in sight."""
+        network_gas = self._network_gas.get(chain_id)
+        return network_gas is None or not (self._is_stale(network_gas) or self._is_facilitator_away(chain_id))
+
+    def price_max_wei(self, chain_id: ChainId) -> int:
+        """Nothing is signed for a higher price of gas."""
+        return self._rules[chain_id].gas_price_max_wei
+
+    def wait_s(self, chain_id: ChainId, *, depth: int) -> float:
+        """How long to wait for a settlement that has to lie so deep."""
+        return self._rules[chain_id].wait_s(depth, limits=self._limits)
+
+    def is_in_time(self, chain: ChainRules, asset: Asset, units: int) -> bool:
+        """Whether a caller can wait until a price lies as deep as it has to."""
+        rules = self._rules.get(chain.chain_id)
+        depth = chain.confirmations_for(asset, units)
+        return rules is not None and rules.is_in_time(depth, limits=self._limits)
+
+    def mark_failing(self, chain_id: ChainId, sender: Address) -> None:
+        """A node refused this key's transaction: it is left alone until the next look."""
+        self._network_gas[chain_id].failing.add(sender)
+        self._has_failure.set()
+
+    def add_spent(
+        self, chain_id: ChainId, listing_id: ListingId, wei: int, *, code_hash: bytes | None = None
+    ) -> None:
+        """What a transaction that is being signed may cost, until the ledger says so. `code_hash`: of its payer's code."""
+        self._spent[chain_id].note(listing_id, wei)
+        if code_hash is not None:
+            self._wallets[chain_id].spending.note(listing_id, wei)
+
+    def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
+        """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could
+        have cost counts on."""
+        self._costs.append((attempt, cost_wei))
+        self._wallet_costs.append((attempt, cost_wei, is_reverted))
+        if attempt.code_hash is not None and is_reverted:
+            self._wallets[attempt.chain_id].note_reverted(attempt.code_hash)
+
+    # ---- Looking.
+
+    async def run(self) -> None:
+        """Looks again and again, and soon after trouble, until it is cancelled."""
+        self._task.interval_s = self._limits.gas_refresh_s
+        while True:
+            self._has_failure.clear()
+            await self._task.attempt(self.refresh)
+            await asyncio.sleep(min(FAILURE_PAUSE_S, self._limits.gas_refresh_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.gas_refresh_s):
+                    await self._has_failure.wait()
+
+    async def refresh(self) -> None:
+        """A look at every network, and at what was spent. Raises `StorageUnavailable`; a chain that does not answer only
+        leaves what was known."""
+        counts = [partial(self._refresh_network, chain_id) for chain_id in self._rules]
+        asks = [
+            partial(one.probe, deadline_s=self._limits.rpc_deadline_s) for one in self._facilitators.values()
+        ]
+        try:
+            await run_all([*counts, *asks])
+            await self._refresh_budgets()
+        finally:
+            self._rail_status.update(self._find_withdrawn_rails())
+
+    async def _refresh_network(self, chain_id: ChainId) -> None:
+        network_gas = self._network_gas[chain_id]
+        try:
+            network_gas.fees, network_gas.seen_s = await self._chains.fetch_fees(chain_id), self._clock()
+            for sequence in self._sequences[chain_id]:
+                await self._refresh_key(network_gas, sequence)
+            for asset in self._assets:
+                if asset.chain_id == chain_id:
+                    await self._check_domain(network_gas, asset)
+        except ChainUnavailable as exc:
+            _log.warning("gas_unknown", chain_id=chain_id, detail=str(exc))
+
+    async def _refresh_key(self, network_gas: _NetworkGas, sequence: NonceSequence) -> None:
+        sender = sequence.key.address
+        account = await self._chains.fetch_account(sequence.chain_id, sender)
+        if not sequence.is_known or account.mined_nonce > self._last_mined(network_gas, sender):
+            sequence.start_at(await self._gas.raise_nonce(sequence.chain_id, sender, account.mined_nonce))
+        await self._close_mined(network_gas, sequence, account.mined_nonce)
+        floor_wei = self._rules[sequence.chain_id].gas_floor_wei
+        known, network_gas.accounts[sender] = network_gas.accounts.get(sender), account
+        network_gas.failing.discard(sender)
+        if account.balance_wei < floor_wei and (known is None or known.balance_wei >= floor_wei):
+            _log.warning(
+                "gas_key_low",
+                chain_id=sequence.chain_id,
+                address=str(sender),
+                balance_wei=account.balance_wei,
+            )
+        self._metrics.balance(sequence.chain_id, sender, account.balance_wei)
+        signed = await self._gas.next_nonce(sequence.chain_id, sender)
+        sequence.progress.record_check(
+            mined_nonce=account.mined_nonce,
+            next_nonce=signed,
+            now_s=self._clock(),
+            interval_s=self._limits.gas_refresh_s,
+        )
+        self._metrics.unmined(sequence.chain_id, sender, max(0, signed - account.mined_nonce))
+
+    async def _close_mined(self, network_gas: _NetworkGas, sequence: NonceSequence, mined_nonce: int) -> None:
+        """What has been mined for a while is closed. What a reorganisation took back all the same is opened again, by the
+        first look of a process too: nobody knows what happened while there was none."""
+        sender = sequence.key.address
+        counts = network_gas.mined.setdefault(sender, [])
+        counts.append(mined_nonce)
+        closed = network_gas.closed.get(sender)
+        if closed is None or mined_nonce < closed:
+            since_ms = self._now_ms() - BUDGET_WINDOW_MS
+            await self._gas.reopen(sequence.chain_id, sender, since_nonce=mined_nonce, since_ms=since_ms)
+            network_gas.closed[sender] = mined_nonce
+        if len(counts) > MINED_DEPTH_CHECKS:
+            sure = min(counts)
+            counts.pop(0)
+            await self._gas.mark_mined(sequence.chain_id, sender, below=sure)
+            network_gas.closed[sender] = max(sure, network_gas.closed[sender])
+
+    def _last_mined(self, network_gas: _NetworkGas, sender: Address) -> int:
+        account = network_gas.accounts.get(sender)
+        return -1 if account is None else account.mined_nonce
+
+    async def _check_domain(self, network_gas: _NetworkGas, asset: Asset) -> None:
+        """Once for each token: under another domain than ours every authorisation would be refused."""
+        if asset.token is None or asset.domain is None or asset.token in network_gas.verified:
+            return
+        fault = await find_domain_fault(self._chains, asset, deadline_s=self._limits.rpc_deadline_s)
+        if fault is None:
+            network_gas.unsupported.discard(asset.token)
+            network_gas.verified.add(asset.token)
+            return
+        network_gas.unsupported.add(asset.token)
+        _log.error(
+            "token_takes_no_authorizations",
+            chain_id=asset.chain_id,
+            token=str(asset.token),
+            fault=fault.value,
+        )
+
+    async def _refresh_budgets(self) -> None:
+        while self._costs:
+            attempt, cost_wei = self._costs[0]
+            await self._gas.record_cost(attempt, cost_wei=cost_wei)
+            self._costs.popleft()
+        began_s = self._clock()
+        if began_s < self._next_sum_s:
+            return
+        for chain_id, spending in self._spent.items():
+            spending.noted.clear()
+            spent = await self._gas.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
+            spending.replace(spent)
+        try:
+            await self._refresh_wallets()
+        except StorageUnavailable:  # payers with code are not served meanwhile, and nothing else is lost
+            _log.warning("wallet_gas_unknown")
+        ended_s = self._clock()
+        self._next_sum_s = ended_s + BUDGET_PAUSE_FACTOR * (ended_s - began_s)
+
+    async def _refresh_wallets(self) -> None:
+        while self._wallet_costs:
+            attempt, cost_wei, is_reverted = self._wallet_costs[0]
+            await self._gas.record_wallet_cost(attempt, cost_wei=cost_wei, is_reverted=is_reverted)
+            self._wallet_costs.popleft()
+        since_ms = self._now_ms() - BUDGET_WINDOW_MS
+        for chain_id, wallets in self._wallets.items():
+            wallets.spending.noted.clear()
+            wallets.spending.replace(await self._gas.wallet_gas_wei(chain_id, since_ms=since_ms))
+            wallets.codes = dict(await self._gas.reverting_codes(chain_id, since_ms=since_ms))
+            wallets.is_known = True
+
+    # ---- Rules.
+
+    def _find_withdrawn_rails(self) -> Iterator[WithdrawnRail]:
+        for chain_id, rules in self._rules.items():
+            network_gas = self._network_gas[chain_id]
+            for token in network_gas.unsupported:
+                yield WithdrawnRail(chain_id, WithdrawalReason.TOKEN, str(token))
+            for sequence in self._sequences[chain_id]:
+                if sequence.progress.is_stuck:
+                    yield WithdrawnRail(chain_id, WithdrawalReason.LANE_STUCK, str(sequence.key.address))
+            reason = self._find_reason(rules, network_gas)
+            if reason is not None:
+                yield WithdrawnRail(chain_id, reason)
+            for listing_id, spent_wei in self._spent[chain_id].by_listing.items():
+                if spent_wei >= rules.listing_budget_wei:
+                    yield WithdrawnRail(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
+            yield from self._find_unserved(rules)
+
+    def _find_unserved(self, rules: SettlementRules) -> Iterator[WithdrawnRail]:
+        """What is withdrawn from payers with code alone."""
+        chain_id, wallets = rules.chain_id, self._wallets[rules.chain_id]
+        if 0 < wallets.spending.total_wei >= rules.network_budget_wei // WALLET_BUDGET_DIVISOR:
+            yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET)
+        for listing_id, spent_wei in wallets.spending.by_listing.items():
+            if spent_wei >= rules.listing_budget_wei // WALLET_BUDGET_DIVISOR:
+                yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET, listing_id)
+        for code_hash, record in wallets.codes.items():
+            if not is_code_trusted(record):
+                yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
+
+    def _find_reason(self, rules: SettlementRules, network_gas: _NetworkGas) -> WithdrawalReason | None:
+        """Why nothing at all is offered on a network. Gas is the business of whoever settles."""
+        if self._is_stale(network_gas) or network_gas.fees is None:
+            return WithdrawalReason.GAS_UNKNOWN
+        if rules.facilitator is not None:
+            return WithdrawalReason.FACILITATOR_AWAY if self._is_facilitator_away(rules.chain_id) else None
+        if not network_gas.accounts:
+            return WithdrawalReason.GAS_UNKNOWN
+        if not self._is_affordable(rules, network_gas):
+            return WithdrawalReason.GAS_TOO_DEAR
+        funded = self._find_funded(rules.chain_id, floor_wei=rules.gas_floor_wei)
+        if all(sequence.progress.is_stuck for sequence in funded):
+            return WithdrawalReason.LANE_STUCK if funded else WithdrawalReason.GAS_KEYS_LOW
+        if self._spent[rules.chain_id].total_wei >= rules.network_budget_wei:
+            return WithdrawalReason.NETWORK_BUDGET
+        return None
+
+    def _is_facilitator_away(self, chain_id: ChainId) -> bool:
+        """A facilitator is to settle, and does not answer."""
+        facilitator = self._facilitators.get(chain_id)
+        is_delegated = self._rules[chain_id].facilitator is not None
+        return is_delegated and (facilitator is None or not facilitator.is_healthy)
+
+    def _is_stale(self, network_gas: _NetworkGas) -> bool:
+        return self._clock() - network_gas.seen_s > CHECKS_UNTIL_STALE * self._limits.gas_refresh_s
+
+    def _is_affordable(self, rules: SettlementRules, network_gas: _NetworkGas) -> bool:
+        fees = None if self._is_stale(network_gas) else network_gas.fees
+        return fees is not None and fees.price_wei <= rules.gas_price_max_wei
+
+    def _choose(
+        self, chain_id: ChainId, *, floor_wei: int, without: Collection[Address] = ()
+    ) -> NonceSequence | None:
+        able = [
+            sequence
+            for sequence in self._find_funded(chain_id, floor_wei=floor_wei)
+            if not sequence.progress.is_stuck and sequence.key.address not in without
+        ]
+        return min(able, key=lambda sequence: sequence.in_flight, default=None)
+
+    def _find_funded(self, chain_id: ChainId, *, floor_wei: int) -> list[NonceSequence]:
+        """The sequences of keys that have gas, and that no node has refused since the last look."""
+        network_gas = self._network_gas[chain_id]
+        return [
+            sequence
+            for sequence in self._sequences[chain_id]
+            if sequence.key.address not in network_gas.failing
+            and (account := network_gas.accounts.get(sequence.key.address)) is not None
+            and account.balance_wei >= floor_wei
+        ]
+
+    def _is_within_budget(self, rules: SettlementRules, listing_id: ListingId) -> bool:
+        spending = self._spent[rules.chain_id]
+        return (
+            spending.total_wei < rules.network_budget_wei
+            and spending.by_listing.get(listing_id, 0) < rules.listing_budget_wei
+        )

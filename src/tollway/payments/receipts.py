@@ -1,0 +1,161 @@
+"""Polls the receipts of transactions until they are mined deep enough: one request a chain and round, for all waiters.
+
+Transactions of one sender are mined in order, so mostly only the first of each sender is asked about, and the others once
+that one is mined.
+
+It reports the facts of a transaction that is mined deep enough, and nothing else: not whether it paid. A chain that does not
+answer is asked again; the waiter brings the deadline.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeGuard
+
+from tollway.background import BackgroundTask, TaskName, run_loops
+from tollway.chain.port import ChainFacts, NotMined, Quorum, SettlementChain
+from tollway.errors import ChainUnavailable
+from tollway.ids import Address, ChainId, TxHash
+
+PAUSE_MIN_S = 0.005
+PAUSE_MAX_S = 1.0
+PAUSE_GROWTH = 1.5
+BATCH_MAX = 100
+ROUNDS_UNTIL_ALL = 5
+"""A first one that can never be mined (its nonce went to another) must not hide those behind it."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Waiter:
+    tx_hash: TxHash
+    sender: Address
+    depth: int
+    quorum: Quorum
+    future: asyncio.Future[ChainFacts]
+
+
+@dataclass(slots=True)
+class _WaiterQueue:
+    """Who waits on one chain. `has_new_waiter`: somebody came since the last round."""
+
+    waiters: list[_Waiter] = field(default_factory=list)
+    rounds: int = 0
+    has_new_waiter: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ReceiptPoller:
+    """Used from one event loop; `run` is a task of the house."""
+
+    def __init__(
+        self,
+        chains: SettlementChain,
+        chain_ids: Iterable[ChainId],
+        *,
+        pause_min_s: float = PAUSE_MIN_S,
+        pause_max_s: float = PAUSE_MAX_S,
+        task: BackgroundTask | None = None,
+    ) -> None:
+        self._task = task or BackgroundTask(TaskName.RECEIPT_POLLING)
+        self._chains = chains
+        self._pause_min_s = pause_min_s
+        self._pause_max_s = pause_max_s
+        self._queues = {chain_id: _WaiterQueue() for chain_id in chain_ids}
+
+    async def run(self) -> None:
+        """Asks while somebody waits, until it is cancelled."""
+        await run_loops([partial(self._poll, chain_id, queue) for chain_id, queue in self._queues.items()])
+
+    async def wait_mined(
+        self,
+        chain_id: ChainId,
+        tx_hash: TxHash,
+        *,
+        sender: Address,
+        depth: int,
+        quorum: Quorum = Quorum.AGREED,
+    ) -> ChainFacts:
+        """The transaction, once it lies `depth` blocks deep on the canonical chain, by whose word `quorum` says. Waits for ever: bring a deadline.
+        `sender`: its sender; those of one sender come in the order of their nonces, more or less."""
+        queue = self._queues[chain_id]
+        future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(tx_hash=tx_hash, sender=sender, depth=depth, quorum=quorum, future=future)
+        queue.waiters.append(waiter)
+        queue.has_new_waiter.set()
+        try:
+            return await waiter.future
+        finally:
+            queue.waiters.remove(waiter)
+
+    async def _poll(self, chain_id: ChainId, queue: _WaiterQueue) -> None:
+        pause_s = self._pause_min_s
+        while True:
+            if not queue.waiters:
+                queue.has_new_waiter.clear()
+                await queue.has_new_waiter.wait()
+            if queue.has_new_waiter.is_set():
+                queue.has_new_waiter.clear()
+                pause_s = self._pause_min_s
+            await self._task.attempt(partial(self._poll_round, chain_id, queue))
+            await _sleep_until(queue.has_new_waiter, pause_s)
+            pause_s = min(pause_s * PAUSE_GROWTH, self._pause_max_s)
+
+    async def _poll_round(self, chain_id: ChainId, queue: _WaiterQueue) -> None:
+        """One round: the first of each sender, and all others of a sender whose first is mined."""
+        queue.rounds += 1
+        if queue.rounds % ROUNDS_UNTIL_ALL == 0:
+            await self._poll_waiters(chain_id, list(queue.waiters))
+            return
+        first: dict[Address, _Waiter] = {}
+        for waiter in queue.waiters:
+            first.setdefault(waiter.sender, waiter)
+        mined_senders = await self._poll_waiters(chain_id, list(first.values()))
+        rest = [w for w in queue.waiters if w.sender in mined_senders and w is not first.get(w.sender)]
+        await self._poll_waiters(chain_id, rest)
+
+    async def _poll_waiters(self, chain_id: ChainId, waiters: list[_Waiter]) -> set[Address]:
+        """Tells those whose transaction is deep enough; returns the senders with one that is mined."""
+        mined_senders: set[Address] = set()
+        for quorum in Quorum:
+            mined_senders |= await self._poll_by_quorum(
+                quorum, chain_id, [waiter for waiter in waiters if waiter.quorum is quorum]
+            )
+        return mined_senders
+
+    async def _poll_by_quorum(
+        self, quorum: Quorum, chain_id: ChainId, waiters: list[_Waiter]
+    ) -> set[Address]:
+        mined_senders: set[Address] = set()
+        for start in range(0, len(waiters), BATCH_MAX):
+            batch = waiters[start : start + BATCH_MAX]
+            wanted = list(dict.fromkeys(waiter.tx_hash for waiter in batch))
+            try:
+                receipts = await self._chains.fetch_receipts(chain_id, wanted, quorum=quorum)
+            except ChainUnavailable:
+                continue
+            for waiter in batch:
+                facts = receipts.get(waiter.tx_hash)
+                if isinstance(facts, ChainFacts):
+                    mined_senders.add(waiter.sender)
+                    if is_deep(facts, depth=waiter.depth) and not waiter.future.done():
+                        waiter.future.set_result(facts)
+        return mined_senders
+
+
+def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:
+    """Whether a receipt may be believed: on the canonical chain, and deep enough."""
+    return (
+        isinstance(facts, ChainFacts)
+        and facts.canonical_hash == facts.block_hash
+        and facts.confirmations >= depth
+    )
+
+
+async def _sleep_until(event: asyncio.Event, timeout_s: float) -> None:
+    """A newcomer ends the pause, but never makes it shorter than the shortest: many come at once."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+    await asyncio.sleep(PAUSE_MIN_S)

@@ -1,0 +1,368 @@
+"""Finishes orphaned settlements: what a crash, a deadline or a silent chain has left in `settling`. And ends, by reading
+the chain, calls without an outcome that an authorisation was to pay.
+
+A call is `released` only when its authorisation can surely never pay any more; anything else waits. One gateway recovers for
+all, and two at once do no harm: the ledger decides which one moves a call, and the token takes an authorisation once. It pays
+no one, and signs nothing that was not stored before.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from tollway.background import describe_failure, run_all, run_contained
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import (
+    AuthorizationFacts,
+    ChainFacts,
+    NotMined,
+    Quorum,
+    SendFault,
+    SendRefused,
+    SettlementChain,
+)
+from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.ids import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
+from tollway.ledger.ledger import GasLedger, Ledger
+from tollway.ledger.records import AuthorizedCall, CallState, SettledTransfer, SettlementAttempt
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.authorization_onchain import (
+    Cancelled,
+    TransferFound,
+    UseNotFound,
+    find_end,
+    find_transfer,
+    find_use,
+    simulate_transfer,
+)
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
+from tollway.payments.receipts import is_deep
+from tollway.payments.transactions import TransactionReplacer, TransferCall, is_filler, limit_gas, sign_next
+
+REVERTED_MAX = 2
+"""A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
+POSTPONE_MIN_MS, POSTPONE_MAX_MS = 5_000, 900_000
+"""Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already, and not
+beyond its end."""
+EXPIRY_SLACK_S = 60
+"""A node may tell of a new head and of an older state beside it. So much later no state that it may still have is of a
+time when the authorisation could be used, and not yet seen."""
+EXPIRY_BLOCKS = 10_000
+"""As far back a use is looked for before a call is released: a node that has not seen an older one is no node."""
+SETTLE_AGAIN_MS = 30_000
+"""Between two times that a facilitator is told to settle the same authorisation."""
+REMEMBERED_MAX = 10_000
+
+_log = structlog.get_logger(__name__)
+
+Receipts = Mapping[TxHash, ChainFacts | NotMined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OrphanedCall:
+    """One orphaned call, with what is known of its transactions."""
+
+    call: AuthorizedCall
+    asset: Asset
+    depth: int
+    quorum: Quorum
+    attempts: tuple[SettlementAttempt, ...]
+    receipts: Receipts
+
+    @property
+    def chain_id(self) -> ChainId:
+        return self.asset.chain_id
+
+
+class SettlementRecovery:
+    """One per process. `run_once` is a chore of whichever gateway leads."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        gas: GasLedger,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChainRules],
+        gas_budget: GasBudget,
+        facilitators: Mapping[ChainId, FacilitatorClient],
+        limits: Limits,
+        now_ms: Callable[[], int],
+        metrics: SettlementMetrics = NO_METRICS,
+    ) -> None:
+        self._ledger = ledger
+        self._gas = gas
+        self._chains = chains
+        self._rules = rules
+        self._gas_budget = gas_budget
+        self._facilitators = facilitators
+        self._limits = limits
+        self._now_ms = now_ms
+        self._metrics = metrics
+        self._expired: dict[
+            CallId, int
+        ] = {}  # the head at which an unused authorisation was first seen expired
+        self._requested_ms: dict[CallId, int] = {}
+        self._replacer = TransactionReplacer(
+            ledger=ledger, gas=gas, chains=chains, gas_budget=gas_budget, limits=limits, now_ms=now_ms
+        )
+
+    async def run_once(self) -> None:
+        """One look at the nonces of our keys, and at the orphaned calls. Raises StorageUnavailable."""
+        nonce_failure = await run_contained(self._replacer.run_once)
+        calls = await self._ledger.unsettled(limit=self._limits.sweep_batch_max)
+        self._metrics.orphaned(sum(call.state is CallState.SETTLING for call in calls))
+        slots = asyncio.Semaphore(self._limits.sweep_in_flight_max)
+        await run_all([partial(self._recover_in_turn, call, slots) for call in calls])
+        if nonce_failure is not None:
+            raise nonce_failure
+
+    async def _recover_in_turn(self, call: AuthorizedCall, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            try:
+                await self._recover_call(call)
+            except ChainUnavailable as exc:
+                _log.warning("sweep_postponed", call_id=call.call_id, detail=str(exc))
+            except StorageUnavailable:
+                raise  # one line for all of them
+            except Exception as exc:  # noqa: BLE001 - a task root: one bad call must not stop the others
+                _log.error("sweep_failed", call_id=call.call_id, **describe_failure(exc))
+
+    async def _recover_call(self, call: AuthorizedCall) -> None:
+        orphan = await self._read_call(call)
+        if orphan is None:
+            return
+        for facts in orphan.receipts.values():
+            if not isinstance(facts, ChainFacts):
+                continue
+            transfer = find_transfer(facts, call.authorization, quorum=orphan.quorum)
+            if transfer is not None:
+                if is_deep(facts, depth=orphan.depth):
+                    await self._conclude(orphan, transfer)
+                return  # mined, and only not deep enough yet
+        facts_now = await self._simulate(orphan)
+        if facts_now.is_used:
+            await self._conclude_used(orphan)
+        elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
+            await self._conclude_expired(orphan, facts_now)
+        elif facts_now.head_time >= call.authorization.valid_before:
+            return  # nothing can land any more; whether something has, is not sure yet
+        elif call.state is not CallState.SETTLING:
+            # It may never have cost: it is only looked at, until it is over.
+            await self._postpone(call, since_ms=call.created_ms)
+        else:
+            self._expired.pop(call.call_id, None)
+            await self._advance(orphan, facts_now)
+
+    async def _read_call(self, call: AuthorizedCall) -> _OrphanedCall | None:
+        authorization = call.authorization
+        rules = self._rules.get(authorization.chain_id)
+        assets = () if rules is None else rules.assets
+        asset = next((asset for asset in assets if asset.key == authorization.asset), None)
+        if rules is None or asset is None:
+            _log.warning("sweep_without_network", call_id=call.call_id, chain_id=authorization.chain_id)
+            await self._postpone(call, since_ms=call.created_ms)
+            return None
+        attempts = await self._ledger.attempts_of(call.call_id)
+        hashes = [attempt.tx_hash for attempt in attempts]
+        quorum = rules.quorum_for(asset, call.price_units)
+        receipts: Receipts = {}
+        if hashes:
+            receipts = await self._chains.fetch_receipts(asset.chain_id, hashes, quorum=quorum)
+        for attempt in attempts:
+            facts = receipts.get(attempt.tx_hash)
+            if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
+                self._gas_budget.record_cost(attempt, facts.fee_wei, is_reverted=not facts.succeeded)
+        carrying = tuple(attempt for attempt in attempts if not is_filler(attempt))
+        return _OrphanedCall(
+            call=call,
+            asset=asset,
+            depth=rules.confirmations_for(asset, call.price_units),
+            quorum=quorum,
+            attempts=carrying,
+            receipts={one.tx_hash: receipts[one.tx_hash] for one in carrying if one.tx_hash in receipts},
+        )
+
+    async def _simulate(self, orphan: _OrphanedCall) -> AuthorizationFacts:
+        authorization = orphan.call.authorization
+        sequence = self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True)
+        sender = ZERO_ADDRESS if sequence is None else sequence.key.address
+        gas = self._limits.settlement_gas_max
+        return await simulate_transfer(
+            self._chains, authorization, sender=sender, gas=gas, quorum=orphan.quorum
+        )
+
+    # ---- Ends.
+
+    async def _conclude(self, orphan: _OrphanedCall, transfer: SettledTransfer | None) -> None:
+        call = orphan.call
+        state = await self._ledger.conclude(
+            call.call_id, epoch=call.epoch, transfer=transfer, is_orphaned=True, now_ms=self._now_ms()
+        )
+        self._expired.pop(call.call_id, None)
+        self._requested_ms.pop(call.call_id, None)
+        if state is not None:
+            self._count_end(orphan, transfer)
+            _log.info(
+                "settlement_swept",
+                call_id=call.call_id,
+                state=state.value,
+                transaction=None if transfer is None else str(transfer.tx_hash),
+            )
+
+    def _count_end(self, orphan: _OrphanedCall, transfer: SettledTransfer | None) -> None:
+        if transfer is None:
+            self._metrics.end(orphan.chain_id, OutcomeLabel.RELEASED)
+            return
+        self._metrics.end(orphan.chain_id, OutcomeLabel.SWEPT)
+        for attempt in orphan.attempts:
+            if attempt.tx_hash == transfer.tx_hash:
+                self._metrics.mined(orphan.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
+
+    async def _conclude_used(self, orphan: _OrphanedCall) -> None:
+        use = await find_use(
+            self._chains,
+            orphan.call.authorization,
+            from_block=orphan.call.seen_block,
+            depth=orphan.depth,
+            quorum=orphan.quorum,
+        )
+        match use:
+            case TransferFound(transfer=transfer):
+                await self._conclude(orphan, transfer)
+            case Cancelled():
+                await self._conclude(orphan, None)
+            case UseNotFound():
+                return
+
+    async def _conclude_expired(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
+        """Nothing can land in a block that is not before `validBefore`. The state is believed at a later look only, from
+        a head that lies as deep as a payment must, and when no use is found besides: within one look the state may be
+        older than the head, and what is released is served for nothing if it was paid after all."""
+        call_id, head = orphan.call.call_id, facts.head_number
+        first = self._expired.get(call_id)
+        if first is None or head < first:
+            while len(self._expired) >= REMEMBERED_MAX:
+                self._expired.pop(next(iter(self._expired)))
+            self._expired[call_id] = head
+        elif head - first + 1 >= orphan.depth:
+            authorization = orphan.call.authorization
+            from_block = max(orphan.call.seen_block, head - EXPIRY_BLOCKS)
+            end = await find_end(self._chains, authorization, from_block=from_block, quorum=orphan.quorum)
+            if end is None:
+                await self._conclude(orphan, None)
+            else:
+                await self._conclude_used(orphan)
+
+    # ---- Not used and still valid: help it along.
+
+    async def _advance(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
+        facilitator = self._facilitators.get(orphan.chain_id)
+        if facilitator is not None:
+            await self._settle_again(orphan, facilitator)
+            return
+        waiting = await self._find_waiting(orphan)
+        if waiting is not None and not await self._is_stuck(orphan, waiting):
+            return
+        stuck_senders = {one.sender for one in orphan.attempts} if waiting is not None else set()
+        if sum(isinstance(told, ChainFacts) for told in orphan.receipts.values()) >= REVERTED_MAX:
+            await self._postpone(orphan.call, since_ms=max(one.created_ms for one in orphan.attempts))
+        elif not self._gas_budget.is_wallet_served(orphan.chain_id, orphan.call.listing_id, facts.code_hash):
+            await self._postpone(orphan.call, since_ms=orphan.call.created_ms)
+        elif facts.gas_estimate is not None and not facts.simulation.reverted:
+            await self._sign_new(orphan, facts, facts.gas_estimate, without=stuck_senders)
+
+    async def _is_stuck(self, orphan: _OrphanedCall, attempt: SettlementAttempt) -> bool:
+        """Hands it over once more. An attempt is stuck when, long after its caller has left, it is what no node takes for want of gas, or what
+        waits on a sequence that does not move: then another key may carry the authorisation. Should both be mined some day,
+        the token takes it once."""
+        told = orphan.receipts.get(attempt.tx_hash)
+        first = next(
+            one for one in orphan.attempts if (one.sender, one.nonce) == (attempt.sender, attempt.nonce)
+        )
+        if self._is_late(first) and self._gas_budget.is_stuck(attempt.chain_id, attempt.sender):
+            return True
+        if isinstance(told, NotMined) and told.is_pending:
+            return False
+        refused = await self._send(attempt)
+        is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
+        return is_broke and self._is_late(attempt)
+
+    def _is_late(self, attempt: SettlementAttempt) -> bool:
+        age_ms = self._now_ms() - attempt.created_ms  # below 0: the clock was set back since
+        return not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
+
+    async def _postpone(self, call: AuthorizedCall, *, since_ms: int) -> None:
+        """Nothing can be done for it: it must not take the turn of those for which something can."""
+        now_ms = self._now_ms()
+        end_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+        rest_ms = min((now_ms - since_ms) // 2, POSTPONE_MAX_MS, end_ms - now_ms)
+        await self._ledger.postpone(call.call_id, until_ms=now_ms + max(rest_ms, POSTPONE_MIN_MS))
+
+    async def _settle_again(self, orphan: _OrphanedCall, facilitator: FacilitatorClient) -> None:
+        call_id, now_ms = orphan.call.call_id, self._now_ms()
+        if 0 <= now_ms - self._requested_ms.get(call_id, 0) < SETTLE_AGAIN_MS:
+            return
+        while len(self._requested_ms) >= REMEMBERED_MAX:
+            self._requested_ms.pop(next(iter(self._requested_ms)))
+        self._requested_ms[call_id] = now_ms
+        authorization = orphan.call.authorization
+        timeout_s = max(1, authorization.valid_before - now_ms // 1000)
+        await facilitator.settle(authorization, orphan.asset, timeout_s=timeout_s)
+
+    async def _find_waiting(self, orphan: _OrphanedCall) -> SettlementAttempt | None:
+        """The newest transaction that can still be mined."""
+        for attempt in reversed(orphan.attempts):
+            if isinstance(orphan.receipts.get(attempt.tx_hash), ChainFacts):
+                continue
+            account = await self._chains.fetch_account(orphan.chain_id, attempt.sender)
+            if attempt.nonce >= account.mined_nonce:
+                return attempt
+        return None
+
+    async def _sign_new(
+        self, orphan: _OrphanedCall, facts: AuthorizationFacts, estimate: int, *, without: Collection[Address]
+    ) -> None:
+        """A first transaction, or one after others that can never be mined, or not soon, or have reverted. What was only
+        replaced at a higher price is one."""
+        sequence = self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True, without=without)
+        signed = {(attempt.sender, attempt.nonce) for attempt in orphan.attempts}
+        if sequence is None or len(signed) >= self._limits.settlement_attempts_max:
+            return
+        gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
+        attempt = await sign_next(
+            self._make_transfer_call(orphan, gas, facts.code_hash),
+            sequence,
+            store=self._ledger.add_attempt,
+            gas=self._gas,
+            gas_budget=self._gas_budget,
+            now_ms=self._now_ms,
+        )
+        if isinstance(attempt, SettlementAttempt):
+            await self._send(attempt)
+
+    def _make_transfer_call(self, orphan: _OrphanedCall, gas: int, code_hash: bytes | None) -> TransferCall:
+        call = orphan.call
+        return TransferCall(
+            authorization=call.authorization,
+            call_id=call.call_id,
+            listing_id=call.listing_id,
+            gas=gas,
+            code_hash=code_hash,
+        )
+
+    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
+        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
+        if refused is not None:
+            _log.warning(
+                "settlement_send_refused",
+                call_id=attempt.call_id,
+                transaction=str(attempt.tx_hash),
+                fault=refused.fault.value,
+            )
+        return refused

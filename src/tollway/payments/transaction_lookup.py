@@ -1,0 +1,157 @@
+"""Looks up transactions on their chains: one request to the nodes for many callers, and what that may cost a caller.
+
+It reports the facts of a chain and judges and records nothing. A look-up that broke off is repeated by the next waiting caller:
+one caller who leaves is never another caller's refusal. `TransactionStatusReader` reads the status of a transaction that
+the ledger does not hold yet, for a payer who asks for it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Quorum
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
+from tollway.ids import Address, ChainId, TxHash
+
+
+class LookupCharge:
+    """The one look-up that a request costs, taken when a chain is first really asked. One object per request."""
+
+    def __init__(self, quota: LookupQuota, *, client_address: str, signer: str) -> None:
+        self._quota = quota
+        self._client_address = client_address
+        self._signer = signer
+        self._is_taken = False
+        self._is_kept = False
+        self._lock = asyncio.Lock()  # several networks are asked at once for one charge
+
+    async def take(self) -> None:
+        """Raises Refusal (`rate_limited`) when the address or the signer has asked too much lately."""
+        async with self._lock:
+            if not self._is_taken:
+                await self._charge()
+
+    async def _charge(self) -> None:
+        wait_s = await self._quota.charge(client_address=self._client_address, signer=self._signer)
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail="Too many transactions were looked up on the chain for this address or wallet.",
+                    retry_after_s=wait_s,
+                    payment_state="none",
+                    members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
+                )
+            )
+        self._is_taken = True
+
+    def give_back(self) -> None:
+        """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for junk."""
+        if self._is_taken and not self._is_kept:
+            self._is_taken = False
+            self._quota.give_back(client_address=self._client_address, signer=self._signer)
+
+    def keep(self) -> None:
+        """It counts, whatever it finds."""
+        self._is_kept = True
+
+    def count_unresolved(self) -> None:
+        """The chain, or the ledger, did not answer."""
+        if self._is_taken:
+            self._is_taken = False
+            self._quota.count_unresolved(client_address=self._client_address, signer=self._signer)
+
+
+_LookupKey = tuple[ChainId, TxHash, Quorum]
+
+
+class TransactionLookup:
+    """Single flight: while a transaction is being looked up, everybody else who asks for it waits for that answer."""
+
+    def __init__(self, chains: ChainReader) -> None:
+        self._chains = chains
+        self._flights: dict[_LookupKey, asyncio.Future[ChainFacts | NotMined | None]] = {}
+
+    async def fetch(
+        self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge, *, quorum: Quorum = Quorum.AGREED
+    ) -> ChainFacts | NotMined:
+        """Raises ChainUnavailable, and Refusal when `charge` is; waiting for another's look-up costs nothing."""
+        key = (chain_id, tx_hash, quorum)
+        while (flight := self._flights.get(key)) is not None:
+            found = await asyncio.shield(flight)
+            if found is not None:
+                return found
+        flight = self._flights[key] = asyncio.get_running_loop().create_future()
+        try:
+            await charge.take()
+            found = await self._chains.fetch_facts(chain_id, tx_hash, quorum=quorum)
+        except ChainUnavailable as exc:
+            flight.set_exception(ChainUnavailable(problem=exc.problem))
+            flight.exception()  # seen here: nobody else may be waiting
+            raise
+        except BaseException:
+            flight.set_result(None)  # this caller left, or may not ask: the next one who waits does
+            raise
+        finally:
+            del self._flights[key]
+        flight.set_result(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionStatus:
+    """`unseen`: known to no chain, or mined and never shown here. `chain_id`: where it was seen."""
+
+    state: Literal["unseen", "pending", "refused"]
+    reason: str | None = None
+    chain_id: ChainId | None = None
+
+
+class TransactionStatusReader:
+    """Asks every configured chain about one transaction. Safe to use from many tasks at once."""
+
+    def __init__(self, chains: ChainReader, *, quota: LookupQuota) -> None:
+        self._chains = chains
+        self._quota = quota
+
+    async def read_status(self, tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
+        """None when not every chain could be asked and none knew it. Raises Refusal (`rate_limited`)."""
+        wait_s = await self._quota.charge(client_address=f"wallet {payer}", signer=str(payer))
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail="Too many transactions were looked up on the chain for this wallet.",
+                    retry_after_s=wait_s,
+                    members=describe_rate("lookups", limit=self._quota.lookups_per_minute, window_s=60),
+                )
+            )
+        statuses = [await self._read_status_on(chain_id, tx_hash) for chain_id in self._chains.chain_ids]
+        return _choose_status(statuses)
+
+    async def _read_status_on(self, chain_id: ChainId, tx_hash: TxHash) -> TransactionStatus | None:
+        try:
+            facts = await self._chains.fetch_facts(chain_id, tx_hash)
+        except ChainUnavailable:
+            return None
+        if isinstance(facts, NotMined):
+            return (
+                TransactionStatus(state="pending", reason="not_mined", chain_id=chain_id)
+                if facts.is_pending
+                else _UNSEEN
+            )
+        if not facts.succeeded:
+            return TransactionStatus(state="refused", reason="transaction_failed", chain_id=chain_id)
+        return TransactionStatus(state="unseen", reason="not_shown", chain_id=chain_id)
+
+
+_UNSEEN = TransactionStatus(state="unseen", reason="unknown_transaction")
+
+
+def _choose_status(statuses: Iterable[TransactionStatus | None]) -> TransactionStatus | None:
+    answers = list(statuses)
+    found = [answer for answer in answers if answer is not None and answer.chain_id is not None]
+    if found:
+        return found[0]
+    return None if None in answers or not answers else _UNSEEN

@@ -1,0 +1,442 @@
+"""The rules for a payment by transaction: does it pay for this listing, how much, and is it settled enough; and each
+refusal in words. Pure.
+
+A closed set of outcomes; what is not clearly accepted is refused or pending. The checks read as a list. Nothing the caller
+says counts here: only the facts of the chain, the listing's terms, and the signers. The law about 402 decides the codes: what
+may still turn out to pay for the call is never `402`-like here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ChainFacts
+from tollway.chain.tokens import find_authorizers, parse_authorizations_used, parse_transfers
+from tollway.errors import Code, Problem
+from tollway.ids import ZERO_ADDRESS, Address, TxHash
+from tollway.ledger.records import NewPayment, Payment
+from tollway.limits import Limits
+from tollway.money import UNITS_MAX, Asset
+from tollway.payments.pricing import Payee
+
+
+class TransactionReason(StrEnum):
+    """Why a transaction is not a payment for this listing. Public (`reason` of `payment_verification_failed`)."""
+
+    TRANSACTION_FAILED = "transaction_failed"
+    WRONG_CHAIN = "wrong_chain"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason, not a secret
+    WRONG_RECIPIENT = "wrong_recipient"
+    INTERNAL_TRANSFER = "internal_transfer"
+    AUTHORIZATION_TRANSFER = "authorization_transfer"
+    NO_TRANSFER = "no_transfer"
+    RETURNED = "returned"  # the payee sent it back in the same transaction
+    BELOW_LEDGER_UNIT = "below_ledger_unit"
+    AMOUNT_TOO_LARGE = "amount_too_large"
+    BEFORE_LISTING = "before_listing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationInput:
+    """What a verification is given: the payments of one transaction to one listing on one network.
+
+    `assets`: accepted ones on that chain. `age_credit_s`: for how long of the payment's life no gateway was ready.
+    `is_admitted`: the operator or the provider lets it be shown late. `held_before_s`: a restore of the database
+    makes older transactions suspect until they are admitted.
+    """
+
+    rules: ChainRules
+    assets: tuple[Asset, ...]
+    payees: tuple[Payee, ...]
+    now_s: int
+    age_credit_s: int = 0
+    is_admitted: bool = False
+    held_before_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the signer paid, a row per asset and payee; never empty."""
+
+    payments: tuple[NewPayment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Not deep enough to be believed, or its block is not the canonical one any more. Ask again."""
+
+    confirmations: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInFuture:
+    """It pays, but its block's time lies further in the future than clocks may differ. Ask again."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotThePayer:
+    """It does pay for the listing, but another wallet paid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooOld:
+    """First shown too long after its block."""
+
+    age_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldByRestore:
+    """Mined before the database was restored: it may have been spent in the part that is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    reason: TransactionReason
+
+
+VerificationResult = Accepted | Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """Value that one wallet moved to one payee in one asset; `base_units` net of what came straight back."""
+
+    asset: Asset
+    payer: Address
+    payee: Payee
+    base_units: int
+    is_by_authorization: bool
+
+
+def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movement, ...]:
+    """Every (asset, payer, payee) of the transaction with an accepted asset and a payee that counts."""
+    found: list[Movement] = []
+    for asset in given.assets:
+        found += (
+            _find_native_movements(facts, asset, given.payees)
+            if asset.token is None
+            else _find_token_movements(facts, asset, given)
+        )
+    return tuple(found)
+
+
+def verify_transaction(
+    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], *, limits: Limits
+) -> VerificationResult:
+    """The result for one mined transaction for a caller who is any of `signers`.
+
+    Nothing that a shallow block says is final, its refusals no more than its payments: it may be mined again
+    elsewhere and do otherwise. Shapes: amounts become ledger units, floored once per sum. Source: the payments
+    design, "The verdict".
+    """
+    if facts.chain_id != given.rules.chain_id:
+        return Refused(reason=TransactionReason.WRONG_CHAIN)
+    worth = _find_worth(facts, given, signers, limits)
+    pending = _find_pending(facts, given, worth if isinstance(worth, list) else [])
+    if pending is not None:
+        return pending
+    if not isinstance(worth, list):
+        return worth
+    return _check_age(facts, given, tuple(payment for _, payment in worth), limits)
+
+
+def _find_worth(
+    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], limits: Limits
+) -> "list[_Worth] | NotThePayer | Refused":
+    """What it pays to this listing, whatever its depth and age; never an empty list."""
+    if not facts.succeeded:
+        return Refused(reason=TransactionReason.TRANSACTION_FAILED)
+    movements = find_movements(facts, given)
+    if not movements:
+        return Refused(reason=_explain_nothing_moved(facts, given))
+    mine = [m for m in movements if m.payer in signers and m.payer != ZERO_ADDRESS]
+    if not mine:
+        return NotThePayer()
+    unauthorized = [m for m in mine if not m.is_by_authorization]
+    if not unauthorized:
+        return Refused(reason=TransactionReason.AUTHORIZATION_TRANSFER)
+    timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - limits.payee_slack_s]
+    if not timely:
+        return Refused(reason=TransactionReason.BEFORE_LISTING)
+    payments = [(m.asset, _new_payment(facts, m)) for m in timely if m.base_units > 0]
+    if not payments:
+        return Refused(reason=TransactionReason.RETURNED)
+    worth = [(asset, payment) for asset, payment in payments if payment.value_units > 0]
+    if not worth:
+        return Refused(reason=TransactionReason.BELOW_LEDGER_UNIT)
+    if any(payment.value_units > UNITS_MAX for _, payment in worth):
+        return Refused(reason=TransactionReason.AMOUNT_TOO_LARGE)
+    return worth
+
+
+_Worth = tuple[Asset, NewPayment]
+
+
+def _find_pending(facts: ChainFacts, given: VerificationInput, worth: "Sequence[_Worth]") -> Pending | None:
+    """The depth that its value needs; without one, the least that this network asks for."""
+    rules = given.rules
+    if worth:
+        needed = max(rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
+    else:
+        needed = min((rules.confirmations_for(asset, 0) for asset in given.assets), default=1)
+    if facts.canonical_hash != facts.block_hash:
+        return Pending(confirmations=0, needed=needed)
+    if facts.confirmations < needed:
+        return Pending(confirmations=max(facts.confirmations, 0), needed=needed)
+    return None
+
+
+def _check_age(
+    facts: ChainFacts, given: VerificationInput, payments: tuple[NewPayment, ...], limits: Limits
+) -> VerificationResult:
+    ahead_s = facts.block_time - given.now_s
+    if ahead_s > limits.payee_slack_s:
+        return BlockInFuture(seconds=ahead_s)
+    if given.is_admitted:
+        return Accepted(payments=payments)
+    if given.held_before_s is not None and facts.block_time <= given.held_before_s:
+        return HeldByRestore()
+    age_s = given.now_s - facts.block_time - given.age_credit_s
+    if age_s > limits.payment_age_s:
+        return TooOld(age_s=age_s)
+    return Accepted(payments=payments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillPays:
+    """The transaction pays what `payment` says. `is_deep`: deep enough for that value."""
+
+    payment: NewPayment
+    is_deep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCanonical:
+    """The node named a block that its own chain does not have. Nothing follows from that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLongerPays:
+    """The transaction is mined and pays nothing of the kind (any more)."""
+
+    reason: str
+
+
+def recheck_payment(
+    facts: ChainFacts, payment: Payment, rules: ChainRules
+) -> StillPays | NotCanonical | NoLongerPays:
+    """The basic rules on a payment that is in the ledger: what the chain says of it now.
+
+    Who signed, the listing's terms and the age were judged when it was recorded, and do not change. A payment that an
+    authorisation made stands by an authorised transfer, and every other one never does.
+    """
+    asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
+    if facts.canonical_hash != facts.block_hash or asset is None:
+        return NotCanonical()
+    if not facts.succeeded:
+        return NoLongerPays(reason=TransactionReason.TRANSACTION_FAILED)
+    for movement in _find_recorded(facts, payment, asset, rules):
+        if movement.payer == payment.payer and movement.is_by_authorization == payment.is_authorized:
+            found = _new_payment(facts, movement)
+            if 0 < found.value_units <= UNITS_MAX:
+                needed = rules.confirmations_for(asset, found.value_units)
+                return StillPays(payment=found, is_deep=facts.confirmations >= needed)
+    return NoLongerPays(reason=TransactionReason.NO_TRANSFER)
+
+
+def _find_recorded(
+    facts: ChainFacts, payment: Payment, asset: Asset, rules: ChainRules
+) -> tuple[Movement, ...]:
+    """What moved in the payment's asset to its payee. An authorised transfer is taken whole, as it was when it settled
+    its call: nothing is subtracted that came back beside it."""
+    payee = Payee(address=payment.payee, since_s=0)
+    if not payment.is_authorized or asset.token is None:
+        return find_movements(
+            facts, VerificationInput(rules=rules, assets=(asset,), payees=(payee,), now_s=0)
+        )
+    way = (payment.payer, payment.payee)
+    transfers = parse_transfers(facts.logs, token=asset.token)
+    moved = Movement(
+        asset=asset,
+        payer=payment.payer,
+        payee=payee,
+        base_units=sum(t.base_units for t in transfers if (t.sender, t.recipient) == way),
+        is_by_authorization=any(
+            payer == payment.payer for payer, _ in parse_authorizations_used(facts.logs, token=asset.token)
+        ),
+    )
+    return (moved,)
+
+
+def _find_token_movements(facts: ChainFacts, asset: Asset, given: VerificationInput) -> list[Movement]:
+    """A wallet that pays itself has paid nobody: what comes back is subtracted, and that is all of it."""
+    assert asset.token is not None
+    transfers = [t for t in parse_transfers(facts.logs, token=asset.token) if t.base_units > 0]
+    authorized = find_authorizers(facts.logs, token=asset.token)
+    moved: dict[tuple[Address, Address], int] = {}
+    for transfer in transfers:
+        way = (transfer.sender, transfer.recipient)
+        moved[way] = moved.get(way, 0) + transfer.base_units
+    payees = {payee.address: payee for payee in given.payees}
+    return [
+        Movement(
+            asset=asset,
+            payer=payer,
+            payee=payees[recipient],
+            base_units=paid - moved.get((recipient, payer), 0),
+            is_by_authorization=payer in authorized,
+        )
+        for (payer, recipient), paid in moved.items()
+        if recipient in payees
+    ]
+
+
+def _find_native_movements(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
+    """Only the transaction's own value counts: a transfer inside a contract leaves no log that proves it."""
+    return [
+        Movement(
+            asset=asset,
+            payer=facts.sender,
+            payee=payee,
+            base_units=0 if facts.sender == payee.address else facts.value,
+            is_by_authorization=False,
+        )
+        for payee in payees
+        if facts.recipient == payee.address and facts.value > 0
+    ]
+
+
+def _new_payment(facts: ChainFacts, movement: Movement) -> NewPayment:
+    return NewPayment(
+        chain_id=facts.chain_id,
+        tx_hash=facts.tx_hash,
+        asset=movement.asset.key,
+        payer=movement.payer,
+        payee=movement.payee.address,
+        value_units=movement.asset.floor_to_ledger(movement.base_units),
+        block_number=facts.block_number,
+        block_hash=facts.block_hash,
+        block_time=facts.block_time,
+        is_final=facts.finalized_number >= facts.block_number,
+    )
+
+
+def _explain_nothing_moved(facts: ChainFacts, given: VerificationInput) -> TransactionReason:
+    """The most helpful reason for a transaction that moved nothing to a payee in an accepted asset."""
+    payees = {payee.address for payee in given.payees}
+    tokens = {asset.token for asset in given.assets if asset.token is not None}
+    accepted = [t for token in tokens for t in parse_transfers(facts.logs, token=token)]
+    if any(t.base_units > 0 for t in accepted):
+        return TransactionReason.WRONG_RECIPIENT
+    foreign = (log for log in facts.logs if log.address not in tokens)
+    others = [t for log in foreign for t in parse_transfers((log,), token=log.address)]
+    if any(t.recipient in payees for t in others) or (facts.recipient in payees and facts.value > 0):
+        return TransactionReason.WRONG_TOKEN
+    if any(asset.token is None for asset in given.assets) and facts.value > 0:
+        return TransactionReason.WRONG_RECIPIENT
+    if others:
+        return TransactionReason.WRONG_TOKEN
+    return TransactionReason.NO_TRANSFER
+
+
+PENDING_RETRY_S = 2
+FUTURE_RETRY_S_MAX = 60
+
+
+def explain_result(
+    result: Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused,
+) -> Problem:
+    match result:
+        case Pending():
+            return _pending(
+                f"The payment has {result.confirmations} of {result.needed} confirmations.",
+                reason="confirmations",
+            )
+        case BlockInFuture():
+            return _pending(
+                f"The payment's block lies {result.seconds} seconds ahead of this gateway's clock.",
+                reason="block_in_future",
+                retry_after_s=min(result.seconds, FUTURE_RETRY_S_MAX),
+            )
+        case NotThePayer():
+            return Problem(
+                code=Code.PAYER_MISMATCH,
+                detail="X-Signature is not by the wallet that paid this transaction.",
+                payment_state="none",
+            )
+        case TooOld():
+            return Problem(
+                code=Code.PAYMENT_TOO_OLD,
+                detail=f"The payment was mined {result.age_s} seconds ago and never shown until now. "
+                "The operator or the provider can admit it.",
+                payment_state="none",
+            )
+        case HeldByRestore():
+            return Problem(
+                code=Code.PAYMENT_HELD,
+                detail="The payment was mined before this gateway's books were restored; the operator must admit it.",
+                payment_state="held",
+            )
+        case Refused():
+            return refuse_transaction(result.reason)
+        case _:
+            assert_never(result)
+
+
+def refuse_transaction(reason: TransactionReason) -> Problem:
+    """`payment_verification_failed`: the transaction is no payment for this listing and never will be."""
+    return Problem(
+        code=Code.PAYMENT_VERIFICATION_FAILED,
+        detail=_DETAILS[reason],
+        reason=reason.value,
+        payment_state="none",
+    )
+
+
+def other_network(network: str) -> Problem:
+    """The payment is known, on another network than the one that was named. Nothing more is to be paid."""
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=f"X-Payment-Network is wrong: the payment is known, on {network}. Name that network, or none.",
+        reason=TransactionReason.WRONG_CHAIN.value,
+        payment_state="released",
+    )
+
+
+def not_mined(tx_hash: TxHash) -> Problem:
+    return _pending(
+        f"Transaction {tx_hash} is not mined yet on any network of this listing.", reason="not_mined"
+    )
+
+
+def _pending(detail: str, *, reason: str, retry_after_s: int = PENDING_RETRY_S) -> Problem:
+    return Problem(
+        code=Code.PAYMENT_PENDING,
+        detail=detail,
+        reason=reason,
+        retry_after_s=retry_after_s,
+        payment_state="none",
+    )
+
+
+_DETAILS = {
+    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain; it moved nothing.",
+    TransactionReason.WRONG_CHAIN: "This listing is not sold on that network.",
+    TransactionReason.WRONG_TOKEN: "The transaction moved another token than this listing accepts.",
+    TransactionReason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo.",
+    TransactionReason.INTERNAL_TRANSFER: "Native currency counts only when the transaction itself pays payTo, "
+    "not when a contract passes it on.",
+    TransactionReason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it counts on the "
+    "rail of that authorisation, not as X-Payment-Tx.",
+    TransactionReason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts.",
+    TransactionReason.RETURNED: "The payee sent the value back in the same transaction.",
+    TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit that the books keep.",
+    TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than the books can keep in one payment.",
+    TransactionReason.BEFORE_LISTING: "The transaction is older than the listing's payTo.",
+}

@@ -1,0 +1,590 @@
+"""Verifies a payment by transaction: from a proof to the payments that may be spent, or to the reason why not.
+
+A payment in the ledger is verified from its row; a transaction seen for the first time is looked up on its chain, verified by
+the pure rules, and recorded. Nothing here takes money: that is the claim, in the ledger.
+
+It never asks a chain for a payment that the ledger already holds, and never turns "the chain did not answer" into a
+refusal: an unreachable chain is `ChainUnavailable`, a transaction not mined yet is pending.
+
+The signer is found among the payers: keys first, then at most four contract wallets.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tollway.chain.networks import ChainRules
+from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Quorum
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, StorageUnavailable, TollwayError
+from tollway.identity.signatures import SignatureVerifier, paid_call_digest, recover, transaction_digests
+from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, TxHash, format_network
+from tollway.ledger.ledger import Ledger
+from tollway.ledger.records import Payment, PaymentState, RecordedTransaction
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.pricing import does_credit_count, find_assets, find_chains, find_payees
+from tollway.payments.proof import Proof
+from tollway.payments.transaction_lookup import LookupCharge, TransactionLookup
+from tollway.payments.transaction_rules import (
+    Accepted,
+    BlockInFuture,
+    HeldByRestore,
+    NotThePayer,
+    Pending,
+    Refused,
+    TooOld,
+    TransactionReason,
+    VerificationInput,
+    VerificationResult,
+    explain_result,
+    find_movements,
+    not_mined,
+    other_network,
+    refuse_transaction,
+    verify_transaction,
+)
+from tollway.registry.catalog import TERMS_RETENTION_S
+from tollway.registry.listing import CatalogEntry
+
+CONTRACT_PAYERS_MAX = 4
+WALLETS_MAX = 10_000
+UNCLAIMED_MAX = 300
+"""So many questions to one contract wallet beyond those of its claims cost no look-up. More than one client address may have
+in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundRequest:
+    """The parts of a request that a bound signature covers. `body_hash` is keccak-256."""
+
+    gateway: str
+    method: str
+    target: bytes
+    body_hash: bytes
+    client_address: str
+
+
+class PresentedProof:
+    """One proof as it is shown with one request. Remembers who was asked, so that nobody is asked twice for it."""
+
+    def __init__(
+        self,
+        proof: Proof,
+        request: BoundRequest,
+        listing_id: ListingId,
+        *,
+        chain_id: ChainId,
+        quota: LookupQuota,
+    ) -> None:
+        """`chain_id`: the likeliest network; only the meter's name for the signer rests on it."""
+        self.proof = proof
+        self.request = request
+        self.listing_id = listing_id
+        self.answers: dict[tuple[ChainId, Address], bool] = {}
+        self._keys: dict[ChainId, frozenset[Address]] = {}
+        self.charge = LookupCharge(
+            quota, client_address=request.client_address, signer=self._name_signer(chain_id)
+        )
+
+    def digests(self, chain_id: ChainId) -> tuple[bytes, ...]:
+        return _digests(self.proof, self.request, self.listing_id, chain_id)
+
+    def keys(self, chain_id: ChainId) -> frozenset[Address]:
+        """The wallets whose keys may have made the signature. One of two plain spellings names a stranger."""
+        known = self._keys.get(chain_id)
+        if known is None:
+            recovered = _recover_all(self.proof, self.digests(chain_id))
+            known = self._keys[chain_id] = frozenset(recovered)
+        return known
+
+    def _name_signer(self, chain_id: ChainId) -> str:
+        """For the meter, before the payer is known. Contract wallets must not all share one name, and a stranger who
+        shows a public hash with junk must not use up the look-ups of its payer."""
+        signer = recover(self.digests(chain_id)[0], self.proof.signature)
+        if signer is not None:
+            return str(signer)
+        return f"transaction {self.proof.tx_hash} from {self.request.client_address}"
+
+
+class SignerCheck:
+    """Safe to use from many tasks at once."""
+
+    def __init__(self, verifier: SignatureVerifier) -> None:
+        self._verifier = verifier
+        # Contract wallets that said yes lately pay no look-up charge: their calls would all cost one.
+        self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
+        # How often each was asked, less two for each claim. A wallet that only says yes, and buys nothing, would have its
+        # chain asked without a limit.
+        self._unclaimed: OrderedDict[tuple[ChainId, Address], int] = OrderedDict()
+
+    async def find_signers(
+        self, presented: PresentedProof, chain_id: ChainId, payers: Iterable[Address]
+    ) -> tuple[Address, ...]:
+        """Those of `payers` that signed. Raises ChainUnavailable, and Refusal (`rate_limited`)."""
+        known = tuple(dict.fromkeys(payer for payer in payers if payer != ZERO_ADDRESS))
+        signed = tuple(payer for payer in known if payer in presented.keys(chain_id))
+        if signed:
+            return signed
+        for payer in known:
+            if await self._is_contract_signer(presented, chain_id, payer):
+                return (payer,)
+        return ()
+
+    def mark_spent(self, chain_id: ChainId, payer: Address) -> None:
+        """A payment of this wallet has bought something."""
+        count = self._unclaimed.get((chain_id, payer))
+        if count is not None:
+            self._unclaimed[(chain_id, payer)] = max(0, count - 2)
+
+    def _count_unclaimed(self, key: tuple[ChainId, Address]) -> int:
+        """One more. At the maximum it stays one above, so that a claim ends it."""
+        count = self._unclaimed[key] = min(self._unclaimed.get(key, 0), UNCLAIMED_MAX) + 1
+        self._unclaimed.move_to_end(key)
+        if len(self._unclaimed) > WALLETS_MAX:
+            self._unclaimed.popitem(last=False)
+        return count
+
+    async def _is_contract_signer(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
+        key = (chain_id, payer)
+        if key in presented.answers:
+            return presented.answers[key]
+        if sum(asked == chain_id for asked, _ in presented.answers) >= CONTRACT_PAYERS_MAX:
+            return False
+        presented.answers[key] = answer = await self._ask(presented, chain_id, payer)
+        if answer:
+            if self._count_unclaimed(key) > UNCLAIMED_MAX:
+                presented.charge.keep()
+            self._wallets[key] = None
+            self._wallets.move_to_end(key)
+            if len(self._wallets) > WALLETS_MAX:
+                self._wallets.popitem(last=False)
+        else:
+            self._wallets.pop(key, None)
+        return answer
+
+    async def _ask(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
+        signature = presented.proof.signature
+        for digest in presented.digests(chain_id):
+            key = (chain_id, payer)
+            if key not in self._wallets or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX:
+                await presented.charge.take()
+            if await self._verifier.is_signed_by(payer, digest, signature, (chain_id,)):
+                return True
+        return False
+
+
+def recover_wallets(
+    proof: Proof, request: BoundRequest, listing_id: ListingId, chain_ids: Iterable[ChainId]
+) -> tuple[Address, ...]:
+    """The wallets whose keys may have made the signature, on whichever of these networks. Asks nobody: no contract's
+    wallet is among them, and one of two plain spellings names a stranger."""
+    digests = (digest for chain_id in chain_ids for digest in _digests(proof, request, listing_id, chain_id))
+    return tuple(dict.fromkeys(_recover_all(proof, dict.fromkeys(digests))))
+
+
+def _recover_all(proof: Proof, digests: Iterable[bytes]) -> Iterator[Address]:
+    recovered = (recover(digest, proof.signature) for digest in digests)
+    return (address for address in recovered if address is not None)
+
+
+def _digests(
+    proof: Proof, request: BoundRequest, listing_id: ListingId, chain_id: ChainId
+) -> tuple[bytes, ...]:
+    """What the payer may have signed: one digest in the bound form, two spellings in the plain one."""
+    if proof.binding is None:
+        return transaction_digests(proof.tx_hash)
+    return (
+        paid_call_digest(
+            chain_id=chain_id,
+            gateway=request.gateway,
+            api_id=listing_id,
+            method=request.method,
+            target=request.target,
+            body_hash=request.body_hash,
+            transaction=proof.tx_hash,
+            valid_until=proof.binding.valid_until,
+            nonce=proof.binding.nonce,
+        ),
+    )
+
+
+KNOWN_PAYMENTS_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendablePayment:
+    """A payment that its payer may spend here. `is_first`: it has bought nothing yet, and that is not just remembered."""
+
+    payment: Payment
+    asset: Asset
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verification:
+    """What a chain is asked about: a proof, the listing that it was shown for, and what the ledger said before."""
+
+    presented: PresentedProof
+    entry: CatalogEntry
+    recorded: RecordedTransaction
+
+
+class TransactionVerifier:
+    """Safe to use from many tasks at once; look-ups of one transaction are a single flight."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        chains: ChainReader,
+        rules: Mapping[ChainId, ChainRules],
+        signature_verifier: SignatureVerifier,
+        quota: LookupQuota,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        find_older_terms: Callable[[CatalogEntry, int], Awaitable[CatalogEntry]],
+        on_outcome: Callable[[str, str], None] = lambda network, outcome: None,
+    ) -> None:
+        """`on_outcome` hears of each payment that a chain was asked about: the network, and `accepted` or the code."""
+        self._ledger = ledger
+        self._chains = chains
+        self._rules = rules
+        self._quota = quota
+        self._limits = limits
+        self._now_ms = now_ms
+        self._find_older_terms = find_older_terms
+        self._on_outcome = on_outcome
+        self._signer_check = SignerCheck(signature_verifier)
+        self._lookup = TransactionLookup(chains)
+        # Only payments that have bought something: whether a payment is at its first call is read from the ledger.
+        self._known: OrderedDict[TxHash, tuple[Payment, ...]] = OrderedDict()
+
+    async def find_spendable(
+        self, proof: Proof, entry: CatalogEntry, request: BoundRequest
+    ) -> tuple[SpendablePayment, ...] | Problem:
+        """The payments of the shown transaction that this caller may spend on this listing; or why none.
+
+        Raises `ChainUnavailable` and `StorageUnavailable`.
+        """
+        likeliest = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
+        presented = PresentedProof(proof, request, entry.listing.id, chain_id=likeliest, quota=self._quota)
+        try:
+            found = await self._find_spendable(proof, entry, presented)
+        except (ChainUnavailable, StorageUnavailable):
+            presented.charge.count_unresolved()
+            raise
+        if not isinstance(found, Problem):
+            presented.charge.give_back()
+        return found
+
+    async def _find_spendable(
+        self, proof: Proof, entry: CatalogEntry, presented: PresentedProof
+    ) -> tuple[SpendablePayment, ...] | Problem:
+        try:
+            remembered = self._known.get(proof.tx_hash, ())
+            if found := await self._match(remembered, presented, entry, is_fresh=False):
+                return found
+            recorded = await self._ledger.find_transaction(proof.tx_hash)
+            if found := await self._find_known(recorded.payments, presented, entry):
+                return found
+            verification = _Verification(presented=presented, entry=entry, recorded=recorded)
+            return await self._check_network(await self._look_up(verification), proof, entry)
+        except Refusal as refusal:
+            return refusal.problem
+
+    async def find_key_wallets(
+        self, proof: Proof, entry: CatalogEntry, signers: Sequence[Address]
+    ) -> tuple[Address, ...]:
+        """Those of these wallets, who made the signature, whose idempotency keys it opens. A bound one is of this very
+        request. A plain one is the same for ever and may have been read in a log, so it opens no more than it might
+        buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Asks no chain."""
+        if proof.binding is not None or not signers:
+            return tuple(signers)
+        recorded = await self._ledger.find_payments(proof.tx_hash)
+        key_wallets = [
+            payment.payer
+            for payment in recorded
+            if payment.payer in signers
+            and not payment.is_plain_ended
+            and proof.chain_id in (None, payment.chain_id)
+            and await self._is_credit_here(payment, entry)
+        ]
+        return tuple(dict.fromkeys(key_wallets))
+
+    def forget(self, tx_hash: TxHash) -> None:
+        """Read this transaction from the ledger again next time (its payment turned out unspendable)."""
+        self._known.pop(tx_hash, None)
+
+    def forget_payer(self, payer: Address) -> None:
+        """The same for all payments of a wallet: one of them has left the chain, so it may be in debt."""
+        for tx_hash, payments in list(self._known.items()):
+            if any(payment.payer == payer for payment in payments):
+                del self._known[tx_hash]
+
+    def mark_spent(self, payment: Payment) -> None:
+        """A payment has bought something: of the remembered ones it is the last to be dropped."""
+        self._signer_check.mark_spent(payment.chain_id, payment.payer)
+        if payment.tx_hash in self._known:
+            self._known.move_to_end(payment.tx_hash)
+
+    # ---- Known payments: no chain is asked, except a contract wallet for its own signature.
+
+    async def _find_known(
+        self, recorded: tuple[Payment, ...], presented: PresentedProof, entry: CatalogEntry
+    ) -> tuple[SpendablePayment, ...]:
+        tx_hash = presented.proof.tx_hash
+        found = await self._match(recorded, presented, entry, is_fresh=True)
+        if found and all(one.payment.taken_units > 0 for one in found):
+            self._known[tx_hash] = recorded
+            self._known.move_to_end(tx_hash)
+            if len(self._known) > KNOWN_PAYMENTS_MAX:
+                self._known.popitem(last=False)
+        return found
+
+    async def _match(
+        self, payments: Sequence[Payment], presented: PresentedProof, entry: CatalogEntry, *, is_fresh: bool
+    ) -> tuple[SpendablePayment, ...]:
+        """The given payments that count for this listing and whose payer signed.
+
+        One that is gone is not known any more: it has to be verified again.
+        """
+        counting = [
+            payment
+            for payment in payments
+            if payment.state is not PaymentState.GONE
+            and presented.proof.chain_id in (None, payment.chain_id)
+            and await self._is_credit_here(payment, entry)
+        ]
+        mine = [payment for payment in counting if payment.payer in presented.keys(payment.chain_id)]
+        if not mine:
+            mine = await self._match_wallets(counting, presented)
+        return tuple(
+            SpendablePayment(
+                payment=payment,
+                asset=self._asset_of(payment),
+                is_first=is_fresh and payment.taken_units == 0,
+            )
+            for payment in mine
+        )
+
+    async def _match_wallets(self, payments: Sequence[Payment], presented: PresentedProof) -> list[Payment]:
+        for chain_id in dict.fromkeys(payment.chain_id for payment in payments):
+            here = [payment for payment in payments if payment.chain_id == chain_id]
+            signers = await self._signer_check.find_signers(
+                presented, chain_id, [payment.payer for payment in here]
+            )
+            if signers:
+                return [payment for payment in here if payment.payer in signers]
+        return []
+
+    async def _is_credit_here(self, payment: Payment, entry: CatalogEntry) -> bool:
+        rules = self._rules.get(payment.chain_id)
+        if rules is None or all(asset.key != payment.asset for asset in rules.assets):
+            return False
+        if not any(rules.kind == self._rules[c].kind for c in entry.versions[0].networks if c in self._rules):
+            return False  # play money never buys what is sold for real money
+        if self._counts(payment, entry):
+            return True
+        older = await self._load_older_terms(entry, payment.block_time)
+        return older is not entry and self._counts(payment, older)
+
+    async def _check_network(
+        self, outcome: tuple[SpendablePayment, ...] | Problem, proof: Proof, entry: CatalogEntry
+    ) -> tuple[SpendablePayment, ...] | Problem:
+        """Where the named network says that nothing was paid, but the ledger knows the payment on another one: the
+        name is wrong, and asking for money would be too."""
+        if (
+            not isinstance(outcome, Problem)
+            or outcome.code is not Code.PAYMENT_VERIFICATION_FAILED
+            or proof.chain_id is None
+        ):
+            return outcome
+        for payment in await self._ledger.find_payments(proof.tx_hash):
+            if payment.state is not PaymentState.GONE and await self._is_credit_here(payment, entry):
+                return other_network(format_network(payment.chain_id))
+        return outcome
+
+    def _counts(self, payment: Payment, entry: CatalogEntry) -> bool:
+        return does_credit_count(
+            entry.versions,
+            payee=payment.payee,
+            chain_id=payment.chain_id,
+            block_time_s=payment.block_time,
+            limits=self._limits,
+        )
+
+    async def _load_older_terms(self, entry: CatalogEntry, block_time_s: int) -> CatalogEntry:
+        """The shelf with all versions that count for a payment of that time: a shelf forgets old ones."""
+        moment_s = block_time_s - self._limits.payee_memory_s
+        if moment_s >= self._now_ms() // 1000 - TERMS_RETENTION_S:
+            return entry
+        return await self._find_older_terms(entry, moment_s * 1000)
+
+    def _asset_of(self, payment: Payment) -> Asset:
+        return next(asset for asset in self._rules[payment.chain_id].assets if asset.key == payment.asset)
+
+    # ---- First presentation: the chain is asked once.
+
+    async def _look_up(self, verification: "_Verification") -> tuple[SpendablePayment, ...] | Problem:
+        proof = verification.presented.proof
+        chain_ids = self._candidate_chains(proof, verification.entry)
+        if not chain_ids:
+            return refuse_transaction(TransactionReason.WRONG_CHAIN)
+        answers = await self._verify_on_all(chain_ids, verification)
+        accepted = next((answer for answer in answers if isinstance(answer, Accepted)), None)
+        if accepted is not None:
+            spendable = await self._record(accepted, verification.recorded)
+            self._on_outcome(spendable[0].asset.network, "accepted")
+            return spendable
+        problem = _combine_results(proof.tx_hash, answers)
+        self._on_outcome("none", problem.code.value)
+        return problem
+
+    def _candidate_chains(self, proof: Proof, entry: CatalogEntry) -> tuple[ChainId, ...]:
+        """The networks of all terms that may still count, the listing's own order first."""
+        configured = find_chains(entry.versions, self._rules)
+        wanted = configured if proof.chain_id is None else tuple(c for c in configured if c == proof.chain_id)
+        named = {chain_id for version in entry.versions for chain_id in version.networks}
+        away = sorted((named if proof.chain_id is None else named & {proof.chain_id}) - set(self._rules))
+        if not wanted and away:
+            raise ChainUnavailable(f"no node of {format_network(away[0])} is configured")
+        return wanted
+
+    async def _verify_on_all(
+        self, chain_ids: Sequence[ChainId], verification: "_Verification"
+    ) -> list["_NetworkResult"]:
+        """All networks at once. A match decides at once; otherwise everybody is heard."""
+        if len(chain_ids) == 1:
+            return [await self._verify_on(chain_ids[0], verification)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._verify_on(c, verification)) for c in chain_ids]
+                for next_answer in asyncio.as_completed(tasks):
+                    if isinstance(answer := await next_answer, Accepted):
+                        for task in tasks:
+                            task.cancel()
+                        return [answer]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _verify_on(self, chain_id: ChainId, verification: "_Verification") -> "_NetworkResult":
+        """Its failures are answers too: another network may know better. What it is worth is known only once a node was
+        asked, and then more nodes may have to say the same."""
+        quorum = self._rules[chain_id].first_quorum
+        try:
+            answer = await self._verify_by(quorum, chain_id, verification)
+            if quorum is Quorum.ONE and not _is_one_enough(answer, self._rules[chain_id]):
+                quorum = Quorum.AGREED
+                answer = await self._verify_by(quorum, chain_id, verification)
+            return _keep_unfinal(answer) if quorum is Quorum.ONE else answer
+        except TollwayError as exc:
+            return exc
+
+    async def _verify_by(
+        self, quorum: Quorum, chain_id: ChainId, verification: "_Verification"
+    ) -> "VerificationResult | NotMined":
+        presented = verification.presented
+        facts = await self._lookup.fetch(chain_id, presented.proof.tx_hash, presented.charge, quorum=quorum)
+        return facts if isinstance(facts, NotMined) else await self._apply_rules(facts, verification)
+
+    async def _apply_rules(self, facts: ChainFacts, verification: "_Verification") -> VerificationResult:
+        now_ms = self._now_ms()
+        entry = await self._load_older_terms(verification.entry, facts.block_time)
+        held_before_ms = verification.recorded.held_before_ms
+        rules, block_time_s = self._rules[facts.chain_id], facts.block_time
+        given = VerificationInput(
+            rules=rules,
+            assets=find_assets(entry.versions, rules, block_time_s=block_time_s, limits=self._limits),
+            payees=find_payees(entry.versions, block_time_s=block_time_s, limits=self._limits),
+            now_s=now_ms // 1000,
+            age_credit_s=await self._age_credit_s(facts, now_ms),
+            is_admitted=verification.recorded.is_admitted,
+            held_before_s=None if held_before_ms is None else held_before_ms // 1000,
+        )
+        payers = [movement.payer for movement in find_movements(facts, given)]
+        signers = await self._signer_check.find_signers(verification.presented, facts.chain_id, payers)
+        result = verify_transaction(facts, given, signers, limits=self._limits)
+        return await self._name_internal_transfer(result, facts, given)
+
+    async def _age_credit_s(self, facts: ChainFacts, now_ms: int) -> int:
+        """The clock of a payment's age stands still while no gateway was ready; asked only when it decides."""
+        block_ms = facts.block_time * 1000
+        if now_ms - block_ms <= self._limits.payment_age_s * 1000:
+            return 0
+        return await self._ledger.downtime_ms(since_ms=block_ms, now_ms=now_ms) // 1000
+
+    async def _name_internal_transfer(
+        self, result: VerificationResult, facts: ChainFacts, given: VerificationInput
+    ) -> VerificationResult:
+        """Value sent to a contract may have reached the payee inside it; no log proves that, so it has its own reason."""
+        if (
+            result != Refused(reason=TransactionReason.WRONG_RECIPIENT)
+            or facts.value == 0
+            or facts.recipient is None
+            or all(asset.token is not None for asset in given.assets)
+        ):
+            return result
+        code_size = await self._chains.fetch_code_size(facts.chain_id, facts.recipient)
+        return Refused(reason=TransactionReason.INTERNAL_TRANSFER) if code_size else result
+
+    async def _record(
+        self, accepted: Accepted, based_on: RecordedTransaction
+    ) -> tuple[SpendablePayment, ...]:
+        recorded = await self._ledger.record_payments(
+            accepted.payments, now_ms=self._now_ms(), based_on=based_on
+        )
+        return tuple(
+            SpendablePayment(
+                payment=payment,
+                asset=self._asset_of(payment),
+                is_first=payment.taken_units == 0,
+            )
+            for payment in recorded
+        )
+
+
+def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> bool:
+    """Whether one node's word may stand. What only asks for patience may; a refusal never: for all we know it is about a
+    large payment."""
+    match answer:
+        case Accepted(payments=payments):
+            worth = {
+                asset: sum(payment.value_units for payment in payments if payment.asset == asset.key)
+                for asset in rules.assets
+            }
+            return all(
+                rules.quorum_for(asset, units) is Quorum.ONE for asset, units in worth.items() if units
+            )
+        case NotMined() | Pending() | BlockInFuture():
+            return True
+        case _:
+            return False
+
+
+def _keep_unfinal(answer: VerificationResult | NotMined) -> VerificationResult | NotMined:
+    """What rests on one node's word can still leave its chain, whatever that node says: so others are asked about it."""
+    if not isinstance(answer, Accepted):
+        return answer
+    return Accepted(payments=tuple(replace(payment, is_final=False) for payment in answer.payments))
+
+
+_NetworkResult = VerificationResult | NotMined | TollwayError
+
+_URGENCY = (Pending, BlockInFuture, HeldByRestore, TooOld, NotThePayer, Refused)
+"""What may still become a payment is told before what never will: the law about 402."""
+
+
+def _combine_results(tx_hash: TxHash, answers: Sequence[_NetworkResult]) -> Problem:
+    """*Pending* and *refused* only when every network has answered. Raises what kept one from answering."""
+    for answer in answers:
+        if isinstance(answer, TollwayError):
+            raise answer
+    if any(isinstance(answer, NotMined) and answer.is_pending for answer in answers):
+        return not_mined(tx_hash)
+    for kind in _URGENCY:
+        for answer in answers:
+            if isinstance(answer, kind):
+                return explain_result(answer)
+    return not_mined(tx_hash)

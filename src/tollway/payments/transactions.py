@@ -1,0 +1,462 @@
+"""The transactions that carry authorisations to their token: built, signed, stored, and replaced when they are not mined.
+
+Every byte is made here from the signed fields: nothing that a payer composed goes into a transaction, and its `value` is 0. A
+transaction is stored in the ledger with its nonce before it is broadcast. A transaction that is replaced keeps its nonce: at
+most one of the two can be mined.
+
+A nonce that is not mined keeps everything behind it waiting. So what no node knows is broadcast again, to all nodes, and what
+a sequence waits for is replaced at a higher price, up to the operator's ceiling. A nonce that is missing below what waits is
+filled; a sequence that has passed nonces which the chain never counted, with nothing waiting there, goes back. One gateway does
+this for all, and two at once do no harm.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import structlog
+
+from tollway.background import describe_failure, run_all
+from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefused, SettlementChain
+from tollway.chain.signer import GasKey, read_transaction
+from tollway.chain.tokens import encode_transfer_with_authorization
+from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.ids import Address, CallId, ListingId, TxHash
+from tollway.ledger.ledger import Fenced, GasLedger, Ledger, NonceUnavailable
+from tollway.ledger.records import Authorization, SettlementAttempt
+from tollway.limits import Limits
+from tollway.payments.gas import GasBudget
+from tollway.payments.nonces import NonceSequence
+
+GAS_MARGIN_NUMERATOR, GAS_MARGIN_DENOMINATOR = 5, 4
+GAS_MARGIN = 15_000
+"""An estimate holds for the state that it was made in. Between it and its block the payee may lose its balance, and
+making a slot costs more than changing one."""
+
+BUMP_NUMERATOR, BUMP_DENOMINATOR = 9, 8
+"""Nodes take a replacement that offers a tenth more; this is an eighth."""
+
+_VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
+"""Its place in the calldata of `transferWithAuthorization`, in either form of the signature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFees:
+    """Prices per gas: the most in all, and what of it goes to whoever builds the block."""
+
+    max_fee_wei: int
+    tip_wei: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferCall:
+    """For which call a transaction is signed, and the most gas that it may use. `code_hash`: of the payer's code."""
+
+    authorization: Authorization
+    call_id: CallId
+    listing_id: ListingId
+    gas: int
+    code_hash: bytes | None = None
+
+
+def encode_transfer_call(authorization: Authorization) -> bytes:
+    """Calldata of `transferWithAuthorization`."""
+    return encode_transfer_with_authorization(
+        payer=authorization.payer,
+        payee=authorization.payee,
+        base_units=authorization.base_units,
+        valid_after=authorization.valid_after,
+        valid_before=authorization.valid_before,
+        nonce=authorization.nonce,
+        signature=authorization.signature,
+    )
+
+
+def limit_gas(estimate: int, *, gas_max: int) -> int:
+    """What a transaction may use: the estimate and a margin, within what is allowed."""
+    return min(estimate * GAS_MARGIN_NUMERATOR // GAS_MARGIN_DENOMINATOR + GAS_MARGIN, gas_max)
+
+
+def choose_fees(fees: Fees, *, price_max_wei: int) -> TransactionFees:
+    """Twice the base fee, so that six full blocks in a row do not overtake it; never above the operator's ceiling."""
+    max_fee_wei = min(2 * fees.base_fee_wei + fees.tip_wei, price_max_wei)
+    return TransactionFees(max_fee_wei=max_fee_wei, tip_wei=min(fees.tip_wei, max_fee_wei))
+
+
+def bump_fees(earlier: TransactionFees, fees: Fees, *, price_max_wei: int) -> TransactionFees | None:
+    """The offer that replaces an earlier one; None when that would be above the ceiling."""
+    fresh = choose_fees(fees, price_max_wei=price_max_wei)
+    tip_wei = max(fresh.tip_wei, _raise_price(earlier.tip_wei))
+    max_fee_wei = max(fresh.max_fee_wei, _raise_price(earlier.max_fee_wei), tip_wei)
+    return None if max_fee_wei > price_max_wei else TransactionFees(max_fee_wei=max_fee_wei, tip_wei=tip_wei)
+
+
+def _raise_price(wei: int) -> int:
+    return -(-wei * BUMP_NUMERATOR // BUMP_DENOMINATOR) + 1
+
+
+def sign_attempt(
+    transfer_call: TransferCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
+) -> SettlementAttempt:
+    """Signed, and not sent: it goes into the ledger first."""
+    authorization = transfer_call.authorization
+    signed = key.sign(
+        chain_id=authorization.chain_id,
+        nonce=nonce,
+        to=authorization.token,
+        calldata=encode_transfer_call(authorization),
+        gas=transfer_call.gas,
+        max_fee_wei=tx_fees.max_fee_wei,
+        tip_wei=tx_fees.tip_wei,
+    )
+    return SettlementAttempt(
+        chain_id=authorization.chain_id,
+        tx_hash=signed.tx_hash,
+        call_id=transfer_call.call_id,
+        listing_id=transfer_call.listing_id,
+        sender=key.address,
+        nonce=nonce,
+        raw=signed.raw,
+        fee_max_wei=transfer_call.gas * tx_fees.max_fee_wei,
+        created_ms=now_ms,
+        code_hash=transfer_call.code_hash,
+    )
+
+
+def sign_replacement(
+    attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
+) -> SettlementAttempt:
+    """The same once more, at another price."""
+    before = read_transaction(attempt.raw)
+    return _sign_instead(
+        attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, tx_fees=tx_fees, now_ms=now_ms
+    )
+
+
+def sign_filler(
+    attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
+) -> SettlementAttempt:
+    """Nothing but the nonce: the key pays itself nothing. It may use as much gas as the one before, for networks on which
+    the plainest transaction takes more than it does elsewhere."""
+    gas = read_transaction(attempt.raw).gas
+    return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, tx_fees=tx_fees, now_ms=now_ms)
+
+
+def read_fees(attempt: SettlementAttempt) -> TransactionFees:
+    """What an attempt of ours offered: read from what was signed."""
+    tx_fields = read_transaction(attempt.raw)
+    return TransactionFees(max_fee_wei=tx_fields.max_fee_wei, tip_wei=tx_fields.tip_wei)
+
+
+def read_valid_before(attempt: SettlementAttempt) -> int:
+    """When the authorisation that it carries ends; 0 for a filler."""
+    return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
+
+
+def is_filler(attempt: SettlementAttempt) -> bool:
+    """Whether it carries no authorisation, only its nonce."""
+    return not read_transaction(attempt.raw).calldata
+
+
+def _sign_instead(
+    attempt: SettlementAttempt,
+    key: GasKey,
+    *,
+    to: Address,
+    calldata: bytes,
+    gas: int,
+    tx_fees: TransactionFees,
+    now_ms: int,
+) -> SettlementAttempt:
+    signed = key.sign(
+        chain_id=attempt.chain_id,
+        nonce=attempt.nonce,
+        to=to,
+        calldata=calldata,
+        gas=gas,
+        max_fee_wei=tx_fees.max_fee_wei,
+        tip_wei=tx_fees.tip_wei,
+    )
+    return replace(
+        attempt,
+        tx_hash=signed.tx_hash,
+        raw=signed.raw,
+        fee_max_wei=gas * tx_fees.max_fee_wei,
+        created_ms=now_ms,
+    )
+
+
+NONCE_TRIES_MAX = 8
+"""How often one call asks for a nonce when others were faster, on this gateway and elsewhere."""
+
+
+async def sign_next(
+    transfer_call: TransferCall,
+    sequence: NonceSequence,
+    *,
+    store: Callable[[SettlementAttempt], Awaitable[bool | NonceUnavailable]],
+    gas: GasLedger,
+    gas_budget: GasBudget,
+    now_ms: Callable[[], int],
+) -> SettlementAttempt | Fenced | None:
+    """The attempt, signed and stored. Fenced: `store` said False, the call is not to have one. None: what gas costs is not
+    known, or others were always quicker on this sequence.
+
+    Between taking a nonce and handing it to the ledger nothing is awaited, so many that come at once get theirs in order
+    and share one commit.
+    """
+    is_noted = False
+    for _ in range(NONCE_TRIES_MAX):
+        if not sequence.is_known:
+            sequence.start_at(await gas.next_nonce(sequence.chain_id, sequence.key.address))
+        fees = gas_budget.latest_fees(sequence.chain_id)
+        if fees is None:
+            return None
+        tx_fees = choose_fees(fees, price_max_wei=gas_budget.price_max_wei(sequence.chain_id))
+        taken = sequence.issue_nonce()
+        try:
+            attempt = sign_attempt(
+                transfer_call, sequence.key, nonce=taken.nonce, tx_fees=tx_fees, now_ms=now_ms()
+            )
+            if not is_noted:  # before it is stored: of many that come at once each counts for those after it
+                gas_budget.add_spent(
+                    attempt.chain_id,
+                    attempt.listing_id,
+                    attempt.fee_max_wei,
+                    code_hash=transfer_call.code_hash,
+                )
+                is_noted = True
+            stored = await store(attempt)
+        except BaseException:
+            sequence.forget(taken)
+            raise
+        if isinstance(stored, NonceUnavailable):
+            sequence.correct(taken, next_nonce=stored.next_nonce)
+        elif stored:
+            return attempt
+        else:
+            sequence.correct(taken, next_nonce=taken.nonce)
+            return Fenced()
+    return None
+
+
+OPEN_MAX = 64
+FILL_AFTER_MS = 5_000
+"""A transaction gets this long to reach the node that is asked about it."""
+FILLS_MAX = 16
+"""So many missing nonces are filled at one look."""
+GAP_MAX = 1_000
+"""More are not filled: each costs gas, and how many there are rests on a node's word."""
+
+_log = structlog.get_logger(__name__)
+
+
+class TransactionReplacer:
+    """Used from one event loop: settlement recovery's `run_once` for all sequences, and `resend_before` by any call that waits."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        gas: GasLedger,
+        chains: SettlementChain,
+        gas_budget: GasBudget,
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._gas = gas
+        self._chains = chains
+        self._gas_budget = gas_budget
+        self._limits = limits
+        self._now_ms = now_ms
+        self._capped: dict[
+            NonceSequence, TxHash
+        ] = {}  # of which it was told that gas costs more than is allowed
+        self._resending: set[NonceSequence] = set()
+
+    async def run_once(self) -> None:
+        """One look at every sequence, those of keys without gas too. Raises StorageUnavailable."""
+        sequences = [
+            sequence
+            for chain_id in self._gas_budget.chain_ids
+            for sequence in self._gas_budget.sequences(chain_id)
+        ]
+        await run_all([partial(self._check_sequence, sequence) for sequence in sequences])
+
+    async def resend_before(self, attempt: SettlementAttempt) -> None:
+        """Broadcasts again what an attempt waits behind and no node knows: the gateway that stored it may stand still. One
+        such round a sequence at a time; a chain or a database that is away only ends it."""
+        sequences = self._gas_budget.sequences(attempt.chain_id)
+        sequence = next((sequence for sequence in sequences if sequence.key.address == attempt.sender), None)
+        if sequence is None or sequence in self._resending:
+            return
+        self._resending.add(sequence)
+        try:
+            attempts = await self._gas.open_attempts(sequence.chain_id, sequence.key.address, limit=OPEN_MAX)
+            newest = {one.nonce: one for one in attempts if one.nonce < attempt.nonce}
+            account = await self._chains.fetch_account(sequence.chain_id, sequence.key.address)
+            waiting = [one for nonce, one in newest.items() if nonce >= account.mined_nonce]
+            pending, mined = await self._find_pending_and_mined(sequence, waiting)
+            for one in waiting:
+                if one.nonce not in pending | mined:
+                    await self._send(one)
+        except (ChainUnavailable, StorageUnavailable) as exc:
+            address = str(sequence.key.address)
+            _log.warning("lane_unseen", chain_id=sequence.chain_id, address=address, detail=str(exc))
+        finally:
+            self._resending.discard(sequence)
+
+    async def _check_sequence(self, sequence: NonceSequence) -> None:
+        try:
+            await self._replace_unmined(sequence)
+        except ChainUnavailable as exc:
+            _log.warning(
+                "lane_unseen", chain_id=sequence.chain_id, address=str(sequence.key.address), detail=str(exc)
+            )
+        except StorageUnavailable:
+            raise  # one line for all of them
+        except Exception as exc:  # noqa: BLE001 - a task root: one bad sequence must not stop the others
+            where = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
+            _log.error("lane_failed", **where, **describe_failure(exc))
+
+    async def _replace_unmined(self, sequence: NonceSequence) -> None:
+        attempts = await self._gas.open_attempts(sequence.chain_id, sequence.key.address, limit=OPEN_MAX)
+        newest = {attempt.nonce: attempt for attempt in attempts}
+        is_stuck = sequence.progress.is_stuck
+        if all(self._is_younger(attempt, FILL_AFTER_MS) for attempt in newest.values()) and not is_stuck:
+            return
+        account = await self._chains.fetch_account(sequence.chain_id, sequence.key.address)
+        waiting = [attempt for attempt in attempts if attempt.nonce >= account.mined_nonce]
+        if is_stuck:
+            await self._repair_gap(sequence, account.mined_nonce, waiting)
+        pending, mined = await self._find_pending_and_mined(sequence, waiting)
+        for nonce, attempt in newest.items():
+            if nonce < account.mined_nonce or nonce in mined or self._is_younger(attempt, FILL_AFTER_MS):
+                continue
+            is_first, is_to_replace = (
+                nonce == account.mined_nonce,
+                nonce in pending,
+            )  # a pool has it, and no block
+            if not is_to_replace or (is_first and is_stuck):
+                refused = await self._send(attempt)
+                is_to_replace |= refused is not None and self._is_unminable(attempt, refused.fault)
+            if is_to_replace and is_first:
+                await self._replace(sequence, attempt)
+
+    async def _repair_gap(
+        self, sequence: NonceSequence, mined_nonce: int, waiting: Sequence[SettlementAttempt]
+    ) -> None:
+        """A sequence that does not move may wait for nonces that nothing was ever signed with."""
+        receipts = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
+        if not waiting:
+            now_at = await self._gas.lower_nonce(sequence.chain_id, sequence.key.address, mined_nonce)
+            if now_at == mined_nonce:
+                _log.warning("lane_went_back", nonce=mined_nonce, **receipts)
+            return
+        taken = {attempt.nonce for attempt in waiting}
+        if min(taken) - mined_nonce > GAP_MAX:
+            _log.error("lane_gap_too_wide", nonce=mined_nonce, waiting=min(taken), **receipts)
+            return
+        missing = (nonce for nonce in range(mined_nonce, max(taken)) if nonce not in taken)
+        for nonce in islice(missing, FILLS_MAX):
+            await self._fill(sequence, nonce, waiting[0])
+
+    async def _fill(self, sequence: NonceSequence, nonce: int, above: SettlementAttempt) -> None:
+        """With nothing, on behalf of the call of an attempt that waits above."""
+        fees = self._gas_budget.latest_fees(sequence.chain_id)
+        if fees is None:
+            return
+        tx_fees = choose_fees(fees, price_max_wei=self._gas_budget.price_max_wei(sequence.chain_id))
+        filler = sign_filler(
+            replace(above, nonce=nonce), sequence.key, tx_fees=tx_fees, now_ms=self._now_ms()
+        )
+        if await self._ledger.add_attempt(filler, is_filling=True) is True:
+            _log.warning(
+                "lane_nonce_filled",
+                chain_id=sequence.chain_id,
+                address=str(sequence.key.address),
+                nonce=nonce,
+            )
+            await self._send(filler)
+
+    def _is_unminable(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
+        """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
+        is lost by it."""
+        return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_expired(attempt))
+
+    def _is_younger(self, attempt: SettlementAttempt, age_ms: int) -> bool:
+        """What was signed in the future is not: the clock was set back, or another gateway's is ahead."""
+        return 0 <= self._now_ms() - attempt.created_ms < age_ms
+
+    def _is_expired(self, attempt: SettlementAttempt) -> bool:
+        return read_valid_before(attempt) * 1000 <= self._now_ms()
+
+    async def _find_pending_and_mined(
+        self, sequence: NonceSequence, attempts: Sequence[SettlementAttempt]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """The nonces of which a pool has a transaction, and those of which a block has one."""
+        if not attempts:
+            return frozenset(), frozenset()
+        receipts = await self._chains.fetch_receipts(
+            sequence.chain_id, [attempt.tx_hash for attempt in attempts]
+        )
+        answers = [(attempt.nonce, receipts.get(attempt.tx_hash)) for attempt in attempts]
+        return (
+            frozenset(n for n, answer in answers if isinstance(answer, NotMined) and answer.is_pending),
+            frozenset(n for n, answer in answers if isinstance(answer, ChainFacts)),
+        )
+
+    async def _replace(self, sequence: NonceSequence, attempt: SettlementAttempt) -> None:
+        """By the same for more, however often it takes: only the ceiling ends that. Where its call has ended and its
+        authorisation is over, by nothing at all."""
+        last = await self._find_last(attempt)
+        if self._is_younger(last, round(self._limits.fee_bump_after_s * 1000)):
+            return
+        tx_fees = self._raise_fees(sequence, last)
+        if tx_fees is None:
+            return
+        replacement = sign_replacement(last, sequence.key, tx_fees=tx_fees, now_ms=self._now_ms())
+        is_stored = await self._ledger.add_attempt(replacement)
+        if is_stored is False:
+            if self._is_expired(last):
+                replacement = sign_filler(last, sequence.key, tx_fees=tx_fees, now_ms=self._now_ms())
+            is_stored = await self._ledger.add_attempt(replacement, is_filling=True)
+        if is_stored is True:
+            _log.info("settlement_fee_bumped", call_id=last.call_id, transaction=str(replacement.tx_hash))
+            await self._send(replacement)
+
+    async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
+        """The newest of that nonce: there may be more than were listed."""
+        attempts = await self._ledger.attempts_of(attempt.call_id)
+        place = (attempt.chain_id, attempt.sender, attempt.nonce)
+        return next(one for one in reversed(attempts) if (one.chain_id, one.sender, one.nonce) == place)
+
+    def _raise_fees(self, sequence: NonceSequence, last: SettlementAttempt) -> TransactionFees | None:
+        fees = self._gas_budget.latest_fees(sequence.chain_id)
+        if fees is None:
+            return None
+        price_max_wei = self._gas_budget.price_max_wei(sequence.chain_id)
+        tx_fees = bump_fees(read_fees(last), fees, price_max_wei=price_max_wei)
+        if tx_fees is None and self._capped.get(sequence) != last.tx_hash:
+            self._capped[sequence] = last.tx_hash
+            _log.warning(
+                "lane_waits_at_ceiling",
+                chain_id=sequence.chain_id,
+                address=str(sequence.key.address),
+                nonce=last.nonce,
+                transaction=str(last.tx_hash),
+            )
+        return tx_fees
+
+    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
+        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
+        if refused is not None:
+            _log.warning(
+                "settlement_send_refused",
+                call_id=attempt.call_id,
+                transaction=str(attempt.tx_hash),
+                fault=refused.fault.value,
+            )
+        return refused

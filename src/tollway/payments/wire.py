@@ -1,0 +1,297 @@
+"""The inside of a payment header (base64, JSON, the signed fields of an EIP-3009 transfer), and the reasons of refusals. Pure.
+
+All of it is the caller's: sizes, nesting and numbers are bounded, and what is not clearly well-formed is refused. It
+says nothing about whether an authorisation is good.
+
+The reasons are public, and are the strings of the protocols where those have one: clients show them as they are. Only
+`payment_already_used` says that money may have moved, to another payee and for nothing of ours; everything else is surely
+unpaid and may ask for a new payment.
+"""
+
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic_core import from_json
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.ids import Address
+
+
+class AuthorizationReason(StrEnum):
+    """Public (`reason` of a problem, `error` of a 402, `errorReason` of a failed settlement)."""
+
+    # What was shown cannot be read.
+    UNREADABLE = "invalid_payload"
+    BAD_IDENTIFIER = "invalid_payment_identifier"
+    MORE_THAN_ONE = "more_than_one_rail"
+
+    # It is of another kind than what is taken here.
+    WRONG_VERSION = "invalid_x402_version"
+    SCHEME = "unsupported_scheme"
+    NETWORK = "invalid_network"
+    TOKEN = "invalid_exact_evm_eip3009_not_supported"  # noqa: S105 - a reason, not a secret
+    TRANSFER_METHOD = "unsupported_transfer_method"
+    MPP_METHOD = "method_unsupported"
+
+    # It pays otherwise than asked.
+    RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
+    RETURNED = "returned"  # as of a transaction by which a wallet pays itself
+    AMOUNT = "invalid_exact_evm_payload_authorization_value_mismatch"
+    NOT_YET_VALID = "invalid_exact_evm_payload_authorization_valid_after"
+    EXPIRED = "invalid_exact_evm_payload_authorization_valid_before"
+    ENDLESS = "invalid_exact_evm_payload_authorization_valid_before_too_large"
+    SIGNATURE = "invalid_exact_evm_payload_signature"
+    UNDEPLOYED_WALLET = "invalid_exact_evm_payload_undeployed_smart_wallet"
+    INSUFFICIENT_BALANCE = "insufficient_balance"
+    SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
+    ALREADY_USED = "invalid_exact_evm_nonce_already_used"
+    WALLET_GAS = "wallet_gas_budget"
+
+    # MPP: the challenge that it answers.
+    CHALLENGE = "invalid_challenge"
+    CHALLENGE_EXPIRED = "challenge_expired"
+    CHALLENGE_NONCE = "invalid_challenge_nonce"
+
+
+def explain_authorization(reason: AuthorizationReason, detail: str | None = None) -> Problem:
+    """The refusal for that reason; `detail` where the general sentence can be bettered."""
+    code, sentence = _PROBLEMS[reason]
+    return Problem(
+        code=code,
+        detail=detail or sentence,
+        reason=reason.value,
+        payment_state="none",
+    )
+
+
+_MALFORMED = Code.PAYMENT_MALFORMED
+_UNSUPPORTED = Code.PAYMENT_METHOD_UNSUPPORTED
+_FAILED = Code.PAYMENT_VERIFICATION_FAILED
+_EXPIRED = Code.PAYMENT_EXPIRED
+
+_PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
+    AuthorizationReason.UNREADABLE: (_MALFORMED, "The payment header cannot be read."),
+    AuthorizationReason.WRONG_VERSION: (
+        _UNSUPPORTED,
+        "PAYMENT-SIGNATURE carries x402 version 2 and X-PAYMENT carries version 1; this one says otherwise.",
+    ),
+    # Not a 402: a client would only sign a second payment under the same identifier.
+    AuthorizationReason.BAD_IDENTIFIER: (
+        Code.INVALID_REQUEST,
+        "The id of the payment-identifier extension must have 16 to 128 characters of A-Z, a-z, 0-9, - and _.",
+    ),
+    AuthorizationReason.MORE_THAN_ONE: (
+        Code.INVALID_REQUEST,
+        "The request shows more than one kind of payment; send one.",
+    ),
+    AuthorizationReason.SCHEME: (_UNSUPPORTED, "Only the scheme `exact` is taken."),
+    AuthorizationReason.NETWORK: (_UNSUPPORTED, "This listing is not sold on that network by authorisation."),
+    AuthorizationReason.TOKEN: (
+        _UNSUPPORTED,
+        "This listing does not take authorisations (EIP-3009) of that token.",
+    ),
+    AuthorizationReason.TRANSFER_METHOD: (
+        _UNSUPPORTED,
+        "Only EIP-3009 authorisations are taken; neither Permit2 nor any other way to transfer.",
+    ),
+    AuthorizationReason.MPP_METHOD: (
+        _UNSUPPORTED,
+        "Of MPP only method `evm`, intent `charge`, credential type `authorization` is taken.",
+    ),
+    AuthorizationReason.RECIPIENT: (_FAILED, "The authorisation pays another wallet than payTo."),
+    AuthorizationReason.RETURNED: (_FAILED, "The authorisation pays the wallet that it comes from: nobody."),
+    AuthorizationReason.AMOUNT: (_FAILED, "The authorisation is not over exactly the price."),
+    AuthorizationReason.NOT_YET_VALID: (_FAILED, "The authorisation is not valid yet (validAfter)."),
+    AuthorizationReason.EXPIRED: (
+        _EXPIRED,
+        "The authorisation is expired, or expires before the call could be carried out and settled (validBefore).",
+    ),
+    AuthorizationReason.ENDLESS: (
+        _FAILED,
+        "validBefore lies too far ahead: sign for as long as the terms ask, a day at most.",
+    ),
+    AuthorizationReason.SIGNATURE: (_FAILED, "The signature is not by the wallet that is to pay."),
+    AuthorizationReason.UNDEPLOYED_WALLET: (
+        _FAILED,
+        "The paying wallet is a contract that does not stand yet (ERC-6492); deploy it first.",
+    ),
+    AuthorizationReason.INSUFFICIENT_BALANCE: (
+        _FAILED,
+        "The paying wallet's balance does not cover this authorisation and those of its calls that are still running.",
+    ),
+    AuthorizationReason.WALLET_GAS: (
+        _UNSUPPORTED,
+        "Settling for wallets with code has used up its part of the gas here, or too many transfers of wallets with this "
+        "code have failed; pay by transaction.",
+    ),
+    AuthorizationReason.SIMULATION_FAILED: (_FAILED, "The token refuses the transfer."),
+    AuthorizationReason.ALREADY_USED: (
+        Code.PAYMENT_ALREADY_USED,
+        "The nonce of this authorisation is used or cancelled on the chain; it pays for nothing here.",
+    ),
+    AuthorizationReason.CHALLENGE: (
+        _FAILED,
+        "The challenge is not one that this gateway made for this method and URL, or it was changed.",
+    ),
+    AuthorizationReason.CHALLENGE_EXPIRED: (_EXPIRED, "The challenge is expired."),
+    AuthorizationReason.CHALLENGE_NONCE: (
+        _FAILED,
+        "The authorisation's nonce must be keccak256 of the challenge's id and realm.",
+    ),
+}
+
+
+SIGNATURE_BYTES_MAX = 4 * 1024
+
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]+")
+_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
+_WHOLE = re.compile(r"[0-9]{1,78}")
+_NONCE = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_SIGNATURE = re.compile(r"0[xX](?:[0-9a-fA-F]{2})+")
+_UINT256_MAX = 2**256 - 1
+_NAME_SHOWN_MAX = 40
+
+SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "nonce"})
+"""The members that `parse_transfer` reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationFields:
+    """The fields of `TransferWithAuthorization` and its signature, whatever the protocol around them."""
+
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+    signature: bytes = field(repr=False)
+
+
+def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
+    """base64 of a JSON object. Standard and URL-safe alphabet, with or without padding. Raises `Refusal`."""
+    if len(value) > bytes_max:
+        raise unreadable(f"The payment header is longer than {bytes_max} bytes.")
+    text = value.strip(b" \t").translate(_TO_STANDARD).rstrip(b"=")
+    if not _BASE64.fullmatch(text) or len(text) % 4 == 1:
+        raise unreadable("The payment header is not base64.")
+    raw = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
+    try:
+        parsed = from_json(raw, allow_inf_nan=False)  # it refuses deep nesting by itself
+    except ValueError as exc:
+        raise unreadable("The payment header is not base64 of JSON.") from exc
+    if not isinstance(parsed, dict):
+        raise unreadable("The payment header is not base64 of a JSON object.")
+    return parsed
+
+
+def encode_object(content: Mapping[str, Any]) -> bytes:
+    """base64 in the standard alphabet with padding: stock x402 clients refuse any other."""
+    return encode_base64(encode_json(content))
+
+
+def encode_base64(raw: bytes) -> bytes:
+    return binascii.b2a_base64(raw, newline=False)
+
+
+def encode_object_urlsafe(content: Mapping[str, Any]) -> str:
+    """base64url without padding of canonical JSON (RFC 8785; sorted keys suffice for ASCII keys and integers): MPP."""
+    return encode_urlsafe(_encode_sorted(content).encode("utf-8", "replace"))
+
+
+def encode_urlsafe(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).translate(_TO_URLSAFE).rstrip(b"=").decode("ascii")
+
+
+_TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def encode_json(content: object) -> bytes:
+    """UTF-8 without needless space; what is no character becomes a question mark."""
+    return _encode(content).encode("utf-8", "replace")
+
+
+def parse_transfer(fields: Mapping[str, Any], signature: object) -> AuthorizationFields:
+    """`from, to, value, validAfter, validBefore, nonce` as strings, and the signature in hex. Raises `Refusal`."""
+    return AuthorizationFields(
+        payer=take_address(fields, "from"),
+        payee=take_address(fields, "to"),
+        base_units=_take_whole(fields, "value"),
+        valid_after=_take_whole(fields, "validAfter"),
+        valid_before=_take_whole(fields, "validBefore"),
+        nonce=_take_nonce(fields),
+        signature=_parse_signature(signature),
+    )
+
+
+def find_unknown_member(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:
+    """What is wrong where an object has a member that its protocol does not have; names the first of them. Each place:
+    what it is called, the object, its members. See `PresentedAuthorization.fault` for when it is to be told."""
+    for place, fields, members in places:
+        if fields.keys() <= members:
+            continue
+        name = next(name for name in fields if name not in members)
+        path = f"{place}.{_to_printable(name)}" if place else _to_printable(name)
+        detail = f"`{path}` is no member of such a payment; leave it out. Nothing was settled."
+        return explain_authorization(AuthorizationReason.UNREADABLE, detail)
+    return None
+
+
+def _to_printable(name: str) -> str:
+    """A stranger's word: short and printable."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:_NAME_SHOWN_MAX])
+
+
+def take_object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    member = fields.get(name)
+    if not isinstance(member, dict):
+        raise unreadable(f"`{name}` must be an object.")
+    return member
+
+
+def take_text(fields: Mapping[str, Any], name: str) -> str:
+    member = fields.get(name)
+    if not isinstance(member, str):
+        raise unreadable(f"`{name}` must be a string.")
+    return member
+
+
+def take_address(fields: Mapping[str, Any], name: str) -> Address:
+    try:
+        return Address.parse(take_text(fields, name))
+    except ValueError as exc:
+        raise unreadable(f"`{name}`: {exc}.") from exc
+
+
+def _take_whole(fields: Mapping[str, Any], name: str) -> int:
+    text = take_text(fields, name)
+    if not _WHOLE.fullmatch(text) or int(text) > _UINT256_MAX:
+        raise unreadable(f"`{name}` must be a decimal string within uint256.")
+    return int(text)
+
+
+def _take_nonce(fields: Mapping[str, Any]) -> bytes:
+    text = take_text(fields, "nonce")
+    if not _NONCE.fullmatch(text):
+        raise unreadable("`nonce` must be 0x followed by 64 hex digits.")
+    return bytes.fromhex(text[2:])
+
+
+def _parse_signature(text: object) -> bytes:
+    is_short = isinstance(text, str) and len(text) <= 2 + 2 * SIGNATURE_BYTES_MAX
+    if not isinstance(text, str) or not is_short or not _SIGNATURE.fullmatch(text):
+        raise unreadable(f"`signature` must be 0x followed by the hex of 1 to {SIGNATURE_BYTES_MAX} bytes.")
+    return bytes.fromhex(text[2:])
+
+
+def unreadable(detail: str) -> Refusal:
+    return Refusal(explain_authorization(AuthorizationReason.UNREADABLE, detail))

@@ -1,0 +1,170 @@
+"""Rate limits in sliding windows: the limiter, and quotas for a wallet and its client address. Never about money.
+
+Each process counts in local windows. Where gateways share a Redis server, a request is allowed when both windows allow it; without an answer of that server
+the local windows decide alone.
+"""
+
+import ipaddress
+import math
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from limits import RateLimitItem, RateLimitItemPerHour, RateLimitItemPerMinute
+
+from tollway.errors import Code, Problem, Refusal, describe_rate
+from tollway.ids import Address
+from tollway.rate_limits.windows import LocalWindows
+
+if TYPE_CHECKING:  # its client is loaded where there is a server to ask
+    from tollway.rate_limits.redis_windows import RedisWindows, RedisWindowState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateAllowance:
+    """How many more are allowed now; where none is, the seconds until one is."""
+
+    left: int
+    wait_s: int | None
+
+
+class RateLimiter:
+    """One per process. Safe to use from many tasks at once."""
+
+    def __init__(self, shared: "RedisWindows | None" = None) -> None:
+        self._local = LocalWindows()
+        self._shared = shared
+
+    async def hit(self, item: RateLimitItem, *key: str) -> int | None:
+        """One more. None when it is allowed, else the seconds to wait; a refused one does not count."""
+        if self._shared is None:
+            return self._hit_local(item, key)
+        local = self._local_allowance(item, key)
+        if local.wait_s is not None:
+            return local.wait_s
+        is_allowed = await self._shared.hit(item, *key)
+        if is_allowed is False:
+            return (await self.peek(item, *key)).wait_s or 1
+        wait_s = self._hit_local(item, key)
+        return wait_s if is_allowed is None else None
+
+    async def peek(self, item: RateLimitItem, *key: str) -> RateAllowance:
+        """How many more are allowed now. Counts nothing."""
+        state = None if self._shared is None else await self._shared.peek(item, *key)
+        local = self._local_allowance(item, key)
+        if state is None:
+            return local
+        shared = _to_allowance(item, state)
+        return min(shared, local, key=lambda allowance: (allowance.left, -(allowance.wait_s or 0)))
+
+    def count_hit(self, item: RateLimitItem, *key: str) -> None:
+        """One more, whose asker waits for no answer. Counted here at once, and by the others soon after."""
+        self._hit_local(item, key)
+        if self._shared is not None:
+            self._shared.count_hit(item, *key)
+
+    def undo_hit(self, item: RateLimitItem, *key: str) -> None:
+        """Takes one back that was counted by `hit`: here at once, and at the others soon after. Of several entries the
+        newest goes, so what stays leaves the window no later than it would have."""
+        self._local.undo_hit(item, *key)
+        if self._shared is not None:
+            self._shared.undo_hit(item, *key)
+
+    def _hit_local(self, item: RateLimitItem, key: tuple[str, ...]) -> int | None:
+        return None if self._local.hit(item, *key) else self._local_allowance(item, key).wait_s or 1
+
+    def _local_allowance(self, item: RateLimitItem, key: tuple[str, ...]) -> RateAllowance:
+        local = self._local.peek(item, *key)
+        return RateAllowance(
+            left=local.left, wait_s=None if local.left > 0 else max(1, math.ceil(local.wait_s))
+        )
+
+
+def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowance:
+    if state.left > 0:
+        return RateAllowance(left=state.left, wait_s=None)
+    # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.
+    wait_s = min(math.ceil(state.reset_s - time.time()), item.get_expiry())
+    return RateAllowance(left=0, wait_s=max(1, wait_s))
+
+
+@lru_cache(maxsize=16_384)
+def client_bucket(client_address: str) -> str:
+    """Whom a client address is counted as. Whoever has one IPv6 address has 2^64 of them: they count as one."""
+    try:
+        address = ipaddress.ip_address(client_address)
+    except ValueError:
+        return client_address
+    if address.version == 4:
+        return client_address
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+WALLETS_PER_ADDRESS = 5
+"""A client address may have as much as so many wallets."""
+
+_RATE_LIMIT_ITEMS: dict[str, type[RateLimitItem]] = {
+    "minute": RateLimitItemPerMinute,
+    "hour": RateLimitItemPerHour,
+}
+
+
+class Quota:
+    """Safe to use from many tasks at once. `policy`: its name for callers; `noun`: the thing, in a plural word."""
+
+    def __init__(
+        self,
+        policy: str,
+        noun: str,
+        *,
+        amount: int,
+        per: Literal["minute", "hour"],
+        rate_limiter: RateLimiter,
+        namespace: str | None = None,
+    ) -> None:
+        self._policy = policy
+        self._noun = noun
+        self._per = per
+        self._rate_limiter = rate_limiter
+        name, make = namespace or policy, _RATE_LIMIT_ITEMS[per]
+        self._by_wallet = make(amount, namespace=name)
+        self._by_address = make(amount * WALLETS_PER_ADDRESS, namespace=f"{name}-address")
+
+    async def charge(self, wallet: Address, *, client_address: str) -> None:
+        """Counts one. Raises Refusal (429) when the wallet, or the address, has had its share."""
+        bucket = client_bucket(client_address)
+        allowance = await self._rate_limiter.peek(
+            self._by_address, bucket
+        )  # what it refuses must not cost the wallet
+        if allowance.wait_s is not None:
+            raise self._refuse("One address", f"{self._policy}-address", self._by_address, allowance.wait_s)
+        wait_s = await self._rate_limiter.hit(self._by_wallet, wallet.hex())
+        if wait_s is not None:
+            raise self._refuse("A wallet", self._policy, self._by_wallet, wait_s)
+        self._rate_limiter.count_hit(self._by_address, bucket)
+
+    async def check(self, wallet: Address, *, client_address: str) -> None:
+        """Counts nothing. Raises Refusal (429) where one more would be too much; several who look at once may all go on."""
+        named = (("One address", f"{self._policy}-address", self._by_address, client_bucket(client_address)),)
+        for subject, policy, item, key in (*named, ("A wallet", self._policy, self._by_wallet, wallet.hex())):
+            allowance = await self._rate_limiter.peek(item, key)
+            if allowance.wait_s is not None:
+                raise self._refuse(subject, policy, item, allowance.wait_s)
+
+    def count(self, wallet: Address, *, client_address: str) -> None:
+        """Counts one that was looked for before."""
+        self._rate_limiter.count_hit(self._by_wallet, wallet.hex())
+        self._rate_limiter.count_hit(self._by_address, client_bucket(client_address))
+
+    def _refuse(self, subject: str, policy: str, item: RateLimitItem, wait_s: int) -> Refusal:
+        return Refusal(
+            Problem(
+                code=Code.RATE_LIMITED,
+                detail=f"{subject} may have {item.amount} {self._noun} {'an' if self._per == 'hour' else 'a'} {self._per}.",
+                retry_after_s=wait_s,
+                members=describe_rate(policy, limit=item.amount, window_s=item.get_expiry()),
+            )
+        )

@@ -1,0 +1,158 @@
+"""Reads one JSON object: takes its members one by one and collects every error. Pure.
+
+The rules of a listing's body use it (`draft.py`); it knows no member by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tollway.errors import FieldError
+
+T = TypeVar("T")
+
+POINTER_NAME_MAX = 64
+UNKNOWN_NAMED_MAX = 20
+ERRORS_MAX = 100
+
+
+class ObjectReader:
+    """An object at `pointer` (RFC 6901). Forms of nested objects share the list of errors."""
+
+    def __init__(
+        self, members: Mapping[str, Any], *, pointer: str = "", errors: list[FieldError] | None = None
+    ) -> None:
+        self._members = members
+        self._pointer = pointer
+        self.errors: list[FieldError] = [] if errors is None else errors
+
+    def refuse(self, name: str | None, code: str, detail: str) -> None:
+        """Notes what is wrong with a member, or with the object itself when `name` is None."""
+        pointer = self._pointer if name is None else f"{self._pointer}/{_escape(name)}"
+        self.refuse_at(pointer, code, detail)
+
+    def refuse_at(self, pointer: str, code: str, detail: str) -> None:
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(FieldError(code=code, detail=detail, pointer=pointer))
+
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        """Members that nobody knows are mistakes: a misspelt `payTo` must not silently pay somebody else."""
+        for name in [name for name in self._members if name not in known][:UNKNOWN_NAMED_MAX]:
+            self.refuse(name[:POINTER_NAME_MAX], "unknown_field", "there is no such field")
+
+    def has(self, name: str) -> bool:
+        return name in self._members
+
+    def is_null(self, name: str) -> bool:
+        return name in self._members and self._members[name] is None
+
+    def is_empty(self, name: str) -> bool:
+        """True for an empty list."""
+        return self._members.get(name) == []
+
+    def text(self, name: str, *, length_max: int, length_min: int = 0) -> str | None:
+        """The text of a member; None (and an error noted) when it is no text of that length. The caller asked
+        `has` before."""
+        return self._text_at(f"{self._pointer}/{_escape(name)}", self._members[name], length_min, length_max)
+
+    def required_text(self, name: str, *, length_max: int, length_min: int = 1) -> str | None:
+        if not self.has(name):
+            self.refuse(name, "required", "is required")
+            return None
+        return self.text(name, length_max=length_max, length_min=length_min)
+
+    def integer(self, name: str, *, least: int, most: int) -> int | None:
+        """An integer in `least..most`. A JSON `true` or `1.0` is none."""
+        number = self._members.get(name)
+        if type(number) is not int:
+            self.refuse(name, "type", "must be an integer")
+        elif not least <= number <= most:
+            self.refuse(name, "out_of_range", f"must lie between {least} and {most}")
+        else:
+            return number
+        return None
+
+    def one_of(self, name: str, options: Sequence[str]) -> str | None:
+        value = self._members.get(name)
+        if not isinstance(value, str) or value not in options:
+            self.refuse(name, "unknown_value", "must be one of: " + ", ".join(options))
+            return None
+        return value
+
+    def parsed(self, name: str, parse: Callable[[str], T], *, code: str, length_max: int) -> T | None:
+        """What `parse` makes of a text; its ValueError becomes an error with `code`."""
+        text = self.text(name, length_max=length_max)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as exc:
+            self.refuse(name, code, str(exc))
+            return None
+
+    def texts(self, name: str, *, count_max: int, length_max: int) -> list[tuple[str, str]] | None:
+        """`(pointer, text)` of each element of a list of distinct texts."""
+        elements = self._elements(name, count_max)
+        if elements is None:
+            return None
+        found: list[tuple[str, str]] = []
+        seen: set[str] = set()
+        for pointer, element in elements:
+            text = self._text_at(pointer, element, 1, length_max)
+            if text is not None and text.casefold() in seen:
+                self.refuse_at(pointer, "duplicate", "stands in the list twice")
+            elif text is not None:
+                seen.add(text.casefold())
+                found.append((pointer, text))
+        return found
+
+    def readers(self, name: str, *, count_max: int) -> "list[tuple[str, ObjectReader]] | None":
+        """`(pointer, form)` of each element of a list of objects."""
+        elements = self._elements(name, count_max)
+        if elements is None:
+            return None
+        found = []
+        for pointer, element in elements:
+            if isinstance(element, dict):
+                found.append((pointer, ObjectReader(element, pointer=pointer, errors=self.errors)))
+            else:
+                self.refuse_at(pointer, "type", "must be an object")
+        return found
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """The members of a nested object as they are."""
+        value = self._members.get(name)
+        if not isinstance(value, dict):
+            self.refuse(name, "type", "must be an object")
+            return None
+        return value
+
+    def reader(self, name: str) -> "ObjectReader | None":
+        value = self.object(name)
+        if value is None:
+            return None
+        return ObjectReader(value, pointer=f"{self._pointer}/{_escape(name)}", errors=self.errors)
+
+    def _elements(self, name: str, count_max: int) -> list[tuple[str, Any]] | None:
+        value = self._members.get(name)
+        if not isinstance(value, list):
+            self.refuse(name, "type", "must be a list")
+            return None
+        if len(value) > count_max:
+            self.refuse(name, "too_many", f"must have at most {count_max} elements")
+            return None
+        return [(f"{self._pointer}/{_escape(name)}/{index}", element) for index, element in enumerate(value)]
+
+    def _text_at(self, pointer: str, value: Any, length_min: int, length_max: int) -> str | None:
+        if not isinstance(value, str):
+            self.refuse_at(pointer, "type", "must be a string")
+        elif len(value) > length_max:
+            self.refuse_at(pointer, "too_long", f"must have at most {length_max} characters")
+        elif len(value) < length_min:
+            self.refuse_at(pointer, "too_short", "must not be empty")
+        else:
+            return value
+        return None
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,282 @@
+"""A provider's OpenAPI document (3.0, 3.1, 3.2), from JSON or YAML: which operations it has, and what they take. Pure.
+
+The document is untrusted: no content of it raises an error here, references are followed within the document only and to a bounded depth, and what
+cannot be read is left out. YAML is read as if it were JSON, from the parser's events: no tag makes an object, no alias multiplies anything, and nesting
+is bounded; only such a document raises `YamlRefused`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+from urllib.parse import unquote
+
+from tollway.registry.text import find_unclean
+
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
+DOCUMENT_OPERATIONS_MAX = 2_000
+PARAMETERS_MAX, NAME_LENGTH_MAX = 50, 128
+REFERENCES_MAX = 8
+PATH_LENGTH_MAX = 2_048
+
+Place = Literal["path", "query", "header"]
+_PLACES = ("path", "query", "header")
+
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+_SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2}|\{[^{}/]*\})+")
+_TOO_CLOSE = re.compile(r"\}\{")
+_DOTS = re.compile(r"(?:\.|%2[eE]){1,2}")
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
+_VARIABLES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentParameter:
+    """`name` as the document writes it, but for a path's variable, which has a plain name. `content`: the parameter as
+    it stands there, untrusted."""
+
+    name: str
+    place: Place
+    is_required: bool
+    content: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentOperation:
+    """`method` in upper case. `path`: a template whose variables have plain names. `content`: the operation as it stands
+    in the document, untrusted; `shared`: the parameters of its whole path, as untrusted."""
+
+    method: str
+    path: str
+    content: Mapping[str, Any]
+    shared: Sequence[object] = ()
+
+
+class ProviderDocument:
+    """One document, read once."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = content
+        self.operations = tuple(walk_operations(content))
+
+    @property
+    def is_older(self) -> bool:
+        """True for OpenAPI 3.0, whose schemas are a dialect of their own."""
+        return str(self.content.get("openapi", "")).startswith("3.0")
+
+    def resolve(self, raw: object) -> Mapping[str, Any] | None:
+        """An object of the document, through references within it; None for anything else."""
+        return resolve_in(self.content, raw)
+
+    def list_parameters(self, operation: DocumentOperation) -> Iterator[DocumentParameter]:
+        """No two have one name at one place."""
+        variables = _VARIABLE.findall(operation.path)
+        raw = [*operation.shared, *list_in(operation.content, "parameters")]
+        found: dict[tuple[str, str], DocumentParameter] = {}
+        for one in raw[: 2 * PARAMETERS_MAX]:
+            parameter = self.resolve(one)
+            name, place = (parameter or {}).get("name"), (parameter or {}).get("in")
+            if parameter is None or not isinstance(name, str) or place not in _PLACES:
+                continue
+            if place == "path":
+                name = _plain_name(name)
+            if not 0 < len(name) <= NAME_LENGTH_MAX or find_unclean(name, is_multiline=False) is not None:
+                continue
+            if place == "path" and name not in variables:
+                continue
+            found[(name, str(place))] = DocumentParameter(  # the operation's own comes last
+                name=name,
+                place=cast(Place, place),
+                is_required=place == "path" or parameter.get("required") is True,
+                content=parameter,
+            )
+        for name in variables:  # a template cannot be filled without them, whether they are declared or not
+            if (name, "path") not in found:
+                yield DocumentParameter(name=name, place="path", is_required=True, content={})
+        yield from list(found.values())[:PARAMETERS_MAX]
+
+
+def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
+    """In the order of the document."""
+    remaining = DOCUMENT_OPERATIONS_MAX
+    paths = content.get("paths")
+    for path, raw in paths.items() if isinstance(paths, Mapping) else ():
+        template = _read_path(path)
+        entry = resolve_in(content, raw)
+        if template is None or entry is None:
+            continue
+        for method in METHODS:
+            operation = entry.get(method)
+            if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
+                continue
+            if remaining == 0:
+                return
+            remaining -= 1
+            shared = list_in(entry, "parameters")
+            yield DocumentOperation(method=method.upper(), path=template, content=operation, shared=shared)
+
+
+def count_operations(content: Mapping[str, Any]) -> int:
+    """How many a document names, those that cannot be read included."""
+    paths = content.get("paths")
+    entries = (resolve_in(content, raw) for raw in (paths.values() if isinstance(paths, Mapping) else ()))
+    return sum(method in entry for entry in entries if entry is not None for method in METHODS)
+
+
+def resolve_in(content: Mapping[str, Any], raw: object) -> Mapping[str, Any] | None:
+    for _ in range(REFERENCES_MAX):
+        if not isinstance(raw, Mapping):
+            return None
+        reference = raw.get("$ref")
+        if reference is None:
+            return raw
+        raw = resolve_pointer(content, reference)
+    return None
+
+
+def resolve_pointer(content: Mapping[str, Any], reference: object) -> object:
+    """What a reference within the document names (RFC 6901); None for one that leads elsewhere or nowhere."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: object = content
+    for step in unquote(reference[2:]).split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def list_in(raw: object, name: str) -> Sequence[object]:
+    value = raw.get(name) if isinstance(raw, Mapping) else None
+    return value if isinstance(value, list) else ()
+
+
+def _read_path(path: object) -> str | None:
+    """The template with plain names for its variables; None for one that no request could be matched with."""
+    if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_LENGTH_MAX:
+        return None
+    segments = path[1:].split("/")
+    if path != "/" and segments[-1] == "":
+        segments.pop()
+    for segment in segments if path != "/" else ():
+        if not _SEGMENT.fullmatch(segment) or _DOTS.fullmatch(segment) or _TOO_CLOSE.search(segment):
+            return None
+    names = [_plain_name(name) for name in _VARIABLE.findall(path)]
+    if len(set(names)) != len(names) or len(names) > _VARIABLES_MAX or not all(names):
+        return None
+    return _VARIABLE.sub(lambda variable: "{" + _plain_name(variable[1]) + "}", path)
+
+
+def _plain_name(name: str) -> str:
+    return _UNPLAIN.sub("_", name)[:64].strip("_") or ""
+
+
+DEPTH_MAX = 64
+NUMBER_LENGTH_MAX = 128
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
+}
+_TAG = "tag:yaml.org,2002:"
+_TAGS = frozenset(_TAG + name for name in ("str", "map", "seq", "int", "float", "bool", "null"))
+
+
+class YamlRefused(ValueError):
+    """The text is not such a document; the message says why."""
+
+
+def parse_yaml_object(raw: bytes) -> dict[str, Any]:
+    """The members of the one document in UTF-8 text. Takes a moment for a long one: not for an event loop.
+
+    Raises YamlRefused for what is not YAML, for aliases, for tags beyond those of JSON, for a key that is no scalar or that
+    comes twice, for more than one document, and for nesting deeper than 64.
+    """
+    import yaml  # noqa: PLC0415 - only documents that are not JSON need it
+
+    try:
+        events = yaml.parse(raw.decode("utf-8-sig"), Loader=yaml.CSafeLoader)
+        found = _read_document(events)
+    except UnicodeError as exc:
+        raise YamlRefused("is not valid UTF-8 text") from exc
+    except yaml.YAMLError as exc:
+        raise YamlRefused("is not YAML") from exc
+    if not isinstance(found, dict):
+        raise YamlRefused("must be an object")
+    return found
+
+
+def _read_document(events: Iterator[Any]) -> Any:
+    found: Any = None
+    documents = 0
+    for event in events:
+        match type(event).__name__:
+            case "DocumentStartEvent":
+                documents += 1
+                if documents > 1:
+                    raise YamlRefused("must be one document")
+            case "StreamStartEvent" | "StreamEndEvent" | "DocumentEndEvent":
+                pass
+            case _:
+                found = _read_node(event, events, 0)
+    return found
+
+
+def _read_node(event: Any, events: Iterator[Any], depth: int) -> Any:
+    kind = type(event).__name__
+    if kind == "AliasEvent":
+        raise YamlRefused("must not use aliases (*name)")
+    if event.tag is not None and event.tag not in _TAGS:
+        raise YamlRefused("must not use tags (!name)")
+    if kind == "ScalarEvent":
+        return _read_scalar(event)
+    if depth == DEPTH_MAX:
+        raise YamlRefused(f"nests deeper than {DEPTH_MAX} levels")
+    if kind == "SequenceStartEvent":
+        return _read_list(events, depth)
+    return _read_object(events, depth)
+
+
+def _read_list(events: Iterator[Any], depth: int) -> list[Any]:
+    found = []
+    for event in events:
+        if type(event).__name__ == "SequenceEndEvent":
+            break
+        found.append(_read_node(event, events, depth + 1))
+    return found
+
+
+def _read_object(events: Iterator[Any], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for event in events:
+        if type(event).__name__ == "MappingEndEvent":
+            break
+        if type(event).__name__ != "ScalarEvent":
+            raise YamlRefused("must have plain texts as keys")
+        key = event.value  # as it is written: `200:` and `on:` are names here
+        if key in found:
+            raise YamlRefused("repeats a key")
+        found[key] = _read_node(next(events), events, depth + 1)
+    return found
+
+
+def _read_scalar(event: Any) -> Any:
+    text: str = event.value
+    is_plain = event.style in (None, "") and event.tag in (None, *_TAGS - {_TAG + "str"})
+    if not is_plain:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if not _NUMBER.fullmatch(text):
+        return text
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise YamlRefused(f"holds a number of more than {NUMBER_LENGTH_MAX} characters")
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise YamlRefused("holds a number that is too large")
+    return number

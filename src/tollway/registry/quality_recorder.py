@@ -1,0 +1,86 @@
+"""Writes the counts of calls to the store every few seconds, and renews the sums of listings without new calls every day.
+
+No call waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from tollway.errors import StorageUnavailable
+from tollway.ids import ListingId
+from tollway.registry.quality import QualityRecords, QualityTally, day_of
+
+BATCH = 10
+"""Listings that are summed up in one transaction: calls wait for the one writer of a SQLite file."""
+ADDED_MAX = 200
+"""Counts that are written in one transaction, for the same reason."""
+BATCHES_MAX = 20
+"""In a row; what is left is due at the next turn."""
+BUSY_CALLS = 500
+BUSY_WAIT_MS = 60_000
+"""A listing with so many calls is summed up this often at most: another call more hardly moves it."""
+WAITING_MAX = 10_000
+STOP_DEADLINE_S = 2.0
+RENEW_INTERVAL_S = 600.0
+RENEW_PAUSE_S = 0.2
+DELETED_MAX = 1_000
+
+
+class QualityRecorder:
+    """One per process. Every gateway has to `write_counts` again and again, and one of them all to `refresh_sums`."""
+
+    def __init__(self, records: QualityRecords, *, tally: QualityTally, now_ms: Callable[[], int]) -> None:
+        self._records = records
+        self._tally = tally
+        self._now_ms = now_ms
+        self._due: dict[ListingId, None] = {}
+        self._not_before_ms: dict[ListingId, int] = {}
+
+    async def finish(self) -> None:
+        """The last turn: a stop loses nothing."""
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await self.write_counts(is_last=True)
+        except (TimeoutError, StorageUnavailable):
+            pass  # a database that is away: what it does not know by now is lost
+
+    async def write_counts(self, *, is_last: bool = False) -> None:
+        """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait.
+        Raises StorageUnavailable: what was not written is due at the next turn."""
+        now_ms = self._now_ms()
+        counts = list(self._tally.take_counts().items())
+        for start in range(0, len(counts), ADDED_MAX):
+            batch = dict(counts[start : start + ADDED_MAX])
+            try:
+                await self._records.add(batch, day=day_of(now_ms))
+            except StorageUnavailable:
+                # It may have been written all the same: counted twice is better than a good day lost to an outage.
+                self._tally.restore_counts(dict(counts[start:]))
+                raise
+            for listing_id, _ in batch:
+                if len(self._due) < WAITING_MAX:
+                    self._due[listing_id] = None
+        ready = [one for one in self._due if is_last or self._not_before_ms.get(one, 0) <= now_ms]
+        for start in range(0, min(len(ready), BATCH * BATCHES_MAX), BATCH):
+            await self._update_sums(ready[start : start + BATCH], now_ms)
+
+    async def _update_sums(self, listing_ids: list[ListingId], now_ms: int) -> None:
+        sums = await self._records.update_sums(listing_ids, today=day_of(now_ms))
+        for listing_id in listing_ids:
+            self._due.pop(listing_id, None)
+            if sums.get(listing_id, 0) >= BUSY_CALLS:
+                if len(self._not_before_ms) >= WAITING_MAX:
+                    self._not_before_ms.clear()
+                self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
+
+    async def refresh_sums(self) -> None:
+        """Sums of an earlier day are made anew, and what counts no more is dropped; in small pieces. Raises
+        StorageUnavailable: it goes on at the next turn."""
+        today = day_of(self._now_ms())
+        while outdated := await self._records.find_outdated(today=today, count_max=BATCH):
+            await self._records.update_sums(outdated, today=today)
+            await asyncio.sleep(RENEW_PAUSE_S)
+        forgotten = DELETED_MAX
+        while forgotten == DELETED_MAX:
+            forgotten = await self._records.forget(today=today, rows_max=DELETED_MAX)
+            await asyncio.sleep(RENEW_PAUSE_S)

@@ -1,0 +1,336 @@
+"""Authorisations in SQL: which call holds one, what counts against a balance, and what waits for settlement recovery.
+
+Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and `ledger_store` run them. `ledger/claims` decides.
+On PostgreSQL, claims on one wallet's balance take an advisory lock, before every other lock of a batch; on SQLite the writer is
+alone.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.claims import KnownAuthorization, PayerAccount, payer_account_of
+from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim
+from tollway.ledger.records import (
+    Authorization,
+    AuthorizationKey,
+    AuthorizedCall,
+    CallState,
+    Dialect,
+    SettlementAttempt,
+)
+from tollway.storage.idempotency import has_stored_response
+from tollway.storage.ledger_tables import MOVING, attempt_table, authorization_table, call_table
+from tollway.storage.locked_rows import check_count
+from tollway.storage.postgres import take_advisory_locks
+
+LOCK_SPACE = 0x70757273  # any constant of ours
+
+
+def find_authorized_call(
+    connection: Connection, key: AuthorizationKey, *, answered_since_ms: int
+) -> AuthorizedCall | None:
+    columns = authorization_table.c
+    query = _authorized_query(answered_since_ms).where(
+        columns.nonce == key.nonce,
+        columns.chain_id == key.chain_id,
+        columns.asset == key.asset,
+        columns.payer == key.payer,
+    )
+    row = connection.execute(query).first()
+    return None if row is None else _parse_authorized(row)
+
+
+def read_authorized(
+    connection: Connection, *which: ColumnElement[bool], limit: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    query = _authorized_query(answered_since_ms).where(*which).order_by(call_table.c.id).limit(limit)
+    return tuple(map(_parse_authorized, connection.execute(query)))
+
+
+def take_unsettled(
+    connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    """The orphaned calls, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
+    that queue. One that is postponed has its next look where others have their last."""
+    columns, calls = authorization_table.c, call_table.c
+    # Set by a clock that has been set back since.
+    too_far = update(authorization_table).where(
+        columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
+    )
+    connection.execute(too_far.values(looked_ms=now_ms))
+    in_turn = (
+        select(columns.looked_ms, columns.call_id)
+        .where(columns.looked_ms <= now_ms)
+        .order_by(columns.looked_ms, columns.call_id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=authorization_table)
+    )
+    orphaned = in_turn.where(text("is_adrift"))
+    overdue = in_turn.join(call_table, calls.id == columns.call_id).where(
+        _is_unknown(), calls.moved_ms <= now_ms - hold_ms, columns.settled_block.is_(None)
+    )
+    rows = [tuple(row) for query in (orphaned, overdue) for row in connection.execute(query)]
+    ids = [call_id for _, call_id in sorted(rows)[:limit]]
+    if not ids:
+        return ()
+    connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
+    query = _authorized_query(answered_since_ms).where(columns.call_id.in_(ids))
+    found = {row.call_id: _parse_authorized(row) for row in connection.execute(query)}
+    return tuple(found[call_id] for call_id in ids)
+
+
+def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
+    columns = authorization_table.c
+    unknown = select(call_table.c.id).where(call_table.c.id == call_id, _is_unknown())
+    at = update(authorization_table).where(
+        columns.call_id == call_id, or_(columns.is_adrift, columns.call_id.in_(unknown))
+    )
+    connection.execute(at.values(looked_ms=until_ms))
+
+
+def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+    columns = attempt_table.c
+    query = select(attempt_table).where(columns.call_id == call_id)
+    rows = connection.execute(query.order_by(columns.created_ms, columns.nonce, columns.tx_hash))
+    return tuple(map(parse_attempt, rows))
+
+
+def lock_wallets(
+    connection: Connection, claims: Iterable[Claim], *, limited: Collection[PayerAccount] = frozenset()
+) -> None:
+    """Lets other gateways wait that claim on the balance of the same wallets, or on one of `limited`, until this
+    transaction has ended."""
+    wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
+    take_advisory_locks(connection, map(_lock_name_of, wallets.union(limited)), space=LOCK_SPACE)
+
+
+def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
+    """Those that are claimed, as far as they are known, and all that may count against the balances of the claims."""
+    authorized = [claim for claim in claims if claim.authorization is not None]
+    if not authorized:
+        return []
+    keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
+    columns, calls = authorization_table.c, call_table.c
+    of_keys = columns.nonce.in_(
+        {key.nonce for key in keys}
+    )  # others that share a nonce are known too, and no matter
+    moving = and_(calls.payer.in_({key.payer for key in keys}), text(MOVING))
+    query = select(
+        columns.nonce,
+        columns.chain_id,
+        columns.asset,
+        columns.payer,
+        columns.call_id,
+        columns.settled_block,
+        columns.valid_before,
+        calls.state,
+        calls.price_units,
+    ).join(call_table, calls.id == columns.call_id)
+    found: dict[AuthorizationKey, KnownAuthorization] = {}
+    # A few searches by index, where one with OR would walk. And in this order: on PostgreSQL each sees what is committed
+    # when it begins, so a call that is concluded between two of them has moved when it is looked for there. The other
+    # way round it would be in neither, and its money would count as the payer's once more.
+    for where in (of_keys, moving, *_settled_since(authorized)):
+        for row in connection.execute(query.where(where)):
+            found[_key_of(row)] = KnownAuthorization(
+                key=_key_of(row),
+                call_id=CallId(row.call_id),
+                state=CallState(row.state),
+                price_units=row.price_units,
+                settled_block=row.settled_block,
+                valid_before=int(row.valid_before),
+            )
+    return list(found.values())
+
+
+def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
+    """What moved after the balances of these claims were seen: block numbers say nothing about another chain."""
+    columns = authorization_table.c
+    payers: dict[ChainId, set[Address]] = {}
+    seen_block: dict[ChainId, int] = {}
+    for claim in claims:
+        assert claim.authorization is not None
+        assert claim.cover is not None
+        key, block_number = claim.authorization.key, claim.cover.block_number
+        payers.setdefault(key.chain_id, set()).add(key.payer)
+        seen_block[key.chain_id] = min(block_number, seen_block.get(key.chain_id, block_number))
+    return [
+        and_(
+            columns.payer.in_(payers[chain_id]),
+            columns.chain_id == chain_id,
+            text("settled_block IS NOT NULL"),  # literal, for the index
+            columns.settled_block > block_number,
+        )
+        for chain_id, block_number in seen_block.items()
+    ]
+
+
+def write_claimed(
+    connection: Connection, claims: Iterable[Claim], known: Iterable[KnownAuthorization]
+) -> None:
+    """Gives authorisations to the calls that were granted; one that is known moves from its released call."""
+    before = {one.key: one.call_id for one in known}
+    fresh, moved = [], []
+    for claim in claims:
+        if claim.authorization is None:
+            continue
+        row, earlier = _claimed_row(claim), before.get(claim.authorization.key)
+        if earlier is None:
+            fresh.append(row)
+        else:
+            moved.append({**row, "at_call": earlier})
+    if fresh:
+        connection.execute(insert(authorization_table), fresh)
+    for row in moved:  # one by one, for the count: none of them moved meanwhile
+        at = update(authorization_table).where(
+            authorization_table.c.call_id == row.pop("at_call"), authorization_table.c.tx_hash.is_(None)
+        )
+        check_count(connection.execute(at.values(row)).rowcount, 1)
+
+
+def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
+    calls = call_table.c
+    is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
+    return _cast_adrift(connection, [call_id], is_own) == 1
+
+
+def cast_adrift(connection: Connection, call_ids: Collection[CallId]) -> int:
+    """What is still settling waits for settlement recovery from now on. Returns how many that are."""
+    return _cast_adrift(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
+
+
+def _cast_adrift(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
+    """The rows are locked first, then the calls are read: whoever concludes holds the same locks."""
+    columns, calls = authorization_table.c, call_table.c
+    locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
+    ids = list(connection.execute(locked.order_by(columns.call_id).with_for_update()).scalars())
+    still = select(calls.id).where(which, calls.id.in_(ids), calls.state == CallState.SETTLING.value)
+    settling = list(connection.execute(still).scalars())
+    if settling:
+        at = update(authorization_table).where(columns.call_id.in_(settling))
+        # Due at once: it may have been postponed while it was unknown.
+        connection.execute(at.values(is_adrift=True, looked_ms=0))
+    return len(settling)
+
+
+def parse_attempt(row: Row[Any]) -> SettlementAttempt:
+    return SettlementAttempt(
+        chain_id=ChainId(row.chain_id),
+        tx_hash=TxHash(row.tx_hash),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        sender=Address(row.sender),
+        nonce=row.nonce,
+        raw=bytes(row.raw),
+        fee_max_wei=int(row.fee_max_wei),
+        created_ms=row.created_ms,
+    )
+
+
+def _authorized_query(answered_since_ms: int) -> Select[Any]:
+    columns, calls = authorization_table.c, call_table.c
+    return select(
+        *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
+        columns.tx_hash.label("transfer"),
+        calls.listing_id,
+        calls.method,
+        calls.digest,
+        calls.state,
+        calls.epoch,
+        calls.attempts,
+        calls.price,
+        calls.price_units,
+        calls.cut,
+        calls.created_ms,
+        calls.idempotency_key,
+        has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
+    ).join(call_table, calls.id == columns.call_id)
+
+
+def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
+    state = CallState(row.state)
+    return AuthorizedCall(
+        authorization=Authorization(
+            chain_id=ChainId(row.chain_id),
+            token=Address(bytes.fromhex(row.asset[2:])),
+            payer=Address(row.payer),
+            payee=Address(row.payee),
+            base_units=int(row.base_units),
+            valid_after=int(row.valid_after),
+            valid_before=int(row.valid_before),
+            nonce=bytes(row.nonce),
+            signature=bytes(row.signature),
+            dialect=Dialect(row.dialect),
+            challenge_id=row.challenge_id,
+        ),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        method=row.method,
+        digest=bytes(row.digest),
+        state=state,
+        epoch=row.epoch,
+        attempts=row.attempts,
+        price=row.price,
+        price_units=row.price_units,
+        is_orphaned=row.is_adrift,
+        is_lost=state is CallState.CONSUMED and row.cut == "cut",
+        has_stored_response=bool(row.has_stored_response),
+        seen_block=row.seen_block,
+        transfer=None if row.transfer is None else TxHash(row.transfer),
+        created_ms=row.created_ms,
+        idempotency_key=row.idempotency_key,
+        client_network=None if row.client_network is None else bytes(row.client_network),
+    )
+
+
+def _claimed_row(claim: Claim) -> dict[str, object]:
+    authorization, cover = claim.authorization, claim.cover
+    assert authorization is not None
+    assert cover is not None
+    return {
+        "nonce": authorization.nonce,
+        "chain_id": authorization.chain_id,
+        "asset": authorization.asset,
+        "payer": authorization.payer,
+        "call_id": claim.call_id,
+        "payee": authorization.payee,
+        "base_units": str(authorization.base_units),
+        "valid_after": str(authorization.valid_after),
+        "valid_before": str(authorization.valid_before),
+        "signature": authorization.signature,
+        "dialect": authorization.dialect.value,
+        "challenge_id": authorization.challenge_id,
+        "seen_block": cover.block_number,
+        "is_adrift": False,
+        "looked_ms": 0,
+        "tx_hash": None,
+        "settled_block": None,
+        "client_network": claim.client_network,
+    }
+
+
+def _is_unknown() -> ColumnElement[bool]:
+    return call_table.c.state == literal_column("'unknown'")
+
+
+def _key_of(row: Any) -> AuthorizationKey:
+    return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
+
+
+def _lock_name_of(wallet: PayerAccount) -> bytes:
+    return f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}".encode()

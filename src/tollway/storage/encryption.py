@@ -1,0 +1,85 @@
+"""Encryption at rest of the secrets that providers entrust to the gateway: AES-256-GCM under the operator's keys.
+
+The first key seals, all of them open, so that a key can be changed while gateways serve. A sealed value is bound to its label
+(associated data), so that it does not open in another row. It never logs, and its `repr` shows nothing.
+
+Version 1 names no key: version, nonce, ciphertext and tag. Version 2 has the name of its key behind the version. While there is
+one key, values are sealed in version 1: the release before knows no other, and may serve from the same database.
+"""
+
+import hmac
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tollway.errors import StorageUnavailable
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+_NAME_BYTES = 8
+_BARE, _NAMED = b"\x01", b"\x02"
+
+
+class SealAge(Enum):
+    """Under which key a seal stands."""
+
+    CURRENT = "current"
+    OLDER = "older"
+    LOST = "lost"
+    """Under none that is known, or altered, or of another row."""
+
+
+class Sealer:
+    """Seals with `key`; opens with that and with `others`, 32 bytes each. `entropy` gives random bytes; a nonce is never
+    used twice."""
+
+    def __init__(self, key: bytes, *, entropy: Callable[[int], bytes], others: Sequence[bytes] = ()) -> None:
+        if any(len(each) != KEY_BYTES for each in (key, *others)):
+            raise ValueError(f"the key must have {KEY_BYTES} bytes")
+        self._ciphers = {_name(each): AESGCM(each) for each in (key, *others)}
+        self._current = _name(key)
+        self._entropy = entropy
+
+    def __repr__(self) -> str:
+        return "Sealer(…)"
+
+    def seal(self, plain: bytes, *, label: bytes) -> bytes:
+        nonce = self._entropy(_NONCE_BYTES)
+        head = _BARE if len(self._ciphers) == 1 else _NAMED + self._current
+        return head + nonce + self._ciphers[self._current].encrypt(nonce, plain, head + label)
+
+    def open(self, sealed: bytes, *, label: bytes) -> bytes:
+        """Raises `StorageUnavailable` when it was sealed under an unknown key or another label, or altered."""
+        opened = self._open(sealed, label)
+        if opened is None:
+            raise StorageUnavailable("A stored secret does not open with this gateway's key.")
+        return opened[1]
+
+    def find_age(self, sealed: bytes, *, label: bytes) -> SealAge:
+        opened = self._open(sealed, label)
+        if opened is None:
+            return SealAge.LOST
+        return SealAge.CURRENT if opened[0] == self._current else SealAge.OLDER
+
+    def _open(self, sealed: bytes, label: bytes) -> tuple[bytes, bytes] | None:
+        """The name of the key that opened it, and what was in it."""
+        head = sealed[: 1 + _NAME_BYTES] if sealed[:1] == _NAMED else _BARE
+        if not sealed.startswith(head):
+            return None
+        names = self._ciphers if head == _BARE else (head[1:],)
+        nonce, body = sealed[len(head) :][:_NONCE_BYTES], sealed[len(head) + _NONCE_BYTES :]
+        for name in names:
+            cipher = self._ciphers.get(name)
+            try:
+                if cipher is not None:
+                    return name, cipher.decrypt(nonce, body, head + label)
+            except (InvalidTag, ValueError):
+                continue
+        return None
+
+
+def _name(key: bytes) -> bytes:
+    """Tells keys apart, and nothing about them."""
+    return hmac.digest(key, b"tollway seal key", "sha256")[:_NAME_BYTES]

@@ -1,0 +1,423 @@
+"""The read side of the ledger in SQL: a wallet's calls and payments, the calls of a payment, totals, the audit. Never writes, but for the totals.
+
+Every filter has an index in the order of the page, (created_ms, id), so that no page and no total walks what it does not show;
+by id alone PostgreSQL would walk the primary key and filter. Calls that failed and calls of unknown outcome have indexes of
+their own; calls that run are few. What succeeded is the rest.
+
+Totals: on PostgreSQL a trigger counts every call as it is inserted, in one of a few slots of its wallets. On SQLite a trigger
+would cost more than the insert itself, so calls are counted afterwards, in batches, by the order in which they were written:
+up to a mark they are in the totals, and a query counts the few above it. Rows of calls are never deleted, so their numbers only
+grow.
+
+The audit checks the balance equation over every row: what a payment says is taken is what its calls hold of it.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Subquery,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+    union,
+    union_all,
+)
+
+from tollway.ids import Address, CallId, TxHash
+from tollway.ledger.history import HistoryPage, HistoryQuery, HistoryRole, HistoryStatus
+from tollway.ledger.ledger import AuditReport
+from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
+from tollway.storage.ledger_tables import (
+    FAILED,
+    REPEATABLE,
+    UNKNOWN,
+    call_table,
+    call_total_table,
+    parse_call,
+    parse_payment,
+    payment_table,
+    topup_table,
+)
+from tollway.storage.statements import IndexHint
+
+CALLS_PER_BATCH = 2_000
+"""Calls that are counted in one transaction: about two milliseconds in which nobody else writes."""
+
+_MARK = {"wallet": b"", "role": "mark", "slot": 0}
+
+_ADD = """
+INSERT INTO call_total (wallet, role, slot, calls)
+SELECT {role}, '{role}', 0, count(*) FROM call NOT INDEXED
+WHERE rowid > :mark AND rowid <= :upto AND {role} IS NOT NULL GROUP BY {role}
+ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = calls + excluded.calls
+"""
+_SET_MARK = """
+INSERT INTO call_total (wallet, role, slot, calls) VALUES (:wallet, :role, :slot, :upto)
+ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = excluded.calls
+"""
+_COUNT_ABOVE = "SELECT count(*) FROM call NOT INDEXED WHERE rowid > :mark AND {role} = :wallet"
+
+
+def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:
+    """How many calls a wallet has, exactly."""
+    kept = call_total_table.c
+    whose = (kept.wallet == bytes(wallet), kept.role == role)
+    total = int(connection.scalar(select(func.coalesce(func.sum(kept.calls), 0)).where(*whose)) or 0)
+    if connection.dialect.name == "sqlite":
+        above = text(_COUNT_ABOVE.format(role=role))
+        values = {"mark": _read_mark(connection), "wallet": bytes(wallet)}
+        total += connection.scalar(above, values) or 0
+    return total
+
+
+def count_batch(connection: Connection) -> bool:
+    """Counts the next calls above the mark, on SQLite alone. Whether more are waiting."""
+    mark = _read_mark(connection)
+    last: int = connection.scalar(text("SELECT max(rowid) FROM call")) or 0
+    upto = min(last, mark + CALLS_PER_BATCH)
+    if upto > mark:
+        for role in ("payer", "provider"):
+            connection.execute(text(_ADD.format(role=role)), {"mark": mark, "upto": upto})
+        connection.execute(text(_SET_MARK), {**_MARK, "upto": upto})
+    return upto < last
+
+
+def _read_mark(connection: Connection) -> int:
+    kept = call_total_table.c
+    whose = (kept.wallet == _MARK["wallet"], kept.role == _MARK["role"])
+    return connection.scalar(select(kept.calls).where(*whose)) or 0
+
+
+TOTAL_MAX = 10_000
+"""With filters, the total is counted up to here."""
+FAILED_STATUS_MIN = 400
+"""An upstream status from here on is a failed call; ours of the history, not a status that we answer."""
+RUNNING_MAX = 100_000
+"""More calls never run at once. A bound there also makes a database begin with them."""
+
+_UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
+
+
+def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
+    found = _calls(query)
+    columns = found.calls.c
+    newest = (columns.created_ms.desc(), columns.id.desc())
+    page = found.select.where(*_cursor_filters(connection, query, found.calls)).order_by(*newest)
+    page = page.limit(query.limit).offset(query.offset)
+    if query.offset:  # the rows that are passed over are not even looked up
+        place = page.with_only_columns(columns.id).subquery()
+        newest = (call_table.c.created_ms.desc(), call_table.c.id.desc())
+        page = select(call_table).join(place, place.c.id == call_table.c.id).order_by(*newest)
+    calls = tuple(map(parse_call, connection.execute(page)))
+    total, is_beyond = _total(connection, query)
+    return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MatchingCalls:
+    """Calls that a query asks for, wherever its page begins. `calls`: the table as `select` names it."""
+
+    select: Select[Any]
+    calls: FromClause
+
+
+def _calls(query: HistoryQuery) -> _MatchingCalls:
+    if query.status == "pending":
+        running = _running()
+        both = call_table.join(running, running.c.id == call_table.c.id)
+        found = select(call_table).select_from(both).where(*_wallet_filters(query, running))
+        return _MatchingCalls(select=found.where(*_time_filters(query, call_table)), calls=call_table)
+    calls = IndexHint(call_table, _index(query))
+    found = select(calls).where(*_wallet_filters(query, calls), *_time_filters(query, calls))
+    if query.status is not None:
+        found = found.where(_has_ended_as(query.status, calls))
+    return _MatchingCalls(select=found, calls=calls)
+
+
+def _index(query: HistoryQuery) -> str:
+    if query.status in ("failed", "unknown"):
+        kind: str = query.status
+    else:
+        kind = "time" if query.listing_id is None else "listing"
+    return f"ix_call_{query.role}_{kind}"
+
+
+def _wallet_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+    columns = calls.c
+    whose = [(columns.payer if query.role == "payer" else columns.provider) == bytes(query.wallet)]
+    if query.listing_id is not None:
+        whose.append(columns.listing_id == query.listing_id)
+    return whose
+
+
+def _time_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = []
+    if query.from_ms is not None:
+        wanted.append(calls.c.created_ms >= query.from_ms)
+    if query.to_ms is not None:
+        wanted.append(calls.c.created_ms <= query.to_ms)
+    return wanted
+
+
+def _running() -> Subquery:
+    """The calls that run, of all wallets: each state has an index that holds nothing else."""
+    columns = call_table.c
+    states = [
+        select(columns.id, columns.payer, columns.provider, columns.listing_id)
+        .where(text(f"state = '{state}'"))
+        .limit(RUNNING_MAX)
+        .subquery()
+        for state in (CallState.FORWARDING.value, CallState.SETTLING.value)
+    ]
+    return union_all(*(select(each) for each in states)).subquery("running")
+
+
+def _has_ended_as(
+    status: Literal["succeeded", "failed", "unknown"], calls: FromClause
+) -> ColumnElement[bool]:
+    columns = calls.c
+    match status:
+        case "succeeded":
+            is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
+            return and_(is_ended, columns.upstream_status < FAILED_STATUS_MIN)
+        case "failed":
+            return and_(text(f"({FAILED})"))  # which is the index
+        case "unknown":
+            return and_(text(f"({UNKNOWN})"))
+
+
+def _cursor_filters(
+    connection: Connection, query: HistoryQuery, calls: FromClause
+) -> list[ColumnElement[bool]]:
+    """Older than the call `before`; nothing is older than a call that is not there."""
+    if query.before is None:
+        return []
+    columns = call_table.c
+    place = select(columns.created_ms, columns.id).where(columns.id == query.before)
+    row = connection.execute(place).first()
+    if row is None:
+        return [calls.c.id.is_(None)]
+    return [tuple_(calls.c.created_ms, calls.c.id) < tuple_(row.created_ms, row.id)]
+
+
+def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:
+    """How many there are, and whether there are more than that."""
+    filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
+    if all(one is None for one in filters):
+        total = total_of(connection, query.wallet, query.role)
+        return total, False
+    total = _count_up_to(connection, query, TOTAL_MAX + 1)
+    return min(total, TOTAL_MAX), total > TOTAL_MAX
+
+
+def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> int:
+    """What succeeded is counted as all less the rest, from indexes alone, as long as the rest is not the most of it."""
+    if query.status != "succeeded":
+        return _count(connection, query, at_most)
+    others = sum(_count(connection, replace(query, status=other), at_most) for other in _UNSUCCESSFUL)
+    if others >= at_most:
+        return _count(connection, query, at_most)
+    return _count(connection, replace(query, status=None), at_most + others) - others
+
+
+def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
+    found = _calls(query)
+    some = found.select.with_only_columns(found.calls.c.id).limit(at_most).subquery()
+    return connection.scalar(select(func.count()).select_from(some)) or 0
+
+
+def find_call(connection: Connection, call_id: CallId) -> CallRecord | None:
+    row = connection.execute(select(call_table).where(call_table.c.id == call_id)).first()
+    return None if row is None else parse_call(row)
+
+
+def payments_of(connection: Connection, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    query = (
+        select(payment_table)
+        .where(columns.payer == payer)
+        .order_by(columns.block_time.desc(), columns.id.desc())
+        .limit(limit)
+        .offset(offset)
+    )
+    return tuple(map(parse_payment, connection.execute(query)))
+
+
+def payments_in(connection: Connection, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    query = select(payment_table).where(columns.tx_hash == tx_hash, columns.payer == payer)
+    return tuple(map(parse_payment, connection.execute(query.order_by(columns.id))))
+
+
+def calls_of(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+    """Every call that was claimed on a payment or helped by it, newest first, whatever became of it."""
+    columns = call_table.c
+    return _newest(connection, columns.payment_id == payment_id, payment_id, limit=limit)
+
+
+def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+    """Those that hold something of it now."""
+    is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
+    return _newest(connection, is_spending, payment_id, limit=limit)
+
+
+def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
+    """What calls that run, or whose outcome is unknown, hold of each of these payments."""
+    if not payment_ids:
+        return {}
+    calls, topups = call_table.c, topup_table.c
+    is_open = calls.state.in_([CallState.FORWARDING.value, CallState.UNKNOWN.value])
+    shown = select(calls.payment_id, calls.taken_units.label("units")).where(
+        calls.payment_id.in_(payment_ids),
+        is_open,
+        text(f"({REPEATABLE})"),  # which is the index
+    )
+    helped = (
+        select(topups.payment_id, topups.units)
+        .join(call_table, calls.id == topups.call_id)
+        .where(topups.payment_id.in_(payment_ids), is_open)
+    )
+    held: dict[int, int] = {}
+    for payment_id, units in connection.execute(union_all(shown, helped)):
+        held[payment_id] = held.get(payment_id, 0) + units
+    return {payment_id: units for payment_id, units in held.items() if units > 0}
+
+
+def unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+    """Sorted here: asked for in order, all calls of the payment would be walked through for the few that hold it."""
+    calls, topups = call_table.c, topup_table.c
+    is_unknown = calls.state == CallState.UNKNOWN.value
+    shown = select(calls.created_ms, calls.id).where(
+        calls.payment_id == payment_id,
+        calls.taken_units > 0,
+        is_unknown,
+        text(f"({REPEATABLE})"),  # which is the index
+    )
+    helped = (
+        select(calls.created_ms, calls.id)
+        .join(topup_table, calls.id == topups.call_id)
+        .where(topups.payment_id == payment_id, is_unknown)
+    )
+    found = {tuple(row) for query in (shown, helped) for row in connection.execute(query.limit(limit))}
+    return tuple(CallId(call_id) for _, call_id in sorted(found, reverse=True)[:limit])
+
+
+def _newest(
+    connection: Connection, is_shown: ColumnElement[bool], payment_id: int, *, limit: int
+) -> tuple[CallId, ...]:
+    columns = call_table.c
+    newest = (columns.created_ms.desc(), columns.id.desc())
+    shown = select(columns.created_ms, columns.id).where(is_shown).order_by(*newest).limit(limit).subquery()
+    helped = select(columns.created_ms, columns.id).join(
+        topup_table, and_(topup_table.c.call_id == columns.id, topup_table.c.payment_id == payment_id)
+    )
+    both = union(select(shown), helped).subquery()
+    query = select(both.c.id).order_by(both.c.created_ms.desc(), both.c.id.desc()).limit(limit)
+    return tuple(CallId(call_id) for call_id in connection.execute(query).scalars())
+
+
+LINES_MAX = 1_000
+"""How many of each kind a report lists."""
+
+
+def audit(connection: Connection) -> AuditReport:
+    """One snapshot; reads every row, so it takes seconds on millions of calls."""
+    return AuditReport(
+        payments=_count_rows(connection, payment_table.c.id),
+        calls=_count_rows(connection, call_table.c.id),
+        wrong=(*_wrong_payments(connection), *_wrong_calls(connection)),
+        held_calls=tuple(_held_calls(connection)),
+        held_payments=tuple(_held_payments(connection)),
+    )
+
+
+def _wrong_payments(connection: Connection) -> Iterator[str]:
+    shown = _sums(call_table.c.payment_id, call_table.c.taken_units).subquery("shown")
+    helped = _sums(topup_table.c.payment_id, topup_table.c.units).subquery("helped")
+    columns = payment_table.c
+    held = func.coalesce(shown.c.units, 0) + func.coalesce(helped.c.units, 0)
+    query = (
+        select(columns.id, columns.tx_hash, columns.taken_units, columns.value_units, held.label("held"))
+        .select_from(
+            payment_table.outerjoin(shown, shown.c.key == columns.id).outerjoin(
+                helped, helped.c.key == columns.id
+            )
+        )
+        .where(
+            or_(
+                columns.taken_units != held,
+                columns.taken_units < 0,
+                columns.taken_units > columns.value_units,
+            )
+        )
+        .order_by(columns.id)
+        .limit(LINES_MAX)
+    )
+    for row in connection.execute(query):
+        yield (
+            f"payment {row.id} in {TxHash(row.tx_hash)}: {row.taken_units} taken of {row.value_units},"
+            f" its calls hold {row.held}"
+        )
+
+
+def _wrong_calls(connection: Connection) -> Iterator[str]:
+    """Calls that hold more or less than their state says."""
+    helped = _sums(topup_table.c.call_id, topup_table.c.units).subquery("helped")
+    columns = call_table.c
+    held = columns.taken_units + func.coalesce(helped.c.units, 0)
+    is_taking = columns.state.in_([state.value for state in TAKING])
+    is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
+    is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
+    is_right = case(
+        (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),  # nothing moved for it yet
+        (is_taking, held == columns.price_units),
+        (columns.state == CallState.RELEASED.value, held == 0),
+        else_=and_(held >= 0, held < columns.price_units),
+    )
+    query = (
+        select(columns.id, columns.state, columns.price_units, held.label("held"))
+        .select_from(call_table.outerjoin(helped, helped.c.key == columns.id))
+        .where(or_(columns.payment_id.is_not(None), is_authorized), is_right == literal(False))
+        .order_by(columns.id)
+        .limit(LINES_MAX)
+    )
+    for row in connection.execute(query):
+        yield f"call {row.id} is {row.state} at {row.price_units} and holds {row.held}"
+
+
+def _held_calls(connection: Connection) -> Iterator[CallId]:
+    columns = call_table.c
+    query = select(columns.id).where(columns.state.in_([state.value for state in UNDECIDED]))
+    for call_id in connection.execute(
+        query.order_by(columns.created_ms, columns.id).limit(LINES_MAX)
+    ).scalars():
+        yield CallId(call_id)
+
+
+def _held_payments(connection: Connection) -> Iterator[str]:
+    columns = payment_table.c
+    query = select(columns.tx_hash).where(columns.is_held).order_by(columns.id).limit(LINES_MAX)
+    for tx_hash in connection.execute(query).scalars():
+        yield str(TxHash(tx_hash))
+
+
+def _sums(key: Any, units: Any) -> Any:
+    """Sums by key, as integers: PostgreSQL adds integers up to a numeric."""
+    return select(key.label("key"), cast(func.sum(units), BigInteger).label("units")).group_by(key)
+
+
+def _count_rows(connection: Connection, key: Any) -> int:
+    return int(connection.execute(select(func.count(key))).scalar_one())

@@ -1,0 +1,381 @@
+"""What a repeated request finds in SQL: its stored response, the call of its idempotency key, its open call.
+
+Stored responses are encrypted, and bounded in size and time. The size of all of them is read now and then, and after much was
+added; in between this process counts on. With several gateways the sum can exceed its maximum for a moment.
+
+On PostgreSQL, claims under one key take advisory locks, after those of wallets and before any row: what `find_keyed_calls`
+reads in the same transaction stays true until its end. A claim looks for open calls while it holds the lock of the payment:
+the transaction that opens, ends or reopens such a call holds it too. `ledger/claims` decides.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Select,
+    String,
+    Table,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from tollway.ids import Address, CallId, ChainId, ListingId
+from tollway.ledger.claims import key_name, request_name
+from tollway.ledger.ledger import Claim, StoredResponse, decode_stored_response, encode_stored_response
+from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyName, OpenCall, RequestName
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.database import Database, metadata
+from tollway.storage.encryption import Sealer
+from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table
+from tollway.storage.postgres import take_advisory_locks
+from tollway.storage.statements import Prepared, Rows
+
+answer_table = Table(
+    "answer",
+    metadata,
+    Column("call_id", String(64), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("call_id", name="pk_answer"),
+    # Both carry the sizes, so that adding them up reads no answer.
+    Index("ix_answer_payer_time", "payer", "created_ms", "call_id", "bytes"),
+    Index("ix_answer_time", "created_ms", "call_id", "bytes"),
+)
+
+DELETE_BATCH_MAX = 500
+RECOUNT_PART = 16
+"""The whole is added up again when this process has added one such part of its maximum."""
+
+
+class ResponseStore:
+    """Keeps the promises of `StoredResponses`."""
+
+    def __init__(self, database: Database, *, sealer: Sealer, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._database = database
+        self._sealer = sealer
+        self._limits = limits
+        self._free_bytes: int | None = None
+
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
+        limits, plain = self._limits, encode_stored_response(answer)
+        size = len(plain)
+        if size > min(limits.answer_bytes_max, limits.answers_per_payer_bytes_max, limits.answers_bytes_max):
+            return False
+        row = {
+            "call_id": call_id,
+            "payer": bytes(payer),
+            "bytes": size,
+            "sealed": self._sealer.seal(plain, label=response_label(call_id)),
+            "created_ms": now_ms,
+        }
+        must_count = self._free_bytes is None or self._free_bytes < size
+        await self._database.write(lambda connection: self._keep(connection, row, size, must_count))
+        part = limits.answers_bytes_max // RECOUNT_PART
+        self._free_bytes = part if must_count else (self._free_bytes or 0)
+        self._free_bytes -= size
+        return True
+
+    async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
+        columns = answer_table.c
+        query = select(columns.sealed).where(
+            columns.call_id == call_id, columns.created_ms > self._oldest_ms(now_ms)
+        )
+        sealed = await self._database.read(lambda connection: connection.execute(query).scalar())
+        if sealed is None:
+            return None
+        return decode_stored_response(self._sealer.open(bytes(sealed), label=response_label(call_id)))
+
+    async def prune(self, *, now_ms: int) -> int:
+        old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
+        return await self._database.write(lambda connection: connection.execute(old).rowcount, flush=False)
+
+    def _keep(self, connection: Connection, row: dict[str, object], size: int, must_count: bool) -> None:
+        columns, limits = answer_table.c, self._limits
+        connection.execute(delete(answer_table).where(columns.call_id == row["call_id"]))
+        own = columns.payer == row["payer"]
+        _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
+        if must_count:
+            # What may be added before the next count is made room for now.
+            ahead = limits.answers_bytes_max // RECOUNT_PART
+            _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
+        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        connection.execute(dialect.insert(answer_table).on_conflict_do_nothing(), row)
+
+    def _oldest_ms(self, now_ms: int) -> int:
+        return now_ms - self._limits.answer_ttl_s * 1000
+
+
+def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
+    columns = answer_table.c
+    return exists(select(columns.call_id).where(columns.call_id == call_id, columns.created_ms > since_ms))
+
+
+def _delete_oldest(connection: Connection, which: ColumnElement[bool] | None, bytes_max: int) -> None:
+    """Drops the oldest until the others fit."""
+    columns = answer_table.c
+    total = select(cast(func.coalesce(func.sum(columns.bytes), 0), BigInteger))
+    oldest = select(columns.call_id, columns.bytes).order_by(columns.created_ms, columns.call_id)
+    if which is not None:
+        total, oldest = total.where(which), oldest.where(which)
+    # Others may be making room as well: what they hold is theirs to drop.
+    oldest = oldest.limit(DELETE_BATCH_MAX).with_for_update(skip_locked=True)
+    surplus = int(connection.execute(total).scalar_one()) - bytes_max
+    while surplus > 0:
+        deleted = []
+        for call_id, size in connection.execute(oldest).all():
+            if surplus > 0:
+                deleted.append(call_id)
+                surplus -= size
+        if not deleted:
+            return
+        connection.execute(delete(answer_table).where(columns.call_id.in_(deleted)))
+
+
+def response_label(call_id: CallId) -> bytes:
+    return b"answer:" + call_id.encode()
+
+
+_LOCK_SPACE = 0x6B657973  # any constant of ours
+
+
+def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
+    """Lets other gateways wait that claim under the same keys, until this transaction has ended."""
+    names = filter(None, map(key_name, claims))
+    take_advisory_locks(connection, (name.payer + name.key.encode() for name in names), space=_LOCK_SPACE)
+
+
+def find_keyed_calls(
+    connection: Connection, claims: Iterable[Claim], *, since_ms: int, answered_since_ms: int
+) -> dict[KeyName, KeyedCall]:
+    """What the keys of these claims have named. Their locks are taken."""
+    names = sorted({name for name in map(key_name, claims) if name is not None})
+    if not names:
+        return {}
+    times = {"since_ms": since_ms, "answered_since_ms": answered_since_ms}
+    if connection.dialect.name == "sqlite":
+        rows = _KEYED_SQLITE.fetch(connection, names=[(name.payer, name.key) for name in names], **times)
+    else:
+        payers, keys = map(list, zip(*names, strict=True))
+        rows = _KEYED_POSTGRES.fetch(connection, payers=payers, keys=keys, **times)
+    # They come in order of time: of several the newest stays.
+    return {
+        KeyName(call_payer, call_key): call for call_payer, call_key, call in map(_parse_keyed_call, rows)
+    }
+
+
+def find_keyed_call(
+    connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, answered_since_ms: int
+) -> KeyedCall | None:
+    rows = _KEYED_NEWEST.fetch(
+        connection,
+        payer=payer,
+        idempotency_key=idempotency_key,
+        since_ms=since_ms,
+        answered_since_ms=answered_since_ms,
+    )
+    return _parse_keyed_call(rows[0])[2] if rows else None
+
+
+def _keyed_query() -> Select[Any]:
+    columns, authorizations = call_table.c, authorization_table.c
+    answered_since_ms: Any = bindparam("answered_since_ms")
+    return (
+        select(
+            columns.id,
+            columns.payer,
+            columns.idempotency_key,
+            columns.listing_id,
+            columns.digest,
+            columns.state,
+            columns.epoch,
+            columns.price,
+            columns.price_units,
+            columns.payment_id,
+            columns.cut,
+            columns.delivery,
+            columns.moved_ms,
+            authorizations.chain_id.label("authorized_chain"),
+            authorizations.asset.label("authorized_asset"),
+            authorizations.nonce.label("authorized_nonce"),
+            has_stored_response(columns.id, since_ms=answered_since_ms).label("has_stored_response"),
+        )
+        .outerjoin(authorization_table, authorizations.call_id == columns.id)
+        .where(
+            columns.created_ms >= bindparam("since_ms"),
+            columns.state != literal_column("'released'"),
+            text("idempotency_key IS NOT NULL"),  # literal, for the index
+        )
+    )
+
+
+def _keyed_join_query() -> Select[Any]:
+    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    columns = call_table.c
+    given = func.unnest(
+        bindparam("payers", type_=ARRAY(LargeBinary)), bindparam("keys", type_=ARRAY(String))
+    ).table_valued("payer", "key", name="named")
+    named = given.render_derived()
+    is_named = and_(named.c.payer == columns.payer, named.c.key == columns.idempotency_key)
+    return _keyed_query().join(named, is_named)
+
+
+_IN_TIME = (call_table.c.created_ms, call_table.c.id)
+_KEYED_SQLITE = Prepared(
+    _keyed_query()
+    .where(tuple_(call_table.c.payer, call_table.c.idempotency_key).in_(bindparam("names", expanding=True)))
+    .order_by(*_IN_TIME)
+)
+_KEYED_POSTGRES = Prepared(_keyed_join_query().order_by(*_IN_TIME))
+_KEYED_NEWEST = Prepared(
+    _keyed_query()
+    .where(
+        call_table.c.payer == bindparam("payer"),
+        call_table.c.idempotency_key == bindparam("idempotency_key"),
+    )
+    .order_by(*(column.desc() for column in _IN_TIME))
+    .limit(literal_column("1"))
+)
+
+
+def _parse_keyed_call(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
+    (
+        call_id,
+        payer_bytes,
+        key,
+        listing_id,
+        digest,
+        state_name,
+        epoch,
+        price,
+        price_units,
+        payment_id,
+        cut,
+        delivery,
+        moved_ms,
+        chain_id,
+        asset,
+        nonce,
+        is_answered,
+    ) = row
+    payer, state = Address(payer_bytes), CallState(state_name)
+    authorization = None
+    if nonce is not None:
+        authorization = AuthorizationKey(ChainId(chain_id), asset, payer, bytes(nonce))
+    call = KeyedCall(
+        call_id=CallId(call_id),
+        listing_id=ListingId(listing_id),
+        digest=bytes(digest),
+        state=state,
+        epoch=epoch,
+        price=price,
+        price_units=price_units,
+        payment_id=payment_id,
+        moved_ms=moved_ms,
+        authorization=authorization,
+        has_stored_response=bool(is_answered),
+        is_lost=state is CallState.CONSUMED and cut == "cut",
+        is_delivered=delivery is not None,
+    )
+    return payer, key, call
+
+
+_REPEATABLE_STATES = (CallState.FORWARDING.value, CallState.UNKNOWN.value, CallState.CONSUMED.value)
+
+_COLUMNS = (
+    "id",
+    "payment_id",
+    "digest",
+    "state",
+    "epoch",
+    "attempts",
+    "cut",
+    "created_ms",
+    "price",
+    "price_units",
+)
+_ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
+
+
+def find_open_calls(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
+    """The newest open call of each request that these claims name, with one look-up for all. Their payments are locked."""
+    names = sorted({name for name in map(request_name, claims) if name is not None})
+    if not names:
+        return {}
+    if connection.dialect.name == "sqlite":
+        return _newest_of(_OPEN_SQLITE.fetch(connection, names=names))
+    payment_ids, digests = map(list, zip(*names, strict=True))
+    return _newest_of(_OPEN_POSTGRES.fetch(connection, payment_ids=payment_ids, digests=digests))
+
+
+def find_open_call(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
+    found = _newest_of(_OPEN_ONE.fetch(connection, payment_id=payment_id, digest=digest))
+    return found.get(RequestName(payment_id, digest))
+
+
+def _open_query() -> Select[Any]:
+    return select(*(call_table.c[name] for name in _COLUMNS)).where(
+        text(f"({REPEATABLE})")
+    )  # literal, for the index
+
+
+def _open_join_query() -> Select[Any]:
+    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    payment_ids = bindparam("payment_ids", type_=ARRAY(BigInteger))
+    digests = bindparam("digests", type_=ARRAY(LargeBinary))
+    named = (
+        func.unnest(payment_ids, digests).table_valued("payment_id", "digest", name="named").render_derived()
+    )
+    columns = call_table.c
+    return _open_query().join(
+        named, and_(named.c.payment_id == columns.payment_id, named.c.digest == columns.digest)
+    )
+
+
+_OPEN_SQLITE = Prepared(
+    _open_query().where(
+        tuple_(call_table.c.payment_id, call_table.c.digest).in_(bindparam("names", expanding=True))
+    )
+)
+_OPEN_POSTGRES = Prepared(_open_join_query())
+_OPEN_ONE = Prepared(
+    _open_query().where(
+        call_table.c.payment_id == bindparam("payment_id"), call_table.c.digest == bindparam("digest")
+    )
+)
+
+
+def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
+    """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
+    found: dict[RequestName, OpenCall] = {}
+    for row in sorted(rows, key=itemgetter(_CREATED, _ID)):
+        call_id, payment_id, digest, state, epoch, attempts, cut, _, price, price_units = row
+        if cut != "cut" or state in _REPEATABLE_STATES:
+            found[RequestName(payment_id, bytes(digest))] = OpenCall(
+                call_id=CallId(call_id),
+                state=CallState(state),
+                epoch=epoch,
+                attempts=attempts,
+                price=price,
+                price_units=price_units,
+            )
+    return found

@@ -1,0 +1,183 @@
+"""Sign-in nonces, sessions, used request signatures and blocked wallets in SQL. No token is ever stored, only its SHA-256.
+
+Each question that must have one winner is one statement that reports what happened. Blocked wallets have a snapshot in memory
+for the paid path.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    delete,
+    insert,
+    select,
+)
+from sqlalchemy.exc import IntegrityError
+
+from tollway.identity.sessions import Session, SignInNonce
+from tollway.ids import Address, ChainId
+from tollway.registry.catalog import BlockedWallet
+from tollway.storage.database import Database, metadata
+
+signin_nonce_table = Table(
+    "signin_nonce",
+    metadata,
+    Column("nonce", String(128), primary_key=True),
+    Column("uri", Text),
+    Column("expires_ms", BigInteger, nullable=False),
+    Index("ix_signin_nonce_expires_ms", "expires_ms"),
+)
+
+session_table = Table(
+    "session",
+    metadata,
+    Column("token_hash", LargeBinary(32), primary_key=True),
+    Column("address", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Index("ix_session_expires_ms", "expires_ms"),
+)
+
+signature_nonce_table = Table(
+    "signature_nonce",
+    metadata,
+    Column("keyid", String(128), primary_key=True),
+    Column("nonce", String(128), primary_key=True),
+    Column("expires_ms", BigInteger, nullable=False),
+    Index("ix_signature_nonce_expires_ms", "expires_ms"),
+)
+
+
+class SqlSessions:
+    """A `SessionStore` over SQLite or PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def issue_nonce(self, nonce: SignInNonce) -> None:
+        row = {"nonce": nonce.nonce, "uri": nonce.uri, "expires_ms": nonce.expires_ms}
+        # A nonce that a power failure takes away is asked for again; it need not wait for the disk.
+        await self._database.write(
+            lambda connection: connection.execute(insert(signin_nonce_table), row), flush=False
+        )
+
+    async def take_nonce(self, nonce: str, *, now_ms: int) -> SignInNonce | None:
+        columns = signin_nonce_table.c
+        statement = (
+            delete(signin_nonce_table)
+            .where(columns.nonce == nonce, columns.expires_ms > now_ms)
+            .returning(columns.nonce, columns.uri, columns.expires_ms)
+        )
+        row = await self._database.write(lambda connection: connection.execute(statement).one_or_none())
+        return None if row is None else SignInNonce(nonce=row.nonce, uri=row.uri, expires_ms=row.expires_ms)
+
+    async def put_session(self, session: Session) -> None:
+        row = {
+            "token_hash": session.token_hash,
+            "address": bytes(session.address),
+            "chain_id": session.chain_id,
+            "created_ms": session.created_ms,
+            "expires_ms": session.expires_ms,
+        }
+        await self._database.write(lambda connection: connection.execute(insert(session_table), row))
+
+    async def find_session(self, token_hash: bytes, *, now_ms: int) -> Session | None:
+        columns = session_table.c
+        statement = select(columns.address, columns.chain_id, columns.created_ms, columns.expires_ms).where(
+            columns.token_hash == token_hash, columns.expires_ms > now_ms
+        )
+        row = await self._database.read(lambda connection: connection.execute(statement).one_or_none())
+        if row is None:
+            return None
+        return Session(
+            token_hash=token_hash,
+            address=Address(row.address),
+            chain_id=ChainId(row.chain_id),
+            created_ms=row.created_ms,
+            expires_ms=row.expires_ms,
+        )
+
+    async def delete_session(self, token_hash: bytes) -> None:
+        statement = delete(session_table).where(session_table.c.token_hash == token_hash)
+        await self._database.write(lambda connection: connection.execute(statement))
+
+    async def remember_signature_nonce(self, keyid: str, nonce: str, *, expires_ms: int) -> bool:
+        row = {"keyid": keyid, "nonce": nonce, "expires_ms": expires_ms}
+        try:
+            await self._database.write(
+                lambda connection: connection.execute(insert(signature_nonce_table), row)
+            )
+        except IntegrityError:  # the primary key: somebody was first
+            return False
+        return True
+
+    async def prune(self, *, now_ms: int) -> int:
+        return await self._database.write(lambda connection: _prune(connection, now_ms), flush=False)
+
+
+def _prune(connection: Connection, now_ms: int) -> int:
+    statements = (
+        delete(signin_nonce_table).where(signin_nonce_table.c.expires_ms <= now_ms),
+        delete(session_table).where(session_table.c.expires_ms <= now_ms),
+        delete(signature_nonce_table).where(signature_nonce_table.c.expires_ms <= now_ms),
+    )
+    return sum(connection.execute(statement).rowcount for statement in statements)
+
+
+wallet_block_table = Table(
+    "wallet_block",
+    metadata,
+    Column("wallet", LargeBinary(20), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+)
+
+
+class ModerationStore:
+    """A `Moderation` over SQLite or PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._blocked: frozenset[Address] = frozenset()
+
+    def is_blocked(self, wallet: Address) -> bool:
+        return wallet in self._blocked
+
+    async def refresh(self) -> None:
+        self._blocked = frozenset(block.wallet for block in await self.list_blocked())
+
+    async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
+        row = {"wallet": bytes(wallet), "reason": reason, "since_ms": now_ms}
+        try:
+            await self._database.write(lambda connection: connection.execute(insert(wallet_block_table), row))
+        except IntegrityError:
+            return False
+        finally:
+            await self.refresh()
+        return True
+
+    async def unblock(self, wallet: Address) -> bool:
+        columns = wallet_block_table.c
+        statement = (
+            delete(wallet_block_table).where(columns.wallet == bytes(wallet)).returning(columns.wallet)
+        )
+        row = await self._database.write(lambda connection: connection.execute(statement).one_or_none())
+        await self.refresh()
+        return row is not None
+
+    async def list_blocked(self) -> tuple[BlockedWallet, ...]:
+        columns = wallet_block_table.c
+        statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
+            columns.since_ms, columns.wallet
+        )
+        rows = await self._database.read(lambda connection: connection.execute(statement).all())
+        return tuple(
+            BlockedWallet(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms)
+            for row in rows
+        )

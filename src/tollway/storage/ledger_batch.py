@@ -1,0 +1,467 @@
+"""What one batch writes into the ledger: closes, reopens, claims, finishes, in one transaction. Synchronous.
+
+`ledger/` decides which claim is granted; here the rows are locked, the decision is asked for, and its result is written.
+`write_batch` may run again for the same entries after a failure whose outcome is unknown: a claim that is there already, a close
+or a reopen that already happened, is answered like the first time (`is_retry`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
+
+from tollway.ids import CallId
+from tollway.ledger.claims import (
+    CreditAccount,
+    Decision,
+    PayerAccount,
+    decide_claims,
+    find_limited_accounts,
+    find_short_accounts,
+)
+from tollway.ledger.ledger import (
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Exhausted,
+    Fenced,
+    Finish,
+    NonceUnavailable,
+)
+from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
+from tollway.storage.authorizations import find_known, lock_wallets, write_claimed
+from tollway.storage.history import find_held_units
+from tollway.storage.idempotency import find_keyed_calls, find_open_calls, lock_keys
+from tollway.storage.ledger_tables import call_table, payment_table
+from tollway.storage.locked_rows import ADD_TOPUPS, LockedCall, LockedRows, payment_ids_of, topup_rows
+from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
+from tollway.storage.settlement import BatchSettlement, Conclude, Settle
+from tollway.storage.statements import Prepared
+
+SIBLINGS_MAX = 256
+"""How many small payments of one credit account may repair a short one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopen:
+    """Run an open call again, under the claim that it has. `is_plain`: by a plain signature."""
+
+    call_id: CallId
+    epoch: int
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopened:
+    """`before`: where the call goes back to when nobody waits for it any more."""
+
+    claimed: Claimed
+    before: CallState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """An upstream's answer reached no caller, because the end of its call could not be written in time. `close`: that end,
+    on its way to `consumed` or `settling`; None: the call was in `settling`."""
+
+    call_id: CallId
+    epoch: int
+    close: Close | None
+
+
+Move = Close | Reopen | Settle | Conclude | Drop
+_MOVES = (Close, Reopen, Settle, Conclude, Drop)
+Entry = Claim | Move | Finish
+Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContext:
+    """The circumstances under which a batch is written. `accounts`: those whose siblings are locked too.
+
+    `now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
+    are received and finished. `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next
+    run, should it be there on a retry, is not for whoever asks in this batch. `retried`: calls whose end may have been
+    committed by an earlier batch."""
+
+    owner_id: str
+    now_ms: int
+    attempts_max: int
+    unfinal_max_nano: Mapping[str, int]
+    answered_since_ms: int
+    ahead_ms: int = 0
+    is_retry: bool = False
+    others: frozenset[CallId] = frozenset()
+    retried: frozenset[CallId] = frozenset()
+    accounts: frozenset[CreditAccount] = frozenset()
+
+
+class PursesShort(Exception):
+    """The decision needs the siblings in `accounts`. Nothing is written; post again with them, so that all locks are
+    taken in one order."""
+
+    def __init__(self, accounts: frozenset[CreditAccount]) -> None:
+        self.accounts = accounts
+        super().__init__()
+
+
+def write_batch(
+    connection: Connection, entries: Sequence[Entry], batch_context: BatchContext
+) -> list[Outcome]:
+    """Writes a batch in which no call has two entries besides its finish; one outcome for each, in order."""
+    return LedgerBatch(connection, batch_context).run(entries)
+
+
+class LedgerBatch:
+    def __init__(self, connection: Connection, batch_context: BatchContext) -> None:
+        self._connection = connection
+        self._batch_context = batch_context
+        self._locked_rows = LockedRows(connection)
+        self._settling = BatchSettlement(
+            connection,
+            self._locked_rows,
+            owner_id=batch_context.owner_id,
+            answered_since_ms=batch_context.answered_since_ms,
+            attempts_max=batch_context.attempts_max,
+        )
+        self._outcomes: dict[CallId, Outcome] = {}
+
+    def run(self, entries: Sequence[Entry]) -> list[Outcome]:
+        moves = [entry for entry in entries if isinstance(entry, _MOVES)]
+        claims = [entry for entry in entries if isinstance(entry, Claim)]
+        calls = self._lock(moves, claims)
+        for move in moves:
+            self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
+        self._settling.write(now_ms=self._batch_context.now_ms)
+        self._locked_rows.write()
+        self._finish([entry for entry in entries if isinstance(entry, Finish)])
+        if self._batch_context.is_retry:
+            self._find_claimed(claims)
+        self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
+        return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
+
+    def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
+        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
+        lanes."""
+        lock_wallets(self._connection, claims, limited=self._limited(claims))
+        lock_keys(self._connection, claims)
+        settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
+        shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
+        others = shown | settled | self._sibling_ids(claims)
+        calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
+        short = find_short_accounts(claims, self._locked_rows.payments)
+        if not short <= self._batch_context.accounts:
+            raise PursesShort(short | self._batch_context.accounts)
+        self._settling.lock_nonces([one for one in moves if isinstance(one, Settle)])
+        return calls
+
+    def _move(self, move: Move, call: LockedCall | None) -> Outcome:
+        is_retry = self._batch_context.is_retry or move.call_id in self._batch_context.retried
+        match move:
+            case Close():
+                return self._close(move, call, is_retry=is_retry)
+            case Drop():
+                return self._drop(move, call)
+            case Reopen():
+                return self._reopen(move, call)
+            case Settle():
+                values = {"moved_ms": self._batch_context.now_ms, **self._end_values(move.close)}
+                return self._settling.settle(move, call, is_retry=is_retry, **values)
+            case Conclude():
+                return self._settling.conclude(move, call, is_retry=is_retry)
+
+    def _sibling_ids(self, claims: Sequence[Claim]) -> set[int]:
+        columns = payment_table.c
+        found: set[int] = set()
+        price_max = max((claim.price_units for claim in claims), default=0)
+        for account in self._batch_context.accounts:
+            rest = columns.value_units - columns.taken_units
+            query = (
+                select(columns.id)
+                .where(_in_purse(account), columns.state != PaymentState.GONE.value, ~columns.is_held)
+                .where(rest > 0, rest < price_max)
+                .order_by(columns.block_number, columns.id)
+                .limit(SIBLINGS_MAX)
+            )
+            found.update(self._connection.execute(query).scalars())
+        return found
+
+    def _close(self, close: Close, call: LockedCall | None, *, is_retry: bool) -> Closed | Fenced:
+        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != close.epoch:
+            return Fenced()
+        if call.state is not CallState.FORWARDING:
+            is_done = is_retry and call.state in (close.after, CallState.REORGED)
+            return Closed(remaining_units=self._remaining_of(call)) if is_done else Fenced()
+        if close.after is CallState.CONSUMED and call.is_unpaid:
+            return Fenced()
+        values = self._end_values(close)
+        may_run_again = call.cut == "repeated" and call.attempts < self._batch_context.attempts_max
+        if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
+            values["cut"] = "cut"  # its repeat has brought no answer either
+        self._locked_rows.move(call, close.after, moved_ms=self._batch_context.now_ms, **values)
+        return Closed(remaining_units=self._remaining_of(call))
+
+    def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
+        """As `decide_dropped_call` says. The run was in `settling`: recovery marks it orphaned."""
+        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != drop.epoch:
+            return Fenced()
+        request = self._connection.execute(_REQUEST.where(call_table.c.id == call.id)).one()
+        runs_left = self._batch_context.attempts_max - call.attempts
+        after = decide_dropped_call(
+            call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
+        )
+        is_ours = request.error == (
+            None if drop.close is None else drop.close.error
+        )  # not its provider's decision
+        if after is None or (call.state is CallState.CONSUMED and not is_ours):
+            return Fenced()
+        values = (
+            {} if call.state is CallState.CONSUMED or drop.close is None else self._end_values(drop.close)
+        )
+        values |= {
+            "http_status": None,
+            "error": Interruption.ANSWER_DROPPED.value,
+            "completed_ms": self._batch_context.now_ms,
+        }
+        if after is CallState.CONSUMED:
+            self._locked_rows.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **values)
+        else:
+            self._locked_rows.move(call, after, moved_ms=self._batch_context.now_ms, **values)
+        return Closed(remaining_units=self._remaining_of(call))
+
+    def _end_values(self, close: Close) -> dict[str, object]:
+        """The columns that an end writes. A consumed call whose repeat was not sent keeps what its first run brought."""
+        now_ms = self._batch_context.now_ms
+        if close.after is CallState.CONSUMED and close.upstream_status is None:
+            return {"completed_ms": now_ms}
+        # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
+        is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)
+        completed = {"completed_ms": now_ms} if is_ended else {}
+        return {
+            "http_status": close.http_status,
+            "upstream_status": close.upstream_status,
+            "latency_ms": close.latency_ms,
+            "upstream_latency_ms": close.upstream_latency_ms,
+            "error": close.error,
+            **completed,
+        }
+
+    def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
+        if call is None:
+            return Fenced()
+        owner_id = self._batch_context.owner_id
+        may_be_own = self._batch_context.is_retry and call.id not in self._batch_context.others
+        if may_be_own and (call.state, call.epoch, call.owner_id) == (
+            CallState.FORWARDING,
+            reopen.epoch + 1,
+            owner_id,
+        ):
+            # Which of the two it was is not written; a call that was ever consumed stays charged.
+            before = CallState.CONSUMED if call.cut == "repeated" else CallState.UNKNOWN
+            return self._reopened(call, reopen, before=before)
+        if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
+            return Fenced()
+        cut = "repeated" if call.state is CallState.CONSUMED else call.cut
+        self._locked_rows.move(
+            call,
+            CallState.FORWARDING,
+            epoch=call.epoch + 1,
+            attempts=call.attempts + 1,
+            owner_id=owner_id,
+            cut=cut,
+            delivery=None,
+            completed_ms=None,
+            moved_ms=self._batch_context.now_ms,
+        )
+        return self._reopened(call, reopen, before=call.state)
+
+    def _is_repeatable(self, call: LockedCall, *, is_plain: bool) -> bool:
+        shown = self._locked_rows.payments.get(call.payment_id or 0)
+        if is_plain and shown is not None and shown.is_plain_ended:
+            return False
+        is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
+        payments = (self._locked_rows.payments[key] for key in payment_ids_of(call))
+        is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
+        return is_open and is_paid and call.attempts < self._batch_context.attempts_max
+
+    def _reopened(self, call: LockedCall, reopen: Reopen, *, before: CallState) -> Reopened:
+        remaining_units = self._remaining_of(call) or 0
+        return Reopened(
+            claimed=Claimed(
+                epoch=reopen.epoch + 1, remaining_units=remaining_units, rail=Rail(call.rail), before=before
+            ),
+            before=before,
+        )
+
+    def _remaining_of(self, call: LockedCall) -> int | None:
+        return (
+            None if call.payment_id is None else self._locked_rows.payments[call.payment_id].remaining_units
+        )
+
+    def _find_claimed(self, claims: Sequence[Claim]) -> None:
+        """Claims of a batch that was committed although its answer was lost: the same request, not just its id."""
+        columns = call_table.c
+        by_id = {claim.call_id: claim for claim in claims}
+        query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
+            columns.id.in_(list(by_id)),
+            columns.state == CallState.FORWARDING.value,
+            columns.owner_id == self._batch_context.owner_id,
+        )
+        for row in self._connection.execute(query):
+            claim = by_id[CallId(row.id)]
+            if (bytes(row.digest), row.request_id) == (claim.digest, claim.request_id):
+                payment = self._locked_rows.payments.get(claim.payment_id or 0)
+                self._outcomes[claim.call_id] = Claimed(
+                    epoch=row.epoch,
+                    remaining_units=payment.remaining_units if payment else 0,
+                    rail=Rail(row.rail),
+                )
+
+    def _claim(self, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        known = find_known(self._connection, claims)
+        # After what is known of authorisations: one that is concluded in between counts twice, and never not at all.
+        unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
+        decisions, debits = decide_claims(
+            claims,
+            payments=self._locked_rows.payments.values(),
+            nonces=find_nonces(self._connection, claims),
+            keys=find_keyed_calls(
+                self._connection,
+                claims,
+                since_ms=self._batch_context.answered_since_ms,
+                answered_since_ms=self._batch_context.answered_since_ms,
+            ),
+            repeats=find_open_calls(self._connection, claims),
+            debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
+            unfinal_max_nano=self._batch_context.unfinal_max_nano,
+            unfinal_units=unfinal_units,
+            now_ms=self._batch_context.now_ms,
+            authorizations=known,
+        )
+        self._locked_rows.write_debits(debits)
+        granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
+        if granted:
+            _OPEN_CALLS.run(self._connection, [self._call_row(one) for one in granted])
+            write_claimed(self._connection, [one.claim for one in granted], known)
+        topups = [
+            row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
+        ]
+        if topups:
+            ADD_TOPUPS.run(self._connection, topups)
+        self._outcomes.update(self._with_held(decisions))
+
+    def _limited(self, claims: Sequence[Claim]) -> frozenset[PayerAccount]:
+        unfinal_max_nano = self._batch_context.unfinal_max_nano
+        return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
+
+    def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
+        """The outcomes; a refusal for want of value says how much of the payment calls without an outcome hold."""
+        short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
+        held = find_held_units(self._connection, {key for key in short if key is not None})
+        return {
+            one.claim.call_id: replace(one.outcome, held_units=held.get(one.claim.payment_id or 0, 0))
+            if isinstance(one.outcome, Exhausted)
+            else one.outcome
+            for one in decisions
+        }
+
+    def _call_row(self, decision: Decision) -> dict[str, object]:
+        claim, outcome = decision.claim, decision.outcome
+        assert isinstance(outcome, Claimed)
+        return {
+            "id": claim.call_id,
+            "listing_id": claim.listing_id,
+            "listing_name": claim.listing_name,
+            "provider": claim.provider,
+            "payer": claim.payer,
+            "method": claim.method,
+            "path": claim.path,
+            "digest": claim.digest,
+            "state": CallState.FORWARDING.value,
+            "rail": outcome.rail.value,
+            "price": claim.price,
+            "price_units": claim.price_units,
+            "currency": claim.currency,
+            "payment_id": claim.payment_id,
+            "taken_units": decision.parts.get(claim.payment_id or 0, 0),
+            "chain_id": claim.chain_id,
+            "asset": claim.asset,
+            "decimals": claim.decimals or 0,
+            "tx_hash": claim.tx_hash,
+            "pay_to": claim.pay_to,
+            "nonce": claim.nonce,
+            "idempotency_key": claim.idempotency_key,
+            "request_id": claim.request_id,
+            "owner_id": self._batch_context.owner_id,
+            "epoch": outcome.epoch,
+            "attempts": 1,
+            "cut": "",
+            "clock_releases": True,
+            "created_ms": claim.created_ms + self._batch_context.ahead_ms,
+            "moved_ms": self._batch_context.now_ms,
+        }
+
+    def _finish(self, finishes: Sequence[Finish]) -> None:
+        if finishes:
+            rows = [_finish_row(finish, ahead_ms=self._batch_context.ahead_ms) for finish in finishes]
+            _FINISH.run(self._connection, rows)
+
+
+def _in_purse(account: CreditAccount) -> ColumnElement[bool]:
+    columns = payment_table.c
+    return and_(
+        columns.payer == account.payer,
+        columns.payee == account.payee,
+        columns.asset == account.asset,
+        columns.chain_id == account.chain_id,
+    )
+
+
+_CUT_NOW = and_(bindparam("is_cut"), call_table.c.cut == "", call_table.c.state == CallState.CONSUMED.value)
+_FINISH = Prepared(
+    update(call_table)
+    .where(call_table.c.id == bindparam("at_id"), call_table.c.epoch == bindparam("at_epoch"))
+    .values(
+        delivery=bindparam("delivery"),
+        request_bytes=bindparam("request_bytes"),
+        response_bytes=bindparam("response_bytes"),
+        completed_ms=bindparam("completed_ms"),
+        cut=case((_CUT_NOW, "cut"), else_=call_table.c.cut),
+    )
+)
+
+
+_REQUEST = select(call_table.c.method, call_table.c.digest, call_table.c.error)
+
+_WRITTEN_LATER = {
+    "http_status",
+    "upstream_status",
+    "request_bytes",
+    "response_bytes",
+    "latency_ms",
+    "upstream_latency_ms",
+    "delivery",
+    "error",
+    "completed_ms",
+}
+_OPEN_CALLS = Prepared(
+    insert(call_table).values(
+        {name: bindparam(name) for name in call_table.columns.keys() if name not in _WRITTEN_LATER}  # noqa: SIM118
+    )
+)
+
+
+def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
+    return {
+        "at_id": finish.call_id,
+        "at_epoch": finish.epoch,
+        "delivery": finish.delivery.value,
+        "request_bytes": finish.request_bytes,
+        "response_bytes": finish.response_bytes,
+        "completed_ms": finish.completed_ms + ahead_ms,
+        "is_cut": finish.is_cut,
+    }

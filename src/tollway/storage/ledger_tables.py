@@ -1,0 +1,485 @@
+"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and their rows as records of `ledger/`.
+
+Columns only; `ledger/` decides what they mean. A payment's `taken_units` is always the sum of what its calls hold of it:
+`call.taken_units` where it is the payment of the call's proof, `call_topup.units` where it adds to another payment. The CHECK
+is the second line of defence; the first is the decision under lock. No index begins with `created_ms` alone: PostgreSQL would
+walk it for one wallet's history and filter.
+
+Amounts and times of an authorisation are `uint256`, so they are text. What settling may cost is kept in wei, capped to what a
+signed 64-bit column holds: nine ether for one transaction is beyond every budget.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Row,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
+from tollway.storage.database import metadata
+
+RowId = BigInteger().with_variant(Integer, "sqlite")
+"""A row number that SQLite fills in by itself."""
+
+COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
+MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation pays, and whose money may be about to move, or may when it runs again."""
+UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation is to pay, and has not."""
+REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
+"""A call that the same request may run into, or run again. Literal, in the index and in the query."""
+
+FAILED = (
+    "state = 'released'"
+    " OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400))"
+)
+"""A call that ended without success, for the history. Literal, in the index and in the query."""
+UNKNOWN = "state = 'unknown'"
+UNFINAL = "state = 'unfinal'"
+GONE = "state = 'gone'"
+HELD = "is_held AND state = 'unfinal'"
+"""Payments that may still leave their chain, those that did, and those that cannot be spent meanwhile. Literal, in the
+indexes and in the queries."""
+
+payment_table = Table(
+    "payment",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("asset", String(42), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("payee", LargeBinary(20), nullable=False),
+    Column("value_units", BigInteger, nullable=False),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("block_number", BigInteger, nullable=False),
+    Column("block_hash", LargeBinary(32), nullable=False),
+    Column("block_time", BigInteger, nullable=False),
+    Column("is_plain_ended", Boolean, nullable=False),
+    Column("is_held", Boolean, nullable=False),
+    Column("is_authorized", Boolean, nullable=False, server_default=false()),
+    Column("recorded_ms", BigInteger, nullable=False),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("gone_ms", BigInteger),
+    CheckConstraint("taken_units >= 0 AND taken_units <= value_units", name="taken_within_value"),
+    UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
+    Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
+    Index("ix_payment_payer_time", "payer", "block_time", "id"),
+    *(
+        Index(
+            f"ix_payment_{name}",
+            *columns,
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for name, predicate, columns in (
+            ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
+            # Without `taken_units`, which every claim changes: PostgreSQL would write a new entry for each.
+            ("unfinal_payer", UNFINAL, ("payer", "chain_id", "asset")),
+            ("gone", GONE, ("chain_id", "gone_ms")),
+            ("held", HELD, ("chain_id", "id")),
+        )
+    ),
+)
+
+call_table = Table(
+    "call",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("listing_id", String(64), nullable=False),
+    Column("listing_name", Text, nullable=False),
+    Column("provider", LargeBinary(20), nullable=False),
+    Column("payer", LargeBinary(20)),
+    Column("method", String(32), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("rail", String(10), nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("price_units", BigInteger, nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("chain_id", BigInteger),
+    Column("asset", String(42)),
+    Column("decimals", Integer, nullable=False),
+    Column("tx_hash", LargeBinary(32)),
+    Column("pay_to", LargeBinary(20)),
+    Column("nonce", LargeBinary(32)),
+    Column("idempotency_key", Text),
+    Column("request_id", String(128), nullable=False),
+    Column("owner_id", String(64), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("cut", String(10), nullable=False),
+    Column("clock_releases", Boolean, nullable=False),
+    Column("http_status", Integer),
+    Column("upstream_status", Integer),
+    Column("request_bytes", BigInteger),
+    Column("response_bytes", BigInteger),
+    Column("latency_ms", BigInteger),
+    Column("upstream_latency_ms", BigInteger),
+    Column("delivery", String(10)),
+    Column("error", Text),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("moved_ms", BigInteger, nullable=False),
+    Column("completed_ms", BigInteger),
+    CheckConstraint("taken_units >= 0 AND taken_units <= price_units", name="taken_within_price"),
+    Index("ix_call_payer_time", "payer", "created_ms", "id"),
+    Index("ix_call_provider_time", "provider", "created_ms", "id"),
+    Index("ix_call_payment_time", "payment_id", "created_ms", "id"),
+    Index("ix_call_payer_listing", "payer", "listing_id", "created_ms", "id"),
+    Index("ix_call_provider_listing", "provider", "listing_id", "created_ms", "id"),
+    *(
+        Index(
+            f"ix_call_{owner}_{name}",
+            *(owner, "created_ms", "id", "listing_id", *extra),
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for owner in ("payer", "provider")
+        # What the predicate reads stands in the index: SQLite asks it once more.
+        for name, predicate, extra in (
+            ("failed", FAILED, ("state", "upstream_status")),
+            ("unknown", UNKNOWN, ()),
+        )
+    ),
+    Index(
+        "uq_call_nonce",
+        "nonce",
+        "tx_hash",
+        "chain_id",
+        unique=True,
+        sqlite_where=text(COUNTING_NONCE),
+        postgresql_where=text(COUNTING_NONCE),
+    ),
+    # The predicates are literal, and so are those of the queries: else neither planner would use these.
+    Index(
+        "ix_call_forwarding",
+        "owner_id",
+        sqlite_where=text("state = 'forwarding'"),
+        postgresql_where=text("state = 'forwarding'"),
+    ),
+    Index(
+        "ix_call_settling",
+        "owner_id",
+        sqlite_where=text("state = 'settling'"),
+        postgresql_where=text("state = 'settling'"),
+    ),
+    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
+    Index(
+        "ix_call_keyed",
+        "payer",
+        "idempotency_key",
+        "created_ms",
+        "id",
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index(
+        "ix_call_unknown",
+        "moved_ms",
+        sqlite_where=text("state = 'unknown'"),
+        postgresql_where=text("state = 'unknown'"),
+    ),
+    Index(
+        "ix_call_repeatable",
+        "payment_id",
+        "digest",
+        sqlite_where=text(REPEATABLE),
+        postgresql_where=text(REPEATABLE),
+    ),
+    Index(
+        "ix_call_reorged",
+        "payer",
+        sqlite_where=text("state = 'reorged'"),
+        postgresql_where=text("state = 'reorged'"),
+    ),
+)
+
+topup_table = Table(
+    "call_topup",
+    metadata,
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_call_topup_call"), primary_key=True),
+    Column(
+        "payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_topup_payment"), primary_key=True
+    ),
+    Column("units", BigInteger, nullable=False),
+    CheckConstraint("units > 0", name="units_positive"),
+    Index("ix_call_topup_payment_id", "payment_id"),
+)
+
+call_total_table = Table(
+    "call_total",
+    metadata,
+    Column("wallet", LargeBinary(20), primary_key=True),
+    Column("role", String(10), primary_key=True),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("calls", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""How many calls a wallet has as payer and as provider: the sum over its slots (see `history`)."""
+
+owner_table = Table(
+    "gateway_owner",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("seen_ms", BigInteger, nullable=False),
+    Column("boot_mark", String(64), nullable=False),
+)
+
+admission_table = Table(
+    "admission",
+    metadata,
+    Column("tx_hash", LargeBinary(32), primary_key=True),
+    Column("admitted_ms", BigInteger, nullable=False),
+)
+
+readiness_table = Table(
+    "readiness",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ready_ms", BigInteger, nullable=False),
+)
+"""One row: when a gateway was last ready."""
+
+outage_table = Table(
+    "outage",
+    metadata,
+    Column("from_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("to_ms", BigInteger, nullable=False),
+)
+
+restore_table = Table(
+    "restore",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("noted_ms", BigInteger, nullable=False),
+    Column("released_ms", BigInteger),
+)
+
+generation_table = Table(
+    "generation",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+)
+"""One row, bumped at each start; a mark beside the database that is ahead of it tells of a restore."""
+
+
+authorization_table = Table(
+    "authorization",
+    metadata,
+    Column("nonce", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("asset", String(42), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_authorization_call"), nullable=False),
+    Column("payee", LargeBinary(20), nullable=False),
+    Column("base_units", String(78), nullable=False),
+    Column("valid_after", String(78), nullable=False),
+    Column("valid_before", String(78), nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("dialect", String(10), nullable=False),
+    Column("challenge_id", Text, nullable=False),
+    Column("seen_block", BigInteger, nullable=False),
+    Column("is_adrift", Boolean, nullable=False),
+    Column("looked_ms", BigInteger, nullable=False),
+    Column("tx_hash", LargeBinary(32)),
+    Column("settled_block", BigInteger),
+    Column("client_network", LargeBinary(16)),
+    PrimaryKeyConstraint("nonce", "chain_id", "asset", "payer", name="pk_authorization"),
+    Index("uq_authorization_call_id", "call_id", unique=True),
+    Index(
+        "ix_authorization_adrift",
+        "looked_ms",
+        sqlite_where=text("is_adrift"),
+        postgresql_where=text("is_adrift"),
+    ),
+    Index(
+        "ix_authorization_settled",
+        "payer",
+        "chain_id",
+        "settled_block",
+        sqlite_where=text("settled_block IS NOT NULL"),
+        postgresql_where=text("settled_block IS NOT NULL"),
+    ),
+)
+
+attempt_table = Table(
+    "settlement_attempt",
+    metadata,
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_settlement_attempt_call"), nullable=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("nonce", BigInteger, nullable=False),
+    Column("raw", LargeBinary, nullable=False),
+    Column("fee_max_wei", String(78), nullable=False),
+    Column("cost_wei", BigInteger, nullable=False),
+    Column("is_open", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tx_hash", "chain_id", name="pk_settlement_attempt"),
+    Index("ix_settlement_attempt_call_id", "call_id"),
+    Index(
+        "ix_settlement_attempt_spent",
+        *("chain_id", "created_ms", "listing_id", "sender", "nonce", "cost_wei"),
+    ),
+    Index(
+        "ix_settlement_attempt_open",
+        "sender",
+        "chain_id",
+        "nonce",
+        sqlite_where=text("is_open"),
+        postgresql_where=text("is_open"),
+    ),
+)
+
+wallet_gas_table = Table(
+    "wallet_gas",
+    metadata,
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("nonce", BigInteger, nullable=False),
+    Column("code_hash", LargeBinary(32), nullable=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("cost_wei", BigInteger, nullable=False),
+    Column("is_reverted", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("sender", "chain_id", "nonce", name="pk_wallet_gas"),
+    Index("ix_wallet_gas_spent", *("chain_id", "created_ms", "listing_id", "cost_wei")),
+    Index("ix_wallet_gas_code", *("chain_id", "created_ms", "code_hash", "is_reverted")),
+)
+"""One row for each nonce that was taken for a payer with code: contract wallets and delegated accounts have a part of the
+gas budgets of their own."""
+
+settlement_nonce_table = Table(
+    "gas_lane",
+    metadata,
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("next_nonce", BigInteger, nullable=False),
+    PrimaryKeyConstraint("sender", "chain_id", name="pk_gas_lane"),
+)
+
+
+PAYMENT_COLUMNS = (
+    "id",
+    "chain_id",
+    "tx_hash",
+    "asset",
+    "payer",
+    "payee",
+    "value_units",
+    "taken_units",
+    "state",
+    "block_number",
+    "block_hash",
+    "block_time",
+    "is_plain_ended",
+    "is_held",
+    "calls",
+    "is_authorized",
+)
+"""In the order of `parse_payment_row`."""
+
+
+def parse_payment(row: Row[Any]) -> Payment:
+    """`parse_payment_row` of a row that has more columns, or has them in another order."""
+    return parse_payment_row([getattr(row, name) for name in PAYMENT_COLUMNS])
+
+
+def parse_payment_row(row: Sequence[Any]) -> Payment:
+    """A gone payment is worth what its running calls still hold of it, so nothing is left to spend."""
+    (
+        payment_id,
+        chain_id,
+        tx_hash,
+        asset,
+        payer,
+        payee,
+        value_units,
+        taken_units,
+        state_name,
+        block_number,
+        block_hash,
+        block_time,
+        is_plain_ended,
+        is_held,
+        calls,
+        is_authorized,
+    ) = row
+    state = PaymentState(state_name)
+    return Payment(
+        id=payment_id,
+        chain_id=ChainId(chain_id),
+        tx_hash=TxHash(tx_hash),
+        asset=asset,
+        payer=Address(payer),
+        payee=Address(payee),
+        value_units=taken_units if state is PaymentState.GONE else value_units,
+        taken_units=taken_units,
+        state=state,
+        block_number=block_number,
+        block_hash=bytes(block_hash),
+        block_time=block_time,
+        is_plain_ended=bool(is_plain_ended),
+        is_held=bool(is_held),
+        calls=calls,
+        is_authorized=bool(is_authorized),
+    )
+
+
+def parse_call(row: Row[Any]) -> CallRecord:
+    return CallRecord(
+        id=CallId(row.id),
+        listing_id=ListingId(row.listing_id),
+        listing_name=row.listing_name,
+        provider=Address(row.provider),
+        payer=None if row.payer is None else Address(row.payer),
+        method=row.method,
+        path=row.path,
+        state=CallState(row.state),
+        rail=Rail(row.rail),
+        price=row.price,
+        price_units=row.price_units,
+        currency=row.currency,
+        chain_id=None if row.chain_id is None else ChainId(row.chain_id),
+        asset=row.asset,
+        decimals=row.decimals,
+        tx_hash=None if row.tx_hash is None else TxHash(row.tx_hash),
+        pay_to=None if row.pay_to is None else Address(row.pay_to),
+        http_status=row.http_status,
+        upstream_status=row.upstream_status,
+        request_bytes=row.request_bytes,
+        response_bytes=row.response_bytes,
+        latency_ms=row.latency_ms,
+        upstream_latency_ms=row.upstream_latency_ms,
+        delivery=None if row.delivery is None else Delivery(row.delivery),
+        idempotency_key=row.idempotency_key,
+        request_id=row.request_id,
+        error=row.error,
+        created_ms=row.created_ms,
+        completed_ms=row.completed_ms,
+    )

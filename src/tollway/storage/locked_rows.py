@@ -1,0 +1,340 @@
+"""The rows that one transaction of the ledger may change: locked, changed in memory, written back once.
+
+Locks are taken in one order everywhere: payments by id, then calls by id. The transaction that moves a paid call holds the locks
+of the payments that it takes units from, so a payment's row and the sum of its calls change together. SQLite's writer is alone
+from its BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Select, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from tollway.errors import StorageUnavailable
+from tollway.ids import CallId
+from tollway.ledger.claims import Debit
+from tollway.ledger.records import (
+    AUTHORIZED_RAILS,
+    CallState,
+    Parts,
+    Payment,
+    PaymentState,
+    debits_after,
+    is_move_allowed,
+)
+from tollway.storage.ledger_tables import (
+    PAYMENT_COLUMNS,
+    call_table,
+    parse_payment_row,
+    payment_table,
+    topup_table,
+)
+from tollway.storage.statements import Prepared, Rows, Within
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedCall:
+    """What the moves of a call look at. `cut`: '', 'cut' by its upstream, or 'repeated' after that."""
+
+    id: CallId
+    state: CallState
+    epoch: int
+    attempts: int
+    owner_id: str
+    rail: str
+    cut: str
+    clock_releases: bool
+    moved_ms: int
+    latency_ms: int | None
+    payment_id: int | None
+    price_units: int
+    parts: Parts
+
+    @property
+    def is_unpaid(self) -> bool:
+        """An authorisation is to pay it, and has not."""
+        return self.payment_id is None and self.rail in AUTHORIZED_RAILS
+
+
+class LockedRows:
+    """Belongs to one transaction and dies with it. Not shared between threads."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.payments: dict[int, Payment] = {}
+        self._taken_before: dict[int, int] = {}
+        self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
+        self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
+
+    def lock_payments(self, payment_ids: Iterable[int]) -> None:
+        """Reads and locks payments, by ascending id. Call once, with all of them."""
+        wanted = sorted(set(payment_ids))
+        if wanted:
+            self._remember_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
+
+    def read_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        """Reads calls without locking: to learn which payments to lock."""
+        return self._fetch_calls(_READ_CALLS, call_ids)
+
+    def lock_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        """Reads and locks calls, by ascending id. The payments that they draw from are locked already."""
+        return self._fetch_calls(_LOCK_CALLS, call_ids)
+
+    def lock_with_payments(
+        self, call_ids: Collection[CallId], *, others: Iterable[int] = ()
+    ) -> dict[CallId, LockedCall]:
+        """Locks calls, and first the payments that they draw from together with `others`."""
+        if not call_ids:
+            self.lock_payments(others)
+            return {}
+        if self._connection.dialect.name == "sqlite":  # nobody else writes, so one look is enough
+            calls = self.read_calls(call_ids)
+            self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
+            return calls
+        found = _LOCK_CALL_PAYMENTS.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
+        self._remember_payments(found)
+        return self.lock_calls(call_ids)
+
+    def _remember_payments(self, rows: Rows) -> None:
+        for row in rows:
+            payment = parse_payment_row(row)
+            self.payments[payment.id] = payment
+            self._taken_before[payment.id] = payment.taken_units
+
+    def move(self, call: LockedCall, after: CallState, **columns: object) -> CallState:
+        """Moves a locked call and what it holds; returns the state that it really gets (see `debits_after`)."""
+        assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
+        gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
+        holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
+        self.set_parts(call, holding.parts)
+        self.change(call, state=holding.state.value, **columns)
+        return holding.state
+
+    def set_parts(self, call: LockedCall, parts: Parts) -> None:
+        """Lets a call hold `parts` instead of what it held."""
+        if parts == call.parts:
+            return
+        for payment_id in {*call.parts, *parts}:
+            added_units = parts.get(payment_id, 0) - call.parts.get(payment_id, 0)
+            if added_units:
+                payment = self.payments[payment_id]
+                self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
+        self._parts[call.id] = (call, parts)
+
+    def set_payment(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
+        """Lets another payment be the one that was shown for a call; what the call holds stays as it is."""
+        shown = replace(call, payment_id=payment_id)
+        self._parts[call.id] = (shown, call.parts)
+        self.change(shown, payment_id=payment_id, **columns)
+        return shown
+
+    def change(self, call: LockedCall, **columns: object) -> None:
+        """Writes columns of a call, if it is still in the state and epoch in which it was locked."""
+        values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
+        self._moves.setdefault(frozenset(columns), []).append(values)
+
+    def write(self) -> None:
+        """Writes every change: balances, parts, then the moves."""
+        self._write_balances()
+        self._write_parts()
+        for names, rows in self._moves.items():
+            check_count(_moving(names).run(self._connection, rows), len(rows))
+
+    def write_debits(self, debits: Iterable[Debit]) -> None:
+        """Writes what claims took, one change for each payment; assigned from the locked row, because a relative
+        update beside a CHECK fails falsely on PostgreSQL."""
+        rows = [
+            {
+                "at_id": debit.payment_id,
+                "at_taken": self._taken_before[debit.payment_id],
+                "taken_units": debit.taken_units,
+                "calls": debit.calls,
+                "is_plain_ended": debit.is_plain_ended,
+            }
+            for debit in debits
+        ]
+        if not rows:
+            return
+        check_count(_DEBIT.run(self._connection, rows), len(rows))
+        self._taken_before.update({debit.payment_id: debit.taken_units for debit in debits})
+
+    def _write_balances(self) -> None:
+        rows = [
+            {"at_id": key, "at_taken": before, "taken_units": self.payments[key].taken_units}
+            for key, before in self._taken_before.items()
+            if self.payments[key].taken_units != before
+        ]
+        if rows:
+            check_count(_SET_BALANCE.run(self._connection, rows), len(rows))
+            self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
+
+    def _write_parts(self) -> None:
+        if not self._parts:
+            return
+        held = [
+            {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}
+            for call, parts in self._parts.values()
+        ]
+        _SET_HELD.run(self._connection, held)
+        ids = list(self._parts)
+        self._connection.execute(delete(topup_table).where(topup_table.c.call_id.in_(ids)))
+        rows = [
+            row for call, parts in self._parts.values() for row in topup_rows(call.id, call.payment_id, parts)
+        ]
+        if rows:
+            ADD_TOPUPS.run(self._connection, rows)
+
+    def _fetch_calls(self, statement: Prepared, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        if not call_ids:
+            return {}
+        rows = statement.fetch(self._connection, call_ids=list(call_ids))
+        short = [row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]]
+        topups: dict[str, dict[int, int]] = {}
+        if short:
+            for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=short):
+                topups.setdefault(call_id, {})[payment_id] = units
+        return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
+
+
+def payment_ids_of(call: LockedCall) -> frozenset[int]:
+    """The payments whose locks a move of this call needs."""
+    return frozenset(call.parts) | ({call.payment_id} if call.payment_id is not None else set())
+
+
+def topup_rows(call_id: CallId, payment_id: int | None, parts: Parts) -> list[dict[str, object]]:
+    return [
+        {"call_id": call_id, "payment_id": key, "units": units}
+        for key, units in parts.items()
+        if key != payment_id and units
+    ]
+
+
+_PAYMENTS = select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).order_by(payment_table.c.id)
+_LOCK_PAYMENTS = Prepared(
+    _PAYMENTS.where(Within(payment_table.c.id, "payment_ids")).with_for_update(key_share=True)
+)
+
+
+def _lock_call_payments() -> Select[Any]:
+    """PostgreSQL only. Which payments the calls draw from is looked up once, before the first lock is waited for."""
+    given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
+    shown = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
+    helped = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
+    drawn = given.union(shown, helped).cte("drawn").prefix_with("MATERIALIZED")
+    return _PAYMENTS.where(payment_table.c.id.in_(select(drawn.c.id))).with_for_update(
+        key_share=True, of=payment_table
+    )
+
+
+_LOCK_CALL_PAYMENTS = Prepared(_lock_call_payments())
+
+_CALL_COLUMNS = (
+    "id",
+    "state",
+    "epoch",
+    "attempts",
+    "owner_id",
+    "rail",
+    "cut",
+    "clock_releases",
+    "moved_ms",
+    "latency_ms",
+    "payment_id",
+    "price_units",
+    "taken_units",
+)
+_ID, _PAYMENT_ID, _PRICE, _TAKEN = (
+    _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
+)
+_CALLS = (
+    select(*(call_table.c[name] for name in _CALL_COLUMNS))
+    .where(Within(call_table.c.id, "call_ids"))
+    .order_by(call_table.c.id)
+)
+_READ_CALLS = Prepared(_CALLS)
+_LOCK_CALLS = Prepared(_CALLS.with_for_update())
+_READ_TOPUPS = Prepared(
+    select(topup_table.c.call_id, topup_table.c.payment_id, topup_table.c.units).where(
+        Within(topup_table.c.call_id, "call_ids")
+    )
+)
+ADD_TOPUPS = Prepared(
+    insert(topup_table).values({name: bindparam(name) for name in ("call_id", "payment_id", "units")})
+)
+
+_SET_HELD = Prepared(
+    update(call_table).where(call_table.c.id == bindparam("at_id")).values(taken_units=bindparam("units"))
+)
+
+
+def _at_balance(*names: str) -> Update:
+    return (
+        update(payment_table)
+        .where(payment_table.c.id == bindparam("at_id"), payment_table.c.taken_units == bindparam("at_taken"))
+        .values({name: bindparam(name) for name in names})
+    )
+
+
+_SET_BALANCE = Prepared(_at_balance("taken_units"))
+_DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
+
+
+@cache
+def _moving(names: frozenset[str]) -> Prepared:
+    """As many as there are moves in the code."""
+    at = update(call_table).where(
+        call_table.c.id == bindparam("at_id"),
+        call_table.c.state == bindparam("at_state"),
+        call_table.c.epoch == bindparam("at_epoch"),
+    )
+    return Prepared(at.values({name: bindparam(name) for name in sorted(names)}))
+
+
+def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> LockedCall:
+    (
+        call_id,
+        state,
+        epoch,
+        attempts,
+        owner_id,
+        rail,
+        cut,
+        clock_releases,
+        moved_ms,
+        latency_ms,
+        payment_id,
+        price_units,
+        taken_units,
+    ) = row
+    parts = dict(topups) if topups else {}
+    if payment_id is not None and taken_units:
+        parts[payment_id] = taken_units
+    return LockedCall(
+        id=call_id,
+        state=CallState(state),
+        epoch=epoch,
+        attempts=attempts,
+        owner_id=owner_id,
+        rail=rail,
+        cut=cut,
+        clock_releases=bool(clock_releases),
+        moved_ms=moved_ms,
+        latency_ms=latency_ms,
+        payment_id=payment_id,
+        price_units=price_units,
+        parts=parts,
+    )
+
+
+def _with_taken(payment: Payment, taken_units: int) -> Payment:
+    value = taken_units if payment.state is PaymentState.GONE else payment.value_units
+    return replace(payment, taken_units=taken_units, value_units=value)
+
+
+def check_count(found: int, expected: int) -> None:
+    """Where the driver counts rows (-1: it does not), a change that missed its row rolls the transaction back."""
+    if found not in (-1, expected):
+        raise StorageUnavailable("a locked row was changed by somebody else")

@@ -1,0 +1,648 @@
+"""Payments in SQL: recorded, read again on the chain, gone from it, back on it, exhausted; and the debts that a lost payment leaves.
+
+Plain functions over a connection, synchronous. A debt is what a `reorged` call lacks of its price; the next transfer into the
+same credit account pays it, the oldest call first, before anything else can be bought with that transfer.
+
+Statements that change several payments lock them by ascending id, as claims do. Blocks of unfinal payments are read by jumps
+along an index, one for each block: a block may hold hundreds of payments, and an hour of them is a million rows.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Executable,
+    LargeBinary,
+    ScalarSelect,
+    Select,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    tuple_,
+    union,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.claims import (
+    CreditAccount,
+    NonceKey,
+    PayerAccount,
+    check_units,
+    credit_account_of,
+    decide_claims,
+    nonce_key,
+)
+from tollway.ledger.ledger import Claim, Debt, Exhausted, NonceUsed, UnfinalBlock
+from tollway.ledger.records import (
+    CallState,
+    NewPayment,
+    Payment,
+    PaymentState,
+    RecordedTransaction,
+    allocate_to_debts,
+    debits_after,
+    is_worth_more,
+)
+from tollway.money import UNITS_MAX
+from tollway.storage.history import find_held_units
+from tollway.storage.idempotency import find_open_calls
+from tollway.storage.ledger_tables import (
+    COUNTING_NONCE,
+    GONE,
+    HELD,
+    PAYMENT_COLUMNS,
+    UNFINAL,
+    call_table,
+    parse_payment,
+    parse_payment_row,
+    payment_table,
+    topup_table,
+)
+from tollway.storage.locked_rows import LockedCall, LockedRows
+from tollway.storage.outage import ValueRefused
+from tollway.storage.recovery import IS_RESTORED, find_operator_records, held_before_ms
+from tollway.storage.statements import Prepared, Within
+
+GONE_RECHECK_MS = 86_400_000
+"""For a day after a transaction left the chain it is looked for again."""
+NEVER_MS = 0
+"""`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or came back."""
+
+_IDS_MAX = 1_000
+"""Rows named in one statement; both drivers have a maximum of parameters."""
+_BEFORE_ALL = (-1, b"")
+_other = payment_table.alias("other")
+
+
+def unfinal_blocks(
+    connection: Connection, *, chain_id: ChainId, after: UnfinalBlock | None, limit: int
+) -> tuple[UnfinalBlock, ...]:
+    number, block_hash = _BEFORE_ALL if after is None else (after.number, after.block_hash)
+    parameters = {"chain_id": chain_id, "number": number, "hash": block_hash, "limit": limit}
+    return tuple(
+        UnfinalBlock(
+            chain_id=chain_id,
+            number=row.block_number,
+            block_hash=bytes(row.block_hash),
+            is_agreed=row.checked_ms > NEVER_MS,
+        )
+        for row in connection.execute(_BLOCKS, parameters)
+    )
+
+
+def _first_after(number: ColumnElement[int], block_hash: ColumnElement[bytes]) -> ScalarSelect[int]:
+    """The payment that stands first in the next block: of those in it, the one that was checked least recently."""
+    row = payment_table.alias("row")
+    return (
+        select(row.c.id)
+        .where(
+            text("row.state = 'unfinal'"),
+            row.c.chain_id == bindparam("chain_id"),
+            tuple_(row.c.block_number, row.c.block_hash) > tuple_(number, block_hash),
+        )
+        .order_by(row.c.block_number, row.c.block_hash, row.c.checked_ms, row.c.id)
+        .limit(1)
+        .correlate_except(row)
+        .scalar_subquery()
+    )
+
+
+def _blocks_query() -> Executable:
+    first, following = payment_table.alias("first"), payment_table.alias("following")
+    number, block_hash = bindparam("number", type_=BigInteger), bindparam("hash", type_=LargeBinary)
+    start = select(
+        first.c.block_number, first.c.block_hash, first.c.checked_ms, literal_column("1").label("place")
+    ).where(first.c.id == _first_after(number, block_hash))
+    block: CTE = start.cte("block", recursive=True)
+    behind = block.join(following, following.c.id == _first_after(block.c.block_number, block.c.block_hash))
+    step = (
+        select(following.c.block_number, following.c.block_hash, following.c.checked_ms, block.c.place + 1)
+        .select_from(behind)
+        .where(block.c.place < bindparam("limit", type_=BigInteger))
+    )
+    blocks = block.union_all(step)
+    return select(blocks.c.block_number, blocks.c.block_hash, blocks.c.checked_ms).order_by(blocks.c.place)
+
+
+_BLOCKS = _blocks_query()
+
+
+def unfinal_in(
+    connection: Connection, *, block: UnfinalBlock, after_id: int, limit: int, is_unchecked_only: bool
+) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    query = select(payment_table).where(text(UNFINAL), *_in_block(columns, block), columns.id > after_id)
+    if is_unchecked_only:
+        query = query.where(columns.checked_ms <= NEVER_MS)
+    return _read(connection, query.order_by(columns.id).limit(limit))
+
+
+def gone_payments(
+    connection: Connection, *, chain_id: ChainId, after_id: int, limit: int, now_ms: int
+) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    query = select(payment_table).where(
+        text(GONE),
+        columns.chain_id == chain_id,
+        columns.gone_ms > now_ms - GONE_RECHECK_MS,
+        columns.id > after_id,
+    )
+    return _read(connection, query.order_by(columns.id).limit(limit))
+
+
+def finish_block(connection: Connection, *, block: UnfinalBlock, is_checked_only: bool, now_ms: int) -> int:
+    # What is held by a dispute is freed while it is unfinal, or never.
+    is_free = or_(~_other.c.is_held, IS_RESTORED)
+    of_block = select(_other.c.id).where(
+        text("other.state = 'unfinal'"), *_in_block(_other.c, block), is_free
+    )
+    if is_checked_only:
+        of_block = of_block.where(_other.c.checked_ms > NEVER_MS)
+    final = {"state": PaymentState.FINAL.value, "checked_ms": now_ms}
+    return connection.execute(_update_in_order(of_block, **final)).rowcount
+
+
+def mark_checked(
+    connection: Connection, *, payment_ids: Sequence[int], block_number: int, block_hash: bytes, now_ms: int
+) -> None:
+    place = {"block_number": block_number, "block_hash": block_hash, "checked_ms": now_ms}
+    for ids in _payment_id_chunks(payment_ids):
+        unfinal = select(_other.c.id).where(_other.c.id.in_(ids), text("other.state = 'unfinal'"))
+        connection.execute(_update_in_order(unfinal, **place))
+
+
+def hold_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
+    held = 0
+    for ids in _payment_id_chunks(payment_ids):
+        spendable = select(_other.c.id).where(
+            _other.c.id.in_(ids), text("other.state = 'unfinal'"), ~_other.c.is_held
+        )
+        held += connection.execute(_update_in_order(spendable, is_held=True)).rowcount
+    return held
+
+
+def held_unfinal(connection: Connection, *, chain_id: ChainId, limit: int) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    query = select(payment_table).where(text(HELD), columns.chain_id == chain_id, ~IS_RESTORED)
+    return _read(connection, query.order_by(columns.id).limit(limit))
+
+
+def free_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
+    """What is held while no restore is unreleased is held by `hold_disputed` alone."""
+    freed = 0
+    columns = payment_table.c
+    for ids in _payment_id_chunks(payment_ids):
+        # Locked first: from then on `mark_restored` waits for us, and the next statement sees what it wrote before.
+        rows = select(columns.id).where(columns.id.in_(ids), columns.is_held).order_by(columns.id)
+        locked = connection.execute(rows.with_for_update()).scalars().all()
+        if locked:
+            freeing = update(payment_table).where(columns.id.in_(locked), ~IS_RESTORED)
+            freed += connection.execute(freeing.values(is_held=False)).rowcount
+    return freed
+
+
+def _update_in_order(ids: Select[int], **values: object) -> Executable:
+    in_order = ids.order_by(_other.c.id).with_for_update()
+    return update(payment_table).where(payment_table.c.id.in_(in_order)).values(**values)
+
+
+def _in_block(columns: object, block: UnfinalBlock) -> tuple[ColumnElement[bool], ...]:
+    return (
+        columns.chain_id == block.chain_id,  # type: ignore[attr-defined]  # of the table, or of another name of it
+        columns.block_number == block.number,  # type: ignore[attr-defined]
+        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]
+    )
+
+
+def _read(connection: Connection, query: Select[tuple[object, ...]]) -> tuple[Payment, ...]:
+    return tuple(map(parse_payment, connection.execute(query)))
+
+
+def _payment_id_chunks(ids: Sequence[int]) -> list[list[int]]:
+    ordered = sorted(set(ids))
+    return [ordered[start : start + _IDS_MAX] for start in range(0, len(ordered), _IDS_MAX)]
+
+
+CHUNK = 1_000
+"""Rows named in one statement; both drivers have a maximum of parameters."""
+
+
+def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
+    query = select(payment_table).where(payment_table.c.tx_hash == tx_hash).order_by(payment_table.c.id)
+    return tuple(map(parse_payment, connection.execute(query)))
+
+
+def record_payments(
+    connection: Connection, payments: Sequence[NewPayment], *, now_ms: int
+) -> tuple[Payment, ...]:
+    """Adds what is not there yet, lets gone ones come back, raises what is worth more, and pays debts from all of it."""
+    fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
+    ids = {_key(new): find_payment_id(connection, new) for new in payments}
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments(ids.values())
+    arrived: list[int] = []
+    for new in payments:
+        payment_id = ids[_key(new)]
+        payment = locked_rows.payments[payment_id]
+        if payment.state is PaymentState.GONE:
+            locked_rows.payments[payment_id] = reinstate_payment(connection, payment, new, now_ms)
+            arrived.append(payment_id)
+        elif is_worth_more(payment, new):
+            more = new.value_units - payment.value_units
+            raise_payment(connection, locked_rows, payment_id, more, calls=0, is_by_authorization=False)
+            arrived.append(payment_id)
+        elif _key(new) in fresh:
+            arrived.append(payment_id)
+    pay_debts(connection, locked_rows, arrived, now_ms=now_ms)
+    locked_rows.write()
+    return tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
+
+
+def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
+    return tuple(
+        Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
+        for account, units in sorted(find_debts(connection, [payer]).items())
+    )
+
+
+def find_debts(connection: Connection, payers: Collection[Address]) -> dict[CreditAccount, int]:
+    """What these payers owe, by credit account."""
+    if not payers:
+        return {}
+    owed: dict[CreditAccount, int] = {}
+    for payer, chain_id, asset, payee, price_units, taken_units, helped in _DEBTS.fetch(
+        connection, payers=list(payers)
+    ):
+        account = CreditAccount(ChainId(chain_id), asset, Address(payer), Address(payee))
+        owed[account] = owed.get(account, 0) + price_units - taken_units - int(helped)
+    return owed
+
+
+def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[PayerAccount, int]:
+    """What is taken from all unfinal payments of these payers, by wallet, in ledger units. Locks none of them."""
+    if not payers:
+        return {}
+    rows = _UNFINAL.fetch(connection, payers=list(payers))
+    return {
+        PayerAccount(ChainId(chain_id), asset, Address(payer)): (int(high) << 32) + int(low)
+        for payer, chain_id, asset, high, low in rows
+    }
+
+
+def unfinal_query() -> Select[Any]:
+    """In two halves of 32 bits: a sum of amounts may be more than SQLite's sum() can hold."""
+    columns = payment_table.c
+    wallet = (columns.payer, columns.chain_id, columns.asset)
+    halves = (
+        func.sum(columns.taken_units.bitwise_rshift(literal_column("32"))),
+        func.sum(columns.taken_units.bitwise_and(literal_column("4294967295"))),
+    )
+    is_unfinal = columns.state == literal_column("'unfinal'")  # literal, for the index
+    return select(*wallet, *halves).where(Within(columns.payer, "payers"), is_unfinal).group_by(*wallet)
+
+
+_UNFINAL = Prepared(unfinal_query())
+
+
+def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
+    """Only `unfinal` payments can leave the chain; returns the new debt."""
+    locked_rows = LockedRows(connection)
+    locked_rows.lock_payments([payment_id])
+    payment = locked_rows.payments.get(payment_id)
+    if payment is None or payment.state is not PaymentState.UNFINAL:
+        return 0
+    locked_rows.payments[payment_id] = replace(
+        payment, state=PaymentState.GONE, value_units=payment.taken_units
+    )
+    connection.execute(
+        update(payment_table)
+        .where(payment_table.c.id == payment_id)
+        .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
+    )
+    debt_units = 0
+    for chunk in _chunks(find_debited_calls(connection, payment_id)):
+        for call in locked_rows.lock_calls(chunk).values():
+            if call.state in (CallState.CONSUMED, CallState.REORGED):
+                debt_units += call.parts.get(payment_id, 0)
+                _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
+    locked_rows.write()
+    return debt_units
+
+
+def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
+    if payment_id not in call.parts:
+        return
+    holding = debits_after(
+        CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
+    )
+    locked_rows.set_parts(call, holding.parts)
+    if holding.state is not call.state:
+        locked_rows.change(call, state=holding.state.value, moved_ms=now_ms)
+
+
+def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
+    shown = select(call_table.c.id).where(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
+    helped = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
+    return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
+
+
+def pay_debts(
+    connection: Connection, locked_rows: LockedRows, payment_ids: Iterable[int], *, now_ms: int
+) -> None:
+    """From what has just arrived, in these payments, whose rows are locked."""
+    paid: dict[CallId, LockedCall] = {}
+    for payment_id in payment_ids:
+        payment = locked_rows.payments[payment_id]
+        order = _debtors(connection, payment)
+        locked = locked_rows.lock_calls(order)
+        debtors = [paid.get(key, locked[key]) for key in order if key in locked]
+        owed = [
+            (call.id, call.price_units - sum(call.parts.values()))
+            for call in debtors
+            if call.state is CallState.REORGED
+        ]
+        shares = allocate_to_debts(locked_rows.payments[payment_id].remaining_units, debts=owed)
+        for call in debtors:
+            share = shares.get(call.id, 0)
+            if share:
+                paid[call.id] = _pay_debt(locked_rows, call, payment_id, share, now_ms=now_ms)
+
+
+def _pay_debt(
+    locked_rows: LockedRows, call: LockedCall, payment_id: int, units: int, *, now_ms: int
+) -> LockedCall:
+    parts = {**call.parts, payment_id: call.parts.get(payment_id, 0) + units}
+    locked_rows.set_parts(call, parts)
+    if sum(parts.values()) >= call.price_units:
+        locked_rows.change(call, state=CallState.CONSUMED.value, moved_ms=now_ms)
+    return replace(call, parts=parts)
+
+
+def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
+    columns = call_table.c
+    account = credit_account_of(payment)
+    query = select(columns.created_ms, columns.id).where(
+        columns.payer == account.payer,
+        columns.pay_to == account.payee,
+        columns.asset == account.asset,
+        columns.chain_id == account.chain_id,
+        _is_reorged(),
+    )
+    rows = sorted((row.created_ms, row.id) for row in connection.execute(query))
+    return [CallId(call_id) for _, call_id in rows[:CHUNK]]
+
+
+def _is_reorged() -> ColumnElement[bool]:
+    return call_table.c.state == literal_column("'reorged'")
+
+
+def _debts_query() -> Select[Any]:
+    columns = call_table.c
+    helped = (
+        select(func.coalesce(func.sum(topup_table.c.units), 0))
+        .where(topup_table.c.call_id == columns.id)
+        .correlate(call_table)
+        .scalar_subquery()
+    )
+    return select(
+        columns.payer,
+        columns.chain_id,
+        columns.asset,
+        columns.pay_to,
+        columns.price_units,
+        columns.taken_units,
+        helped.label("helped"),
+    ).where(Within(columns.payer, "payers"), _is_reorged())
+
+
+_DEBTS = Prepared(_debts_query())
+
+
+def insert_payment(
+    connection: Connection, new: NewPayment, now_ms: int, *, is_authorized: bool = False
+) -> bool:
+    """False when it is there already."""
+    check_units(new.value_units)
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(payment_table).values(
+        chain_id=new.chain_id,
+        tx_hash=new.tx_hash,
+        asset=new.asset,
+        payer=new.payer,
+        payee=new.payee,
+        value_units=new.value_units,
+        taken_units=0,
+        calls=0,
+        state=(PaymentState.FINAL if new.is_final else PaymentState.UNFINAL).value,
+        block_number=new.block_number,
+        block_hash=new.block_hash,
+        block_time=new.block_time,
+        is_plain_ended=False,
+        is_held=False,
+        is_authorized=is_authorized,
+        recorded_ms=now_ms,
+        checked_ms=NEVER_MS,
+    )
+    return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
+
+
+def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
+    """Running calls may still hold something of it, so its value is never set below that. What authorisations were
+    for is known from their calls, not from the logs. Its row is locked."""
+    check_units(new.value_units)
+    value_units = new.value_units
+    if payment.is_authorized:
+        query = select(payment_table.c.value_units).where(payment_table.c.id == payment.id)
+        value_units = int(connection.execute(query).scalar_one())
+    value_units = max(value_units, payment.taken_units)
+    state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
+    # A dispute about where it was holds it no longer; a restore waits for the lock of its row.
+    is_held = payment.is_held and bool(connection.execute(select(IS_RESTORED)).scalar_one())
+    connection.execute(
+        update(payment_table)
+        .where(payment_table.c.id == payment.id)
+        .values(
+            state=state.value,
+            value_units=value_units,
+            block_number=new.block_number,
+            block_hash=new.block_hash,
+            block_time=new.block_time,
+            gone_ms=None,
+            checked_ms=NEVER_MS,
+            is_held=is_held,
+        )
+    )
+    return replace(
+        payment,
+        state=state,
+        value_units=value_units,
+        is_held=is_held,
+        block_number=new.block_number,
+        block_hash=new.block_hash,
+        block_time=new.block_time,
+    )
+
+
+def raise_payment(
+    connection: Connection,
+    locked_rows: LockedRows,
+    payment_id: int,
+    units: int,
+    *,
+    calls: int,
+    is_by_authorization: bool = True,
+) -> None:
+    """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
+    is gone is shown without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
+    balance would be more than a signed 64-bit column holds: SQLite would write a float."""
+    columns, payment = payment_table.c, locked_rows.payments[payment_id]
+    is_authorized = payment.is_authorized or is_by_authorization
+    raised = connection.execute(
+        update(payment_table)
+        .where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)
+        .values(
+            value_units=columns.value_units + units,
+            calls=columns.calls + calls,
+            is_authorized=is_authorized,
+            checked_ms=NEVER_MS,
+        )
+    )
+    if raised.rowcount != 1:
+        raise ValueRefused("the balance of a payment is at most 2^63 - 1")
+    if payment.state is not PaymentState.GONE:
+        payment = replace(payment, value_units=payment.value_units + units)
+    locked_rows.payments[payment_id] = replace(
+        payment, calls=payment.calls + calls, is_authorized=is_authorized
+    )
+
+
+def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
+    return (new.tx_hash, new.chain_id, new.asset, new.payer, new.payee)
+
+
+def find_payment_id(connection: Connection, new: NewPayment) -> int:
+    columns = payment_table.c
+    query = select(columns.id).where(
+        columns.tx_hash == new.tx_hash,
+        columns.chain_id == new.chain_id,
+        columns.asset == new.asset,
+        columns.payer == new.payer,
+        columns.payee == new.payee,
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def _chunks(ids: Sequence[CallId]) -> Iterable[list[CallId]]:
+    return (list(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one transaction holds, and what that was judged by. The same as another of its payments, whenever each was seen."""
+
+    payments: tuple[NewPayment, ...]
+    based_on: RecordedTransaction | None
+    now_ms: int = field(compare=False)
+
+
+def find_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransaction:
+    is_admitted, held_before = find_operator_records(connection, tx_hash)
+    payments = find_payments(connection, tx_hash)
+    return RecordedTransaction(payments=payments, is_admitted=is_admitted, held_before_ms=held_before)
+
+
+def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
+    """What several transactions of chains hold, in one of ours. Raises `StorageUnavailable`, and writes nothing, where one
+    was judged without knowing that the database is an older one."""
+    recorded = [record_payments(connection, one.payments, now_ms=one.now_ms) for one in recordings]
+    judged = [one.based_on for one in recordings if one.based_on is not None]
+    if judged:
+        # Looked at last: from the first row on, `mark_restored` waits for us, and then holds what we wrote.
+        held_before = held_before_ms(connection)
+        if any(held_before not in (None, one.held_before_ms) for one in judged):
+            raise StorageUnavailable("The database was found to be an older one meanwhile; ask again.")
+    return recorded
+
+
+def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
+    """Who holds the nonces of these claims by now."""
+    wanted = {key for key in map(nonce_key, claims) if key is not None}
+    if not wanted:
+        return {}
+    found = _NONCES.fetch(
+        connection,
+        nonces=list({key.nonce for key in wanted}),
+        tx_hashes=list({key.tx_hash for key in wanted}),
+    )
+    return {
+        NonceKey(ChainId(chain_id), TxHash(tx_hash), bytes(nonce)): NonceUsed(
+            call_id=CallId(call_id), state=CallState(state)
+        )
+        for call_id, state, chain_id, tx_hash, nonce in found
+    }
+
+
+_PAYMENT = Prepared(
+    select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).where(
+        payment_table.c.id == bindparam("payment_id")
+    )
+)
+_NONCES = Prepared(
+    select(
+        call_table.c.id, call_table.c.state, call_table.c.chain_id, call_table.c.tx_hash, call_table.c.nonce
+    ).where(
+        Within(call_table.c.nonce, "nonces"), Within(call_table.c.tx_hash, "tx_hashes"), text(COUNTING_NONCE)
+    )
+)
+
+
+def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+    """What each of these claims would hear if its payment surely has no rest; None where the ledger might grant it."""
+    by_payment: dict[int | None, list[Claim]] = {}
+    for claim in claims:
+        if claim.price_units > 0:
+            by_payment.setdefault(claim.payment_id, []).append(claim)
+    outcomes: dict[CallId, Exhausted | NonceUsed] = {}
+    for payment_id, claims_of_payment in by_payment.items():
+        outcomes |= _find_exhausted_on(connection, payment_id, claims_of_payment)
+    return [outcomes.get(claim.call_id) for claim in claims]
+
+
+def _find_exhausted_on(
+    connection: Connection, payment_id: int | None, claims: Sequence[Claim]
+) -> dict[CallId, Exhausted | NonceUsed]:
+    """Asks the same rules as a claim does, of a payment without any rest: then no other payment can help it out."""
+    payments = list(map(parse_payment_row, _PAYMENT.fetch(connection, payment_id=payment_id)))
+    payers = {claim.payer for claim in claims if claim.payer is not None}
+    if not payers or any(payment.remaining_units > 0 for payment in payments):
+        return {}
+    decisions, _ = decide_claims(
+        claims,
+        payments=payments,
+        nonces=find_nonces(connection, claims),
+        keys={},
+        repeats=find_open_calls(connection, claims),
+        debts=find_debts(connection, payers),
+        unfinal_max_nano={},
+        unfinal_units={},
+        now_ms=0,  # no authorisation is decided here
+    )
+    held_units = sum(find_held_units(connection, {payment.id for payment in payments}).values())
+    outcomes: dict[CallId, Exhausted | NonceUsed] = {}
+    for claim, decision in zip(claims, decisions, strict=True):
+        if isinstance(decision.outcome, Exhausted):
+            outcomes[claim.call_id] = replace(decision.outcome, held_units=held_units)
+        elif isinstance(decision.outcome, NonceUsed):
+            outcomes[claim.call_id] = decision.outcome
+    return outcomes

@@ -1,0 +1,290 @@
+"""Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, concurrent reads of the catalog,
+and rates of sign-in and publishing. Both planes share one of each. None reads a request; each receives sizes and client addresses.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from limits import RateLimitItemPerHour, RateLimitItemPerMinute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tollway.errors import Code, Problem, Refusal, describe_rate
+from tollway.ids import Address
+from tollway.limits import Limits
+from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
+
+RETRY_BODIES_S = 2
+LONG_BODY_INTERVAL_S = 0.2
+"""Between two long bodies of the control plane: most of it is for everybody else."""
+
+
+class BodyBudget:
+    """`reserved_bytes`: bytes of all bodies that are held, but for the first `buffer_bytes` of each, which are every connection's."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._bytes_max = limits.held_bodies_bytes_max
+        self._by_address: dict[str, int] = {}
+        self._next_s = 0.0
+        self.free_bytes = limits.buffer_bytes
+        self.reserved_bytes = 0
+
+    def open(self, client_address: str) -> "BodyReservation":
+        """For one body. Whoever opened it closes it, whatever happened."""
+        return BodyReservation(self, client_address)
+
+    def next_delay_s(self, now_s: float) -> float:
+        """How long a body that is whole and long waits for its turn: the first one not at all."""
+        begins_s = max(now_s, self._next_s)
+        self._next_s = begins_s + LONG_BODY_INTERVAL_S
+        return begins_s - now_s
+
+    def reserve(self, bucket: str, size: int) -> bool:
+        mine = self._by_address.get(bucket, 0) + size
+        if self.reserved_bytes + size > self._bytes_max or mine > self._bytes_max // 2:
+            return False
+        self._by_address[bucket] = mine
+        self.reserved_bytes += size
+        return True
+
+    def release(self, bucket: str, size: int) -> None:
+        self.reserved_bytes -= size
+        left = self._by_address[bucket] - size
+        if left:
+            self._by_address[bucket] = left
+        else:
+            del self._by_address[bucket]
+
+
+class BodyReservation:
+    """What one body takes of the budget."""
+
+    __slots__ = ("_budget", "_client_address", "_reserved_bytes", "_size")
+
+    def __init__(self, budget: BodyBudget, client_address: str) -> None:
+        self._budget = budget
+        self._client_address = client_address
+        self._size = 0
+        self._reserved_bytes = 0
+
+    def reserve(self, size: int) -> Problem | None:
+        """So many bytes more are held. None: they fit into the budget."""
+        self._size += size
+        more = self._size - self._budget.free_bytes - self._reserved_bytes
+        if more <= 0:
+            return None
+        if not self._budget.reserve(client_bucket(self._client_address), more):
+            return _BODIES_EXHAUSTED
+        self._reserved_bytes += more
+        return None
+
+    async def wait_interval(self, now_s: float) -> None:
+        """The body is whole. Returns at once for a short one. (To read them in a thread helped nobody: all wait for one
+        interpreter.)"""
+        if self._size > self._budget.free_bytes and (delay_s := self._budget.next_delay_s(now_s)):
+            await asyncio.sleep(delay_s)
+
+    def close(self) -> None:
+        if self._reserved_bytes:
+            self._budget.release(client_bucket(self._client_address), self._reserved_bytes)
+            self._reserved_bytes = 0
+
+
+_BODIES_EXHAUSTED = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway holds as many long request bodies as it can.",
+    reason="bodies",
+    retry_after_s=RETRY_BODIES_S,
+    payment_state="none",
+)
+
+
+SHED_AT_PERCENT = 95
+"""Requests are refused while there is still something left for those that run to end well."""
+
+MEMORY_CHECK_INTERVAL_S = 0.25
+"""Memory is looked at so often at most."""
+
+RETRY_ADDRESS_LIMIT_S, RETRY_OVERLOADED_S = 1, 2
+
+_STATM = Path("/proc/self/statm")
+
+
+def read_resident_bytes() -> int:
+    """The resident memory of this process; 0 where the system does not tell (anything but Linux)."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class LoadShedder:
+    """Counts the requests that run, in all and of each client address. Whoever was let in leaves again."""
+
+    def __init__(
+        self, *, limits: Limits, clock: Callable[[], float], read_memory_bytes: Callable[[], int]
+    ) -> None:
+        """`clock`: a monotonic one, in seconds."""
+        self.bodies = BodyBudget(limits)
+        self._limits = limits
+        self._clock = clock
+        self._read_memory_bytes = read_memory_bytes
+        self._running_max = limits.in_flight_max * SHED_AT_PERCENT // 100
+        self._memory_bytes_max = limits.memory_bytes_max * SHED_AT_PERCENT // 100
+        self._by_address: dict[str, int] = {}
+        self._next_check_s = 0.0
+        self._is_memory_full = False
+        self.running = 0
+
+    def enter(self, client_address: str) -> Problem | None:
+        """One more request. None: it is let in, and `leave` must follow. Else why not, and nothing was counted."""
+        if self.is_full():
+            return _OVERLOADED
+        bucket = client_bucket(client_address)
+        mine = self._by_address.get(bucket, 0)
+        if mine >= self._limits.in_flight_per_address_max:
+            return _ADDRESS_LIMIT
+        self._by_address[bucket] = mine + 1
+        self.running += 1
+        return None
+
+    def leave(self, client_address: str) -> None:
+        self.running -= 1
+        bucket = client_bucket(client_address)
+        left = self._by_address[bucket] - 1
+        if left:
+            self._by_address[bucket] = left
+        else:
+            del self._by_address[bucket]
+
+    def is_full(self) -> bool:
+        """Whether nobody more is let in."""
+        return self.running >= max(self._running_max, 1) or self._is_memory_short()
+
+    def _is_memory_short(self) -> bool:
+        if not self._memory_bytes_max:
+            return False
+        now_s = self._clock()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + MEMORY_CHECK_INTERVAL_S
+            self._is_memory_full = self._read_memory_bytes() >= self._memory_bytes_max
+        return self._is_memory_full
+
+
+_OVERLOADED = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway has as much to do as it can; nothing was looked at.",
+    retry_after_s=RETRY_OVERLOADED_S,
+    payment_state="none",
+)
+_ADDRESS_LIMIT = Problem(
+    code=Code.OVERLOADED,
+    detail="Too many requests from this address are running.",
+    reason="address",
+    retry_after_s=RETRY_ADDRESS_LIMIT_S,
+    payment_state="none",
+)
+
+
+CATALOG_PREFIX = b"/api/v2/apis"
+_READS = ("GET", "HEAD")
+
+
+class CatalogReadLimit:
+    """A turn ends when the answer begins: by then it is made, and whoever reads it slowly holds up nobody."""
+
+    def __init__(self, app: ASGIApp, *, at_once: int) -> None:
+        self._app = app
+        self._semaphore = asyncio.Semaphore(at_once)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_catalog_read(scope):
+            await self._app(scope, receive, send)
+            return
+        is_released = False
+
+        def release_once() -> None:
+            nonlocal is_released
+            if not is_released:
+                is_released = True
+                self._semaphore.release()
+
+        async def send_and_release(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                release_once()
+            await send(message)
+
+        await self._semaphore.acquire()
+        try:
+            await self._app(scope, receive, send_and_release)
+        finally:
+            release_once()
+
+
+def _is_catalog_read(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] not in _READS:
+        return False
+    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw_path.startswith(CATALOG_PREFIX)
+
+
+class SignInRateLimit:
+    """A sliding minute for each client and each kind of thing."""
+
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
+        self.per_minute = limits.nonces_per_minute
+        self._rate_limiter = rate_limiter
+        self._item = RateLimitItemPerMinute(self.per_minute, namespace="signin")
+
+    async def charge(self, kind: str, *, client_address: str) -> int | None:
+        """One more of that kind. Seconds to wait, or None when it is allowed."""
+        return await self._rate_limiter.hit(self._item, kind, client_bucket(client_address))
+
+
+PROBES_PER_LISTING = 10
+"""A draft is tried a few times before it becomes a listing, and edited after that."""
+
+HOUR_S = 3600
+
+
+class PublishingLimits:
+    """Sliding hours. Only created listings count as registrations, and only edits that are written; each look counts,
+    whatever becomes of the draft."""
+
+    def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
+        per_hour = limits.registrations_per_hour
+        self._rate_limiter = rate_limiter
+        self._listings = Quota(
+            "registrations",
+            "listings",
+            amount=per_hour,
+            per="hour",
+            rate_limiter=rate_limiter,
+            namespace="registration",
+        )
+        self._edits = Quota(
+            "edits", "edits of listings", amount=limits.edits_per_hour, per="hour", rate_limiter=rate_limiter
+        )
+        self._probes = RateLimitItemPerHour(per_hour * PROBES_PER_LISTING, namespace="registration-look")
+
+    async def charge(self, wallet: Address, *, client_address: str) -> None:
+        """Counts one listing. Raises Refusal (429) when the wallet, or the address, has created its share."""
+        await self._listings.charge(wallet, client_address=client_address)
+
+    async def charge_edit(self, wallet: Address, *, client_address: str) -> None:
+        """Counts one edit: each may leave a version of the listing's terms behind. Raises Refusal (429)."""
+        await self._edits.charge(wallet, client_address=client_address)
+
+    async def charge_probe(self, client_address: str) -> None:
+        """Counts one look at an endpoint or a document that somebody has named. Raises Refusal (429)."""
+        wait_s = await self._rate_limiter.hit(self._probes, client_bucket(client_address))
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail=f"One address may have {self._probes.amount} drafts that are looked up an hour.",
+                    retry_after_s=wait_s,
+                    members=describe_rate("endpoint-looks", limit=self._probes.amount, window_s=HOUR_S),
+                )
+            )

@@ -1,0 +1,340 @@
+"""Authentication over HTTP: the wallet dependency of routes, the headers of a 401, and the sign-in routes (nonce, session).
+
+The wallet dependency reads the whole body before the route does, because a signature covers the body's digest.
+"""
+
+import base64
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
+from tollway.identity.authenticator import Authenticator, Identity, is_siwx_possible, read_bearer
+from tollway.identity.http_signatures import SignedRequest, accept_signature, required_components
+from tollway.identity.sessions import URI_CHARACTERS_MAX, SignIn, SignInChallenge
+from tollway.identity.siwe import STATEMENT, PublicOrigin
+from tollway.ids import Address, ChainId, format_network
+from tollway.limits import Limits
+from tollway.web.admission import SignInRateLimit
+from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, describe_errors
+from tollway.web.query import format_time
+
+_SIWX_SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "domain": {"type": "string"},
+        "address": {"type": "string"},
+        "statement": {"type": "string"},
+        "uri": {"type": "string", "format": "uri"},
+        "version": {"type": "string"},
+        "chainId": {"type": "string"},
+        "type": {"type": "string"},
+        "nonce": {"type": "string"},
+        "issuedAt": {"type": "string", "format": "date-time"},
+        "expirationTime": {"type": "string", "format": "date-time"},
+        "notBefore": {"type": "string", "format": "date-time"},
+        "requestId": {"type": "string"},
+        "resources": {"type": "array", "items": {"type": "string", "format": "uri"}},
+        "signature": {"type": "string"},
+    },
+    "required": ["domain", "address", "uri", "version", "chainId", "type", "nonce", "issuedAt", "signature"],
+}
+
+
+WalletDependency = Callable[[Request], Awaitable[Identity]]
+"""Proves who asks, before a route looks at anything else."""
+
+
+def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> WalletDependency:
+    """A FastAPI dependency: the wallet behind the request, before the route looks at the body.
+
+    Raises Refusal (413, or what `Authenticator.authenticate` refuses).
+    """
+
+    async def authenticate(request: Request) -> Identity:
+        body = await read_body(request, bytes_max=body_bytes_max)
+        return await authenticator.authenticate(to_signed_request(request, body=body))
+
+    return authenticate
+
+
+def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
+    """The same wallet, for clients that sign in only when they are asked with a 402: every refusal that would be a 401
+    comes as a 402 with nothing to pay (`accepts: []`). Where no challenge can be made it stays a 401: a 402 without
+    terms would say nothing to anybody."""
+
+    async def authenticate(request: Request) -> Identity:
+        request.scope.setdefault("state", {})[CHALLENGED_BY_402] = True
+        return await wallet(request)
+
+    return authenticate
+
+
+async def read_body(request: Request, *, bytes_max: int) -> bytes:
+    """The whole body, also for `await request.body()` afterwards. Raises Refusal (`payload_too_large`) beyond `bytes_max`."""
+    announced = request.headers.get("content-length", "0")
+    chunks: list[bytes] = []
+    size = int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else 0
+    if size <= bytes_max:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > bytes_max:
+                break
+            chunks.append(chunk)
+    if size > bytes_max:
+        raise Refusal(
+            Problem(code=Code.PAYLOAD_TOO_LARGE, detail=f"The body may have {bytes_max} bytes at most.")
+        )
+    body = b"".join(chunks)
+    request._body = body  # where Starlette itself keeps a body that was read; it offers no bounded read
+    return body
+
+
+def to_signed_request(request: Request, *, body: bytes) -> SignedRequest:
+    """The request as it came over the wire."""
+    raw_path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    return SignedRequest(
+        method=request.method,
+        raw_path=raw_path.split(b"?", 1)[0],
+        query=request.scope["query_string"],
+        headers=request.scope["headers"],
+        body=body,
+        client_address=client_address_of(request),
+    )
+
+
+def client_address_of(request: Request) -> str:
+    """Whom limits are counted against: the other end of the connection."""
+    state = request.scope.get("state") or {}
+    known = state.get("client_address")  # where a trusted proxy told whom it speaks for
+    if known is not None:
+        return str(known)
+    return request.client.host if request.client is not None else ""
+
+
+def make_challenge(
+    sign_in: SignIn, rate_limit: SignInRateLimit, *, origin: PublicOrigin, chain_ids: Sequence[ChainId]
+) -> Callable[[Request], Awaitable[list[tuple[str, str]]]]:
+    """What every 401 carries: `WWW-Authenticate`, `Accept-Signature`, and where a signature would do, the x402 sign-in
+    challenge in `PAYMENT-REQUIRED`. A client that asks for too many challenges gets none of the last kind."""
+
+    async def challenge(request: Request) -> list[tuple[str, str]]:
+        return await challenge_headers(
+            request, sign_in=sign_in, rate_limit=rate_limit, origin=origin, chain_ids=chain_ids
+        )
+
+    return challenge
+
+
+async def challenge_headers(
+    request: Request,
+    *,
+    sign_in: SignIn,
+    rate_limit: SignInRateLimit,
+    origin: PublicOrigin,
+    chain_ids: Sequence[ChainId],
+) -> list[tuple[str, str]]:
+    """The headers of one 401. Never raises: a refusal must not turn into a failure."""
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    unsigned = to_signed_request(request, body=b"?" if has_body else b"")
+    realm = f'realm="{origin.authority}"'
+    headers = [
+        ("WWW-Authenticate", f'Bearer {realm}, Signature {realm}, profile="erc8128", SIWX {realm}'),
+        ("Accept-Signature", accept_signature(required_components(unsigned))),
+    ]
+    if (
+        is_siwx_possible(unsigned)
+        and await rate_limit.charge("challenge", client_address=unsigned.client_address) is None
+    ):
+        uri = _sign_in_uri(unsigned, origin=origin)
+        try:
+            sign_in_challenge = await sign_in.create_challenge(uri)
+        except StorageUnavailable:
+            return headers
+        headers.append((SIGN_IN_CHALLENGE, _format_challenge(sign_in_challenge, chain_ids=chain_ids)))
+    return headers
+
+
+def _sign_in_uri(request: SignedRequest, *, origin: PublicOrigin) -> str:
+    """The URI to sign for: without the query, and only the origin where the path is no plain text."""
+    path = request.raw_path.decode("latin-1")
+    uri = f"{origin}{path}"
+    is_plain = path.isascii() and path.isprintable() and not set(path) & set(' <>"{}|\\^`')
+    return uri if is_plain and len(uri) <= URI_CHARACTERS_MAX else f"{origin}/"
+
+
+def _format_challenge(sign_in_challenge: SignInChallenge, *, chain_ids: Sequence[ChainId]) -> str:
+    """x402 v2 "auth only": nothing to pay, a signature to give. No member is null: stock clients refuse that."""
+    challenge = {
+        "x402Version": 2,
+        "error": "authentication_required",
+        "resource": {
+            "url": sign_in_challenge.uri,
+            "description": "Sign in with your wallet",
+            "mimeType": "application/json",
+        },
+        "accepts": [],
+        "extensions": {
+            "sign-in-with-x": {
+                "info": {
+                    "domain": sign_in_challenge.domain,
+                    "uri": sign_in_challenge.uri,
+                    "version": "1",
+                    "nonce": sign_in_challenge.nonce,
+                    "issuedAt": format_time(sign_in_challenge.issued_ms),
+                    "expirationTime": format_time(sign_in_challenge.expires_ms),
+                    "statement": STATEMENT,
+                    "resources": [sign_in_challenge.uri],
+                },
+                "supportedChains": [
+                    {"chainId": format_network(chain_id), "type": "eip191"} for chain_id in chain_ids
+                ],
+                "schema": _SIWX_SCHEMA,
+            }
+        },
+    }
+    return base64.b64encode(json.dumps(challenge, separators=(",", ":")).encode()).decode()
+
+
+_NO_STORE = {"Cache-Control": "no-store"}
+_CHAIN_ID_MAX = 10**15 - 1
+
+
+def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> APIRouter:
+    """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
+    router = APIRouter(prefix="/api/v2", tags=["authentication"])
+
+    @router.post("/auth/nonce")
+    async def issue_nonce(request: Request) -> Response:
+        await _charge(rate_limit, "nonce", request)
+        members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
+        reader = _SignInBody(members)
+        address = reader.address("address")
+        chain_id = reader.chain_id("chainId")
+        uri = reader.text("uri")
+        reader.finish()
+        sign_in_challenge = await sign_in.create_challenge(uri)
+        text = (
+            sign_in_challenge.format_message(address=address, chain_id=chain_id)
+            if address is not None and chain_id is not None
+            else None
+        )
+        content = {
+            "nonce": sign_in_challenge.nonce,
+            "domain": sign_in_challenge.domain,
+            "uri": sign_in_challenge.uri,
+            "issuedAt": format_time(sign_in_challenge.issued_ms),
+            "expirationTime": format_time(sign_in_challenge.expires_ms),
+            "message": text,
+        }
+        return JSONResponse(content, headers=_NO_STORE)
+
+    @router.post("/auth/session", status_code=201)
+    async def open_session(request: Request) -> Response:
+        await _charge(rate_limit, "session", request)
+        members = await _read_members(request, limits=limits, known=("message", "signature"))
+        reader = _SignInBody(members)
+        text = reader.text("message", is_required=True) or ""
+        signature = reader.signature("signature")
+        reader.finish()
+        session = await sign_in.open_session(
+            text=text, signature=signature, client_address=client_address_of(request)
+        )
+        content = {
+            "accessToken": session.token,
+            "tokenType": "Bearer",
+            "expiresIn": session.expires_in_s,
+            "address": str(session.address),
+        }
+        return JSONResponse(content, status_code=201, headers=_NO_STORE)
+
+    @router.delete("/auth/session", status_code=204)
+    async def close_session(request: Request) -> Response:
+        token = read_bearer(to_signed_request(request, body=b""))
+        if token is None:
+            raise Refusal(
+                Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Send the token of the session to end.")
+            )
+        await sign_in.close_session(token)
+        return Response(status_code=204)
+
+    return router
+
+
+async def _charge(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:
+    wait_s = await rate_limit.charge(kind, client_address=client_address_of(request))
+    if wait_s is not None:
+        raise Refusal(
+            Problem(
+                code=Code.RATE_LIMITED,
+                detail=f"At most {rate_limit.per_minute} a minute from one address.",
+                retry_after_s=wait_s,
+                members=describe_rate(f"signin-{kind}", limit=rate_limit.per_minute, window_s=60),
+            )
+        )
+
+
+async def _read_members(request: Request, *, limits: Limits, known: tuple[str, ...]) -> dict[str, Any]:
+    body = await read_body(request, bytes_max=limits.control_body_bytes_max)
+    members = parse_json_object(body) if body else {}
+    unknown = find_unknown_members(members, known)
+    if unknown:
+        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(unknown), errors=unknown))
+    return members
+
+
+class _SignInBody:
+    """The members of one body, each read into its type; everything that is wrong is told together."""
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        self._members = members
+        self._errors: list[FieldError] = []
+
+    def _refuse(self, name: str, code: str, detail: str) -> None:
+        self._errors.append(FieldError(code=code, detail=detail, pointer=f"/{name}"))
+
+    def text(self, name: str, *, is_required: bool = False) -> str | None:
+        value = self._members.get(name)
+        if value is None and is_required:
+            self._refuse(name, "required", "must be there")
+        elif value is not None and not isinstance(value, str):
+            self._refuse(name, "type", "must be text")
+        else:
+            return value
+        return None
+
+    def address(self, name: str) -> Address | None:
+        text = self.text(name)
+        try:
+            return None if text is None else Address.parse(text)
+        except ValueError as exc:
+            self._refuse(name, "format", str(exc))
+            return None
+
+    def chain_id(self, name: str) -> ChainId | None:
+        value = self._members.get(name)
+        if value is None or (type(value) is int and 0 <= value <= _CHAIN_ID_MAX):
+            return None if value is None else ChainId(value)
+        self._refuse(name, "type", "must be a chain id, such as 8453")
+        return None
+
+    def signature(self, name: str) -> bytes:
+        text = self.text(name, is_required=True) or "0x"
+        try:
+            if text[:2] != "0x" or not text.isalnum():
+                raise ValueError
+            return bytes.fromhex(text[2:])
+        except ValueError:
+            self._refuse(name, "format", "must be 0x and an even number of hex digits")
+            return b""
+
+    def finish(self) -> None:
+        if self._errors:
+            errors = tuple(self._errors)
+            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))

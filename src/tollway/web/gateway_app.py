@@ -1,0 +1,637 @@
+"""The data plane: raw ASGI in front of the call pipeline.
+
+Parses the request, streams the response under deadlines in both directions, and cuts the connection when a response body is incomplete. A response is
+written only as fast as the client's socket takes it: `ClientSockets` reads from the kernel how much each socket still holds. Decides nothing about money.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Coroutine, Iterable, MutableMapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.types import Message, Receive, Scope, Send
+
+from tollway.errors import Code, Problem, TollwayError, UpstreamBadResponse, UpstreamTimeout
+from tollway.gateway.headers import is_chunked_alone, proxy_status
+from tollway.gateway.messages import (
+    BodyRefused,
+    ClientGone,
+    Disconnected,
+    IncomingCall,
+    Outcome,
+    ProblemResponse,
+    ProxyResponse,
+    ResponseBody,
+)
+from tollway.gateway.pipeline import CallPipeline
+from tollway.gateway.problems import name_proxy_error
+from tollway.gateway.target import split_target
+from tollway.ids import ListingId
+from tollway.ledger.records import Delivery
+from tollway.limits import Limits
+from tollway.web.admission import BodyReservation, LoadShedder
+from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
+from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
+from tollway.web.problems import instance_of, render_problem, status_of
+
+_FD_FOLDER = "/proc/self/fd"
+_SocketEnds = tuple[str, int, int]
+_ACKED = struct.Struct("=120xQ")
+"""tcpi_bytes_acked in Linux's tcp_info."""
+_POLL_PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004, *[0.01] * 50)
+"""Between looks whether the server has written what it was given last. Its thread may be late where many begin at once."""
+AHEAD_BYTES_MAX = 1024 * 1024
+"""So much may wait in the server for one caller: what a fast one takes while we fetch more."""
+ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
+"""For all callers together. Each may have an eighth of what is left, so that those who stand still never have all of it."""
+
+
+class ClientSocket:
+    """One caller's socket, for as long as its call runs."""
+
+    __slots__ = ("_ahead", "_base", "_ends", "_fd", "_sent", "_sockets", "_waiting")
+
+    def __init__(self, sockets: "ClientSockets", ends: _SocketEnds, fd: int) -> None:
+        self._sockets = sockets
+        self._ends = ends
+        self._fd = fd
+        self._base = _count_accepted(fd)
+        self._sent = self._ahead = 0
+        self._waiting: asyncio.Future[bool] | None = None
+
+    def add_sent(self, count: int) -> None:
+        """The server was given so much more."""
+        self._sent += count
+        self._ahead += count
+        self._sockets.ahead += count
+
+    def close(self) -> None:
+        self._sockets.ahead -= self._ahead
+        self._ahead = 0
+
+    async def wait_writable(self, count: int) -> None:
+        """Returns once the server may be given so much more: it has some to spare for this caller, or has written all, and
+        the kernel takes more. Returns too when the line is gone."""
+        if self._ahead + count <= self._sockets.limit_ahead(self._ahead):
+            return  # even if nothing was written since the last count
+        pauses_s = iter(_POLL_PAUSES_S)
+        while True:
+            ahead = self._count_ahead()
+            if ahead + count <= self._sockets.limit_ahead(ahead):
+                return
+            if not _is_writable(self._fd):
+                if _read_ends(self._fd) != self._ends or not await self._wait_event():
+                    return
+            elif not ahead or (pause_s := next(pauses_s, None)) is None:
+                return
+            else:
+                await asyncio.sleep(pause_s)
+
+    async def _wait_event(self) -> bool:
+        """False when it was released."""
+        waiting = self._waiting = self._sockets.watch(self._fd)
+        try:
+            return await waiting
+        finally:
+            self._sockets.unwatch(self._fd, waiting)
+            self._waiting = None
+
+    def _count_ahead(self) -> int:
+        """What was sent and the kernel has not taken. It also takes heads and the frames of chunks: once it has everything,
+        they are left out of the count."""
+        taken = _count_accepted(self._fd)
+        ahead = -1 if taken < 0 else self._sent - (taken - self._base)
+        if ahead < 0:
+            self._base = taken - self._sent
+            ahead = 0
+        self._sockets.ahead += ahead - self._ahead
+        self._ahead = ahead
+        return ahead
+
+    def release(self) -> None:
+        """The caller has left: nobody waits for room any more."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(False)
+
+
+class ClientSockets:
+    """All of them. One per event loop. `ahead`: bytes that the server has and the kernel has not."""
+
+    def __init__(self) -> None:
+        self.ahead = 0
+        self._fds: dict[_SocketEnds, int] = {}
+        self._waiting: dict[int, asyncio.Future[bool]] = {}
+        self._poll: select.epoll | None = None
+
+    def find_socket(self, scope: MutableMapping[str, Any]) -> ClientSocket | None:
+        """The line of this request; None where it cannot be told."""
+        ends = _read_scope(scope)
+        if ends is None:
+            return None
+        fd = self._fds.get(ends)
+        if fd is None or _read_ends(fd) != ends:
+            self._scan_sockets()
+            fd = self._fds.get(ends)
+        return None if fd is None else ClientSocket(self, ends, fd)
+
+    def limit_ahead(self, ahead: int) -> int:
+        """How much may wait in the server for a caller for whom so much waits already."""
+        return min(AHEAD_BYTES_MAX, (ALL_AHEAD_BYTES_MAX - self.ahead + ahead) // 8)
+
+    def watch(self, fd: int) -> asyncio.Future[bool]:
+        """Done when that descriptor takes more. The server may close it meanwhile: then it is never done."""
+        loop = asyncio.get_running_loop()
+        if self._poll is None:
+            self._poll = select.epoll()
+        if not self._waiting:
+            loop.add_reader(self._poll.fileno(), self._wake)
+        events = select.EPOLLOUT | select.EPOLLONESHOT
+        try:
+            self._poll.register(fd, events)
+        except FileExistsError:
+            self._poll.modify(fd, events)
+        waiting = self._waiting[fd] = loop.create_future()
+        return waiting
+
+    def unwatch(self, fd: int, waiting: asyncio.Future[bool]) -> None:
+        if self._waiting.get(fd) is waiting:
+            del self._waiting[fd]
+            if not self._waiting and self._poll is not None:
+                asyncio.get_running_loop().remove_reader(self._poll.fileno())
+
+    def _wake(self) -> None:
+        if self._poll is not None:
+            for fd, _ in self._poll.poll(0):
+                waiting = self._waiting.get(fd)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(True)
+
+    def _scan_sockets(self) -> None:
+        """Every socket of this process by its ends. New ones are seldom looked for: a line lasts for many calls."""
+        self._fds.clear()
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(_FD_FOLDER):
+                fd = int(entry)
+                ends = _read_ends(fd)
+                if ends is not None:
+                    self._fds[ends] = fd
+
+
+def _is_writable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))
+
+
+def _count_accepted(fd: int) -> int:
+    """How many bytes the kernel was given for that socket in all: those that have arrived, and those on their way."""
+    try:
+        waiting = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
+        borrowed = socket.socket(fileno=fd)
+    except OSError:
+        return -1
+    try:
+        (acked,) = _ACKED.unpack(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size))
+    except (OSError, struct.error):
+        return -1
+    finally:
+        borrowed.detach()
+    return int(acked) + int.from_bytes(waiting, "little")
+
+
+def _read_ends(fd: int) -> _SocketEnds | None:
+    """The far end of a socket and our port; None for anything else. The descriptor is borrowed, and given back."""
+    try:
+        if not os.readlink(f"{_FD_FOLDER}/{fd}").startswith("socket:"):
+            return None
+        borrowed = socket.socket(fileno=fd)
+    except OSError:
+        return None
+    try:
+        if borrowed.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        host, port = borrowed.getpeername()[:2]
+        return _plain_host(host), port, borrowed.getsockname()[1]
+    except OSError:
+        return None
+    finally:
+        borrowed.detach()
+
+
+def _read_scope(scope: MutableMapping[str, Any]) -> _SocketEnds | None:
+    client, server = scope.get("client"), scope.get("server")
+    try:
+        return _plain_host(client[0]), int(client[1]), int(server[1])  # type: ignore[index]  # a TypeError is an answer too
+    except (TypeError, ValueError, IndexError):
+        return None
+
+
+def _plain_host(host: str) -> str:
+    return host.removeprefix("::ffff:").partition("%")[0]
+
+
+class ResponseStream:
+    """How far an answer came. `is_client_gone`: its caller is gone. `client_socket`: of its caller, where it is known."""
+
+    __slots__ = ("_client_socket", "_limits", "_rest", "_send", "delivery", "is_client_gone", "sent")
+
+    def __init__(
+        self, rest: ResponseBody, send: Send, *, client_socket: ClientSocket | None, limits: Limits
+    ) -> None:
+        self._rest = rest
+        self._send = send
+        self._client_socket = client_socket
+        self._limits = limits
+        self.is_client_gone = False
+        self.sent = 0
+        self.delivery = Delivery.PARTIAL
+
+    async def pump(
+        self, first: bytes, wait_disconnect: Callable[[], Coroutine[None, None, None]] | None
+    ) -> None:
+        """Streams until the end, the upstream's failure, the caller's leaving, or a caller that takes nothing.
+
+        `wait_disconnect` returns when the caller has left; None while that cannot be heard.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                flow = group.create_task(self._flow(first))
+                if wait_disconnect is not None:
+                    watcher = group.create_task(wait_disconnect())
+                    watcher.add_done_callback(lambda _: self._on_client_gone(flow))
+                    flow.add_done_callback(lambda _: watcher.cancel())
+        finally:
+            if self._client_socket is not None:
+                self._client_socket.close()
+
+    def _on_client_gone(self, flow: asyncio.Task[None]) -> None:
+        """Nobody listens any more; what is kept for a repeat is read on for a while."""
+        self.is_client_gone = True
+        if self._client_socket is not None:
+            self._client_socket.release()
+        if self._rest.is_recorded and not flow.done():
+            asyncio.get_running_loop().call_later(self._limits.answer_collect_s, flow.cancel)
+        else:
+            flow.cancel()
+
+    async def _flow(self, first: bytes) -> None:
+        try:
+            # An empty message brings the head to the caller before the first byte of the body is there.
+            await self._send_chunk(first)
+            del first
+            while await self._relay_chunk():
+                if self.is_client_gone and not self._rest.is_recorded:
+                    return
+        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
+            return
+        if not self.is_client_gone:
+            self.delivery = Delivery.COMPLETE
+
+    async def _relay_chunk(self) -> bool:
+        """One chunk; False at the end. Nothing of it is here any more when the next is waited for."""
+        await self._wait_writable()
+        chunk = await self._rest.read_chunk()
+        if chunk and not self.is_client_gone:
+            await self._send_chunk(chunk)
+        return bool(chunk)
+
+    async def _send_chunk(self, chunk: bytes) -> None:
+        # The server queues five messages or so for a caller who is slow, whatever their size: each of them is small.
+        most = self._limits.buffer_bytes
+        for start in range(0, len(chunk) or 1, most):
+            piece = chunk if len(chunk) <= most else chunk[start : start + most]
+            if start:
+                await self._wait_writable()
+            async with asyncio.timeout(self._limits.write_stall_s):
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            self.sent += len(piece)
+            if self._client_socket is not None:
+                self._client_socket.add_sent(len(piece))
+
+    async def _wait_writable(self) -> None:
+        if self._client_socket is not None and not self.is_client_gone:
+            async with asyncio.timeout(self._limits.write_stall_s):
+                await self._client_socket.wait_writable(self._limits.buffer_bytes)
+
+
+_log = structlog.get_logger(__name__)
+
+DISCONNECT_CHECK_S = 0.1
+"""So long the server may take to say that a caller has left."""
+
+
+class GatewayApp:
+    """The ASGI application of `/api/v2/gateway/…`."""
+
+    def __init__(
+        self,
+        gateway: CallPipeline,
+        *,
+        payment_required: PaymentRequiredRenderer,
+        limits: Limits,
+        public_url: str,
+        now_ms: Callable[[], int],
+        request_id_of: Callable[[Scope], str],
+        client_address_of: Callable[[Scope], str],
+        count_outcome: Callable[[str], None],
+        shedder: LoadShedder,
+    ) -> None:
+        self._gateway = gateway
+        self._payment_required = payment_required
+        self._limits = limits
+        self._public_url = public_url
+        self._name = urlsplit(public_url).netloc
+        self._now_ms = now_ms
+        self._request_id_of = request_id_of
+        self._client_address_of = client_address_of
+        self._count_outcome = count_outcome
+        self._shedder = shedder
+        self.client_sockets = ClientSockets()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = self._request_id_of(scope)
+        client_address = self._client_address_of(scope)
+        reservation = self._shedder.bodies.open(client_address)
+        body = IncomingBody(receive, scope["headers"], self._limits, reservation)
+        problem = self._shedder.enter(client_address)
+        if problem is not None:
+            await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
+            return
+        try:
+            await self._handle(scope, body, send, request_id, client_address)
+        finally:
+            self._shedder.leave(client_address)
+            reservation.close()
+
+    async def _handle(
+        self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
+    ) -> None:
+        call = self._read_call(scope, body, request_id, client_address)
+        outcome: Outcome = (
+            await self._run_pipeline(call)
+            if isinstance(call, IncomingCall)
+            else ProblemResponse(problem=call)
+        )
+        self._count_outcome(_name_outcome(outcome))
+        if isinstance(outcome, ProxyResponse):
+            outcome.headers.append((b"x-request-id", request_id.encode()))
+            await self._send_response(scope, outcome, body, send)
+        elif isinstance(outcome, ProblemResponse):
+            await self._send_problem(
+                scope, body, send, request_id, outcome, self._render_quote(outcome, call)
+            )
+        else:
+            state = outcome.payment_state
+            told = ProblemResponse(problem=replace(BODY_INCOMPLETE, payment_state=state))
+            await self._send_problem(scope, body, send, request_id, told)
+
+    def _read_call(
+        self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
+    ) -> IncomingCall | Problem:
+        problem = check_request_line(scope, limits=self._limits)
+        if problem is not None:
+            return problem
+        target = split_target(scope["raw_path"], scope["query_string"])
+        if isinstance(target, Problem):
+            return target
+        if target is None:
+            return _NO_ROUTE
+        return IncomingCall(
+            method=scope["method"],
+            listing_id=ListingId(target.api_id),
+            target=target,
+            headers=scope["headers"],
+            body=body,
+            client_address=client_address,
+            request_id=request_id,
+            received_ms=self._now_ms(),
+        )
+
+    async def _run_pipeline(self, call: IncomingCall) -> Outcome:
+        try:
+            return await self._gateway.handle(call)
+        except TollwayError as exc:
+            return ProblemResponse(problem=exc.problem)
+        except Exception:  # noqa: BLE001 - the outermost handler: logged once, answered with a problem
+            _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
+            return ProblemResponse(problem=_INTERNAL_ERROR)
+
+    def _render_quote(self, refusal: ProblemResponse, call: IncomingCall | Problem) -> RenderedQuote | None:
+        """Of a 402, in all its dialects."""
+        if refusal.quote is None or not isinstance(call, IncomingCall):
+            return None
+        return self._payment_required.render(refusal.quote, call, refusal.problem)
+
+    # ---- Answers.
+
+    async def _send_response(
+        self, scope: Scope, answer: ProxyResponse, body: "IncomingBody", send: Send
+    ) -> None:
+        head: Message = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+        if answer.rest is None:
+            await send(head)
+            await send({"type": "http.response.body", "body": answer.first})
+            return
+        stream = ResponseStream(
+            answer.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
+        )
+        try:
+            await send(head)
+            await stream.pump(answer.first, body.wait_disconnect if body.is_finished else None)
+        finally:
+            answer.rest.end(stream.delivery, stream.sent)
+        if stream.delivery is Delivery.COMPLETE:
+            await send({"type": "http.response.body", "body": b""})
+        # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
+
+    async def _send_problem(
+        self,
+        scope: Scope,
+        body: "IncomingBody",
+        send: Send,
+        request_id: str,
+        refusal: ProblemResponse,
+        payment_required: RenderedQuote | None = None,
+    ) -> None:
+        problem = refusal.problem
+        status, headers, content = render_problem(
+            problem,
+            public_url=self._public_url,
+            request_id=request_id,
+            instance=instance_of(scope),
+            status=None
+            if payment_required is None
+            else status_of(Code.PAYMENT_REQUIRED),  # MPP: also an unreadable one
+            encoded=b"" if payment_required is None else payment_required.members,
+        )
+        headers += refusal.headers
+        if payment_required is not None:
+            headers += payment_required.headers
+        told = {name for name, _ in refusal.headers}
+        if b"tollway-payment-state" not in told:
+            headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))
+        if b"proxy-status" not in told:
+            headers.append(proxy_status(self._name, f"error={name_proxy_error(problem)}"))
+        if problem.code is Code.METHOD_NOT_ALLOWED:
+            allow = problem.members.get("allow", ())
+            assert isinstance(allow, Iterable)
+            headers.append((b"allow", ", ".join(str(method) for method in allow).encode()))
+        if not await body.drop_rest():
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+
+
+class IncomingBody:
+    """The request's body as ASGI brings it. See `RequestBody`.
+
+    The server has no deadline for bodies, so this has: 1 KiB a second on average once five seconds have passed, of
+    the time spent waiting for the caller alone.
+    """
+
+    __slots__ = (
+        "_awaits_continue",
+        "_is_reading",
+        "_limits",
+        "_receive",
+        "_reservation",
+        "_waited_s",
+        "bytes_read",
+        "is_broken",
+        "is_finished",
+        "is_present",
+        "length",
+    )
+
+    def __init__(
+        self,
+        receive: Receive,
+        headers: Iterable[tuple[bytes, bytes]],
+        limits: Limits,
+        reservation: BodyReservation,
+    ) -> None:
+        self._receive = receive
+        self._reservation = reservation
+        self._limits = limits
+        self._waited_s = 0.0
+        self._awaits_continue = False
+        self._is_reading = False
+        self.bytes_read = 0
+        self.is_broken = False
+        self.length: int | None = 0
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit():
+                self.length = int(value)
+            elif name == b"transfer-encoding":
+                # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
+                self.is_broken = self.length is None or not is_chunked_alone(value)
+                self.length = None
+            elif name == b"expect":
+                self._awaits_continue = True
+        self.is_present = self.length != 0
+        self.is_finished = not self.is_present
+
+    async def read_chunk(self) -> bytes:
+        while not self.is_finished:
+            message = await self._next_message()
+            if message["type"] == "http.disconnect":
+                self.is_broken = True
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            self.bytes_read += len(chunk)
+            # The last promised byte is the end: whoever leaves after it has sent the whole request.
+            if not message.get("more_body", False) or self.bytes_read == self.length:
+                self.is_finished = True
+            if chunk:
+                return chunk
+        return b""
+
+    def reserve(self, size: int) -> None:
+        if problem := self._reservation.reserve(size):
+            raise BodyRefused(problem)
+
+    async def drop_rest(self) -> bool:
+        """Reads what is left of a refused body and drops it, so that the refusal is not lost to a reset.
+
+        False when the connection cannot be used again: the rest is too long, too slow, or not to come at all.
+        """
+        if self.is_finished:
+            return True
+        most = self.bytes_read + self._limits.refused_body_bytes_max
+        is_unasked = self._awaits_continue and self.bytes_read == 0
+        if self.is_broken or self._is_reading or is_unasked or (self.length or 0) > most:
+            return False
+        try:
+            while await self.read_chunk():
+                if self.bytes_read > most:
+                    return False
+        except (ClientGone, BodyRefused):
+            return False
+        return True
+
+    async def wait_disconnect(self) -> None:
+        """Returns when the caller has left. Only once the whole body is here."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return
+
+    async def has_disconnected(self) -> bool:
+        if not self.is_finished:
+            return False
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(self.wait_disconnect())
+            await asyncio.wait((watcher,), timeout=DISCONNECT_CHECK_S)
+            await asyncio.sleep(0)  # where the loop was late, what the server has said is still to be heard
+            has_disconnected = watcher.done()
+            watcher.cancel()
+        return has_disconnected
+
+    async def _next_message(self) -> Message:
+        limits = self._limits
+        patience_s = limits.body_rate_grace_s + self.bytes_read / limits.body_rate_bytes_min - self._waited_s
+        started = time.monotonic()
+        self._is_reading = True
+        try:
+            async with asyncio.timeout(max(patience_s, 0.001)):
+                message = await self._receive()
+        except TimeoutError as exc:
+            self.is_broken = True
+            raise BodyRefused(_TOO_SLOW) from exc
+        finally:
+            self._waited_s += time.monotonic() - started
+        self._is_reading = False  # not after a read that was cut off: what it would have brought is nobody's
+        return message
+
+
+def _name_outcome(outcome: Outcome) -> str:
+    """For the metric: few values."""
+    if isinstance(outcome, ProblemResponse):
+        return outcome.problem.code.value
+    if isinstance(outcome, Disconnected):
+        return "abandoned"
+    return dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
+
+
+_NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
+_TOO_SLOW = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The request's body came too slowly.",
+    reason="body_too_slow",
+    payment_state="none",
+)
+_INTERNAL_ERROR = Problem(
+    code=Code.INTERNAL_ERROR,
+    detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
+    payment_state="held",
+)

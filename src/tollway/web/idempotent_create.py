@@ -1,0 +1,131 @@
+"""The `Idempotency-Key` of `POST /apis`: who may go on and create, and who gets the answer of the first time.
+
+It knows nothing of listings. That key, listing and answer are one is for `Catalog.publish_once` to keep.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from hashlib import sha256
+from typing import assert_never
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
+from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, is_idempotency_key, read_idempotency_key
+from tollway.limits import Limits
+from tollway.registry.catalog import (
+    CreationBegun,
+    CreationInProgress,
+    CreationResponse,
+    Creations,
+    KeyedCreation,
+    OtherRequest,
+    TooManyKeys,
+)
+from tollway.web.problems import CREATED
+
+CLAIM_BYTES = 16
+
+
+class IdempotentCreate:
+    """Safe to call from many tasks at once."""
+
+    def __init__(self, creations: Creations, *, limits: Limits, entropy: Callable[[int], bytes]) -> None:
+        self._creations = creations
+        self._limits = limits
+        self._entropy = entropy
+
+    async def begin(self, request: Request, wallet: Address) -> CreationBegun | Response | None:
+        """The key is held from here on; or the first answer again; or None: the request came without a key. Raises
+        Refusal where the same request is running, or the key was another's."""
+        key = read_creation_key(request)
+        if key is None:
+            return None
+        fingerprint = sha256(await request.body()).digest()
+        keyed = KeyedCreation(wallet=wallet, key=key, fingerprint=fingerprint)
+        known = await self._creations.begin(keyed, claim=self._entropy(CLAIM_BYTES))
+        match known:
+            case CreationBegun():
+                return known
+            case CreationResponse():
+                return _replay(known)
+            case CreationInProgress(wait_s=wait_s):
+                raise Refusal(_in_progress(wait_s))
+            case OtherRequest():
+                raise Refusal(_KEY_REUSED)
+            case TooManyKeys():
+                raise Refusal(self._too_many())
+            case never:
+                assert_never(never)
+
+    @contextlib.asynccontextmanager
+    async def holding(self, begun: CreationBegun | None) -> AsyncIterator[None]:
+        """Frees the key when the creation fails. Where that fails too, or this process dies, the lease ends it."""
+        try:
+            yield
+        except BaseException:
+            if begun is not None:
+                with contextlib.suppress(StorageUnavailable):
+                    await self._creations.give_up(begun)
+            raise
+
+    def keep(self, answer: CreationResponse) -> CreationResponse:
+        """What of an answer is kept: a long one without its body."""
+        most = min(self._limits.answer_bytes_max, self._limits.creation_answers_bytes_max)
+        is_short = answer.body is not None and len(answer.body) <= most
+        return answer if is_short else replace(answer, body=None)
+
+    def _too_many(self) -> Problem:
+        most, window_s = self._limits.creation_keys_max, self._limits.creation_key_ttl_s
+        return Problem(
+            code=Code.RATE_LIMITED,
+            detail=f"A wallet may create {most} listings with an Idempotency-Key in {window_s // 3600} hours.",
+            retry_after_s=3600,
+            members=describe_rate("creation-keys", limit=most, window_s=window_s),
+        )
+
+
+def read_creation_key(request: Request) -> str | None:
+    """The rule is that of gateway calls. The check of the request head has left one value at most, and it is UTF-8."""
+    name = b"idempotency-key"
+    given = next((value for key, value in request.headers.raw if key == name), None)
+    if given is None:
+        return None
+    key = read_idempotency_key(given)
+    if is_idempotency_key(key):
+        return key
+    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters, none of them NUL"
+    error = FieldError(code="malformed", detail=detail, parameter="Idempotency-Key")
+    raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,)))
+
+
+def lost_key_refusal() -> Refusal:
+    """The creation took longer than its lease, and a repeat of it has the key now. Nothing was created here."""
+    return Refusal(_in_progress(None))
+
+
+def _replay(answer: CreationResponse) -> Response:
+    if answer.body is None:
+        detail = "The listing was created under this key; its answer is not kept."
+        members = {"apiId": answer.listing_id, "location": answer.location}
+        raise Refusal(Problem(code=Code.ALREADY_EXISTS, detail=detail, members=members))
+    headers = {
+        "Location": answer.location,
+        "ETag": answer.etag,
+        "Cache-Control": "no-store",
+        "Idempotency-Replayed": "true",
+    }
+    return Response(answer.body, status_code=CREATED, media_type="application/json", headers=headers)
+
+
+def _in_progress(wait_s: int | None) -> Problem:
+    detail = "A request with this Idempotency-Key is running; ask again for its answer."
+    return Problem(code=Code.IDEMPOTENCY_IN_PROGRESS, detail=detail, retry_after_s=wait_s)
+
+
+_KEY_REUSED = Problem(
+    code=Code.IDEMPOTENCY_KEY_REUSED,
+    detail="This wallet has used the Idempotency-Key for another body; nothing was created.",
+)

@@ -1,0 +1,151 @@
+"""JSON of the control plane, in and out. Request bodies: nesting, size of numbers and number of values are bounded, and a repeated member is
+refused. Responses: characters that hide or reorder text are escaped; the value of the JSON stays the same.
+"""
+
+import json
+import math
+import re
+from collections.abc import Container, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from tollway.errors import Code, FieldError, Problem, Refusal
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# JSON itself escapes what lies below U+0020.
+_INVISIBLE = re.compile(
+    "[\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def encode_visible_json(content: Mapping[str, Any]) -> str:
+    """Compact JSON. Halves of surrogate pairs stay as they are: what becomes of them is for who writes the bytes."""
+    text = _encode(content)
+    return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape_char, text)
+
+
+def _escape_char(unseen: re.Match[str]) -> str:
+    return json.dumps(unseen[0])[1:-1]
+
+
+DEPTH_MAX = 64
+NUMBER_LENGTH_MAX = 128
+"""Characters of one number. Python converts longer ones in quadratic time, and no field means them."""
+
+VALUES_MAX = 65_536
+"""As many as there are in 1 MiB when each takes sixteen bytes; in documents of real APIs it takes more. A value of two bytes
+costs Python a hundred, and time as if it were long."""
+
+UNKNOWN_NAMED_MAX = 20
+"""Of members that nobody knows so many are told."""
+
+# Strings are taken out whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
+# otherwise each of its escaped quotes would start the search anew, in quadratic time.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_OPENING = frozenset(b"[{")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
+    """The members of a JSON object (RFC 8259, UTF-8 without a byte-order mark).
+
+    Raises `Refusal`: `invalid_request` for what is not JSON, nests deeper than `depth_max`, holds more than `VALUES_MAX`
+    values or a number beyond reason, or repeats a member; `validation_failed` for JSON that is not an object.
+    """
+    parsed = _parse_json(raw, depth_max=depth_max)
+    if not isinstance(parsed, dict):
+        error = FieldError(code="type", detail="the body must be a JSON object", pointer="")
+        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=error.detail, errors=(error,)))
+    return parsed
+
+
+def _parse_json(raw: bytes, *, depth_max: int) -> Any:
+    check_json_limits(raw, depth_max=depth_max)
+    try:
+        parsed = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_bounded_int,
+            parse_float=_bounded_float,
+            parse_constant=_refuse_constant,
+        )
+        if _SURROGATE_ESCAPE.search(raw):  # half a pair has no UTF-8 form: it could never be written again
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeError as exc:
+        raise _invalid_json("the body is not valid UTF-8 text") from exc
+    except json.JSONDecodeError as exc:
+        where = f"line {exc.lineno}, column {exc.colno}"
+        raise _invalid_json(f"the body is not JSON: {exc.msg} at {where}") from exc
+    except ValueError as exc:
+        raise _invalid_json(f"the body is not acceptable JSON: {exc}") from exc
+    except RecursionError as exc:
+        raise _invalid_json("the body nests too deep") from exc
+    return parsed
+
+
+def find_unknown_members(members: Iterable[str], known: Container[str]) -> tuple[FieldError, ...]:
+    """What is wrong with the members that nobody knows: the first of them, for there may be as many as bytes."""
+    unknown = (name for name in members if name not in known)
+    return tuple(
+        FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape_pointer(name))
+        for name in islice(unknown, UNKNOWN_NAMED_MAX)
+    )
+
+
+def _escape_pointer(name: str) -> str:
+    """As a JSON pointer writes it (RFC 6901 §3), where it is short enough to be told."""
+    return name[:64].replace("~", "~0").replace("/", "~1")
+
+
+def check_json_limits(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
+    """Raises `Refusal` (`invalid_request`) for JSON that nests deeper or holds too many values, before any parser sees it."""
+    # What stands inside texts is counted too: to tell it apart would cost what is to be saved.
+    openings = raw.count(b"[") + raw.count(b"{")
+    if raw.count(b",") + openings > VALUES_MAX:
+        raise _invalid_json(f"the body holds more than {VALUES_MAX} values")
+    if openings > depth_max and _is_deeper(raw, depth_max):
+        raise _invalid_json(f"the body nests deeper than {depth_max} levels")
+
+
+def _is_deeper(raw: bytes, depth_max: int) -> bool:
+    depth = 0
+    for bracket in _STRING.sub(b"", raw).translate(None, _NO_BRACKETS):
+        if bracket not in _OPENING:
+            depth -= 1
+        elif depth == depth_max:
+            return True
+        else:
+            depth += 1
+    return False
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member of an object appears twice")
+    return members
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise ValueError(f"a number has more than {NUMBER_LENGTH_MAX} characters")
+    return int(text)
+
+
+def _bounded_float(text: str) -> float:
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise ValueError(f"a number has more than {NUMBER_LENGTH_MAX} characters")
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _invalid_json(detail: str) -> Refusal:
+    return Refusal(Problem(code=Code.INVALID_REQUEST, detail=detail))

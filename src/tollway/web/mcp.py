@@ -1,0 +1,149 @@
+"""`/mcp` and `/mcp/{apiId}`: the ASGI application of MCP (streamable HTTP). It checks the origin and the size of a request, loads
+what answers it, and notices when its caller leaves. What a tool does is the tools' business.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from tollway.errors import Code, Problem
+from tollway.web.auth_routes import client_address_of, read_body
+from tollway.web.json import check_json_limits
+from tollway.web.mcp_gateway import McpRequest, McpServices
+from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of
+
+if TYPE_CHECKING:
+    from tollway.web.mcp_tools import McpServer
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def mcp_router(services: McpServices) -> APIRouter:
+    """Raw ASGI below FastAPI's routes: the SDK reads the request and writes the answer."""
+    app = McpApp(services)
+    router = APIRouter()
+    for path in ("/mcp", "/mcp/{apiId}"):
+        router.routes.append(Route(path, endpoint=app, methods=["POST"], include_in_schema=False))
+    return router
+
+
+class McpApp:
+    """The ASGI application of both paths. It keeps nothing between two requests but the code that answers them."""
+
+    def __init__(self, services: McpServices) -> None:
+        self._services = services
+        self._server: McpServer | None = None
+        self._loading = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if not is_origin_allowed(
+            request.headers.get("origin"), own=self._services.public_url, others=self._services.origins
+        ):
+            await self._refuse_origin(scope, send)
+            return
+        body = await read_body(request, bytes_max=self._services.body_bytes_max)
+        check_json_limits(body)  # the SDK's parser trusts a guard of Python's that a library of ours lifts
+        mcp_request = McpRequest(
+            request=request,
+            request_id=request_id_of(scope),
+            client_address=client_address_of(request),
+            disconnected=asyncio.Event(),
+        )
+        server = await self._open()
+        api_id = scope["path_params"].get("apiId")
+        api = None if api_id is None else await server.find_api(api_id)
+        replay = _BufferedReceive(body, mcp_request.disconnected).receive
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_wait_gone(receive, mcp_request.disconnected))
+            try:
+                if api is None:
+                    await server.serve_gateway(mcp_request, scope, replay, send)
+                else:
+                    await server.serve_api(api, mcp_request, scope, replay, send)
+            finally:
+                watcher.cancel()
+
+    async def _open(self) -> "McpServer":
+        """Loaded beside the event loop: others are served meanwhile."""
+        if self._server is None:
+            async with self._loading:
+                if self._server is None:
+                    self._server = await asyncio.to_thread(_load, self._services)
+        return self._server
+
+    async def _refuse_origin(self, scope: Scope, send: Send) -> None:
+        status, headers, body = render_problem(
+            _FOREIGN_ORIGIN,
+            public_url=self._services.public_url,
+            request_id=request_id_of(scope),
+            instance=instance_of(scope),
+            status=FORBIDDEN,
+        )
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _load(services: McpServices) -> "McpServer":
+    from tollway.web.mcp_tools import McpServer  # noqa: PLC0415 - the SDK takes a second and many MiB
+
+    return McpServer(services)
+
+
+class _BufferedReceive:
+    """A body that was read, for somebody who wants to read it once more."""
+
+    def __init__(self, body: bytes, disconnected: asyncio.Event) -> None:
+        self._body: bytes | None = body
+        self._disconnected = disconnected
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._disconnected.wait()
+        return {"type": "http.disconnect"}
+
+
+async def _wait_gone(receive: Receive, disconnected: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    disconnected.set()
+
+
+def is_origin_allowed(origin: str | None, *, own: str, others: frozenset[str]) -> bool:
+    """Whether a page of that origin may use MCP here: a page elsewhere must not reach a gateway on its reader's own
+    machine (DNS rebinding). Whatever is no browser sends none."""
+    if origin is None or "*" in others or origin.lower() in others:
+        return True
+    here, there = urlsplit(own), _split(origin)
+    if there is None:
+        return False
+    if here.hostname in _LOOPBACK:
+        return there.hostname in _LOOPBACK
+    return (there.scheme, there.hostname, _port(there)) == (here.scheme, here.hostname, _port(here))
+
+
+def _split(origin: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(origin)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname else None
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+_FOREIGN_ORIGIN = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="Pages of this origin may not use MCP here. The operator can allow it (mcp_origins).",
+    reason="origin",
+)

@@ -1,0 +1,172 @@
+"""The gateway as the MCP tools use it: the services they need, and gateway calls made in process.
+
+An internal call goes through the same ASGI application as a call over HTTP, without a socket, so nothing about money is decided here. The MCP request's
+client address, request id and disconnection are those of the internal call.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message
+
+from tollway.discovery.requests import ToolRequest
+from tollway.discovery.tool_results import HttpResponse
+from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.headers import is_forwardable
+from tollway.ids import ListingId
+from tollway.ledger.history import CallHistory
+from tollway.registry.catalog import Catalog
+from tollway.web.auth_routes import WalletDependency
+from tollway.web.history_routes import FindAsset
+from tollway.web.listing_json import ListingEncoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServices:
+    """`call_app`: the ASGI application of gateway calls. `wallet` proves who asks. `public_url` without a final slash.
+    `origin`: of the gateway, as signatures name it. `origins`: web origins beside it whose pages may use MCP; `*` is any."""
+
+    catalog: Catalog
+    encoder: ListingEncoder
+    call_history: CallHistory
+    call_app: ASGIApp
+    wallet: WalletDependency
+    find_asset: FindAsset
+    now_ms: Callable[[], int]
+    public_url: str
+    origin: str
+    body_bytes_max: int
+    origins: frozenset[str] = frozenset()
+
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_PASSED_HEADERS = frozenset({b"user-agent", b"traceparent", b"tracestate", b"accept-language", b"cdn-loop"})
+"""Of the outer request's headers: who asks, its trace, and through which gateways it came (RFC 8586)."""
+
+_FORWARDED_FOR = "x-forwarded-for"
+"""Who is asking is known already; where the caller stands in a trusted network, an argument would be believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpRequest:
+    """One MCP request over HTTP. `request`: with its body read. `disconnected`: set when nobody waits for the answer any more."""
+
+    request: Request
+    request_id: str
+    client_address: str
+    disconnected: asyncio.Event
+
+
+async def make_internal_call(
+    app: ASGIApp,
+    listing_id: ListingId,
+    request: ToolRequest,
+    *,
+    controls: Iterable[tuple[str, str]],
+    mcp_request: McpRequest,
+    bytes_max: int,
+) -> HttpResponse:
+    """`controls`: headers that pay and bound the call. Raises Refusal when the application sent no response."""
+    raw_path = f"/api/v2/gateway/{listing_id}{request.rest}".encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": mcp_request.request.scope.get("http_version", "1.1"),
+        "method": request.method,
+        "scheme": mcp_request.request.scope.get("scheme", "http"),
+        "path": raw_path.decode(),
+        "raw_path": raw_path,
+        "query_string": request.query.encode(),
+        "root_path": "",
+        "headers": _write_headers(request, controls, mcp_request),
+        "client": (mcp_request.client_address, 0),
+        "server": mcp_request.request.scope.get("server"),
+        "state": {},
+    }
+    internal = _InternalRequest(request.body, mcp_request.disconnected, bytes_max)
+    await app(scope, internal.receive, internal.send)
+    return internal.collect()
+
+
+def _write_headers(
+    request: ToolRequest, controls: Iterable[tuple[str, str]], mcp_request: McpRequest
+) -> RawHeaders:
+    outer: Sequence[tuple[bytes, bytes]] = mcp_request.request.scope["headers"]
+    given = [
+        (name.lower(), value)
+        for name, value in request.headers
+        if is_forwardable(name) and name.lower() != _FORWARDED_FOR
+    ]
+    names = {name for name, _ in given}
+    headers: RawHeaders = [
+        (name.encode(), value.encode("utf-8", "replace")) for name, value in [*given, *controls]
+    ]
+    headers += [
+        (name, value) for name, value in outer if name in _PASSED_HEADERS and name.decode() not in names
+    ]
+    headers += [(name, value) for name, value in outer if name == b"host"]
+    headers.append((b"x-request-id", mcp_request.request_id.encode()))
+    if "accept" not in names:
+        headers.append((b"accept", b"application/json, */*;q=0.8"))
+    if request.body:
+        headers.append((b"content-length", str(len(request.body)).encode()))
+    return headers
+
+
+class _InternalRequest:
+    """The two ends of the inner request: its body and its caller's leaving in, the answer out."""
+
+    def __init__(self, body: bytes, disconnected: asyncio.Event, bytes_max: int) -> None:
+        self._body: bytes | None = body
+        self._disconnected = disconnected
+        self._bytes_max = bytes_max
+        self._start: Message | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_ended = False
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._disconnected.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        chunk: bytes = message.get("body", b"")
+        self._size += len(chunk)
+        if self._size > self._bytes_max:
+            self._chunks.clear()
+            self._disconnected.set()  # what more comes is for nobody: the gateway lets go of the upstream
+        else:
+            self._chunks.append(chunk)
+        self._is_ended = not message.get("more_body", False)
+
+    def collect(self) -> HttpResponse:
+        if self._start is None:
+            raise Refusal(_NO_RESPONSE)
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._start["headers"]:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        is_too_large = self._size > self._bytes_max
+        return HttpResponse(
+            status=self._start["status"],
+            headers=headers,
+            body=b"".join(self._chunks),
+            is_whole=self._is_ended and not is_too_large,
+            is_too_large=is_too_large,
+        )
+
+
+_NO_RESPONSE = Problem(
+    code=Code.INTERNAL_ERROR,
+    detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
+    payment_state="held",
+)

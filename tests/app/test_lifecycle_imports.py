@@ -1,0 +1,99 @@
+"""What a gateway loads: what it serves with, and nothing that only others need. Each MiB of it stays for as long as the
+gateway does, and each second is one in which nobody is served.
+"""
+
+import asyncio
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.kit.databases import write_newer_migrations
+from tollway.storage.database import connect_database
+from tollway.storage.migrate import upgrade
+
+NEVER = {
+    "alembic",
+    "dns",
+    "mako",
+    "eth_abi",
+    "eth_account",
+    "eth_utils",
+    "py_ecc",
+    "httpx",
+    "jsonschema",
+    "mcp",
+    "redis",
+    "rlp",
+    "web3",
+    "x402",
+    "yaml",
+}
+SERVED_WITH = {"aiohttp", "fastapi", "granian", "limits", "pydantic", "rich", "sqlalchemy", "typer"}
+
+COMMAND_LINE = "from tollway.cli import main"
+SERVE = """
+import asyncio
+import os
+import sys
+from tollway.cli.operator_line import app
+from tollway.app.lifecycle import App
+from tollway.config.settings import load_settings
+
+async def start():
+    async with App(load_settings(os.environ)):
+        pass
+
+asyncio.run(start())
+"""
+TELL = "\nimport sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+
+
+def load(code: str, **env: str) -> set[str]:
+    """The packages that a process has loaded in the end."""
+    told = subprocess.run(
+        [sys.executable, "-c", code + TELL], env=env, capture_output=True, timeout=60, check=True, text=True
+    )
+    return set(told.stdout.splitlines()[-1].split())
+
+
+def settings(folder: Path, **more: str) -> dict[str, str]:
+    return {
+        "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+        "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/books.sqlite3",
+        "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
+        "TOLLWAY_GAS_KEYS_LOCAL": "11" * 32,
+        **more,
+    }
+
+
+def test_the_entry_point_loads_nothing() -> None:
+    assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH)
+
+
+def make_tables(folder: Path) -> None:
+    async def make() -> None:
+        database = connect_database(settings(folder)["TOLLWAY_DATABASE_URL"])
+        await database.open()
+        await upgrade(database)
+        await database.close()
+
+    asyncio.run(make())
+
+
+def test_a_gateway_that_starts_loads_only_what_it_serves_with(tmp_path: Path) -> None:
+    make_tables(tmp_path)
+    assert load(SERVE, **settings(tmp_path)) & NEVER == set()
+
+
+def test_a_gateway_that_starts_for_the_first_time_loads_no_more(tmp_path: Path) -> None:
+    assert load(SERVE, **settings(tmp_path)) & NEVER == set()
+
+
+def test_what_only_some_gateways_need_is_loaded_by_those(tmp_path: Path) -> None:
+    """Tables are changed where they are old, and windows shared where a server is named."""
+    make_tables(tmp_path)
+    newer = f"from tests.live.newer_gateway import use_migrations; use_migrations({write_newer_migrations(tmp_path)!r})"
+    serve = f"from pathlib import PosixPath; {newer}\n{SERVE}"
+    loaded = load(serve, **settings(tmp_path, TOLLWAY_RATE_LIMIT_URL="redis://127.0.0.1:1"))
+    assert {"alembic", "redis"} <= loaded

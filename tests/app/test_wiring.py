@@ -1,0 +1,153 @@
+"""What runs beside the calls: the gas tank looks, the follower follows, the sweeper finishes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
+from tollway.app.runtime import BackgroundTaskGroup
+from tollway.app.wiring import SettlementServices, make_mpp_challenger, make_settlement_metrics
+from tollway.background import BackgroundTasks
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import StoredResponse
+from tollway.ledger.records import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.gas import NO_METRICS, SettlementMetrics
+from tollway.payments.settlement import Settled, Undecided
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.storage.database import SqliteDatabase
+from tollway.storage.encryption import Sealer
+from tollway.storage.leadership import Duty, Leadership
+from tollway.storage.migrate import upgrade
+from tollway.telemetry import Metrics
+
+LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    database = SqliteDatabase(tmp_path / "books.sqlite3")
+    await database.open()
+    await upgrade(database)
+    yield database
+    await database.close()
+
+
+def treasury_of(
+    scene: SettlementHarness,
+    database: SqliteDatabase,
+    *,
+    metrics: SettlementMetrics = NO_METRICS,
+    now_ms: Callable[[], int] | None = None,
+) -> SettlementServices:
+    return SettlementServices(
+        database=database,
+        sealer=Sealer(b"k" * 32, entropy=bytes),
+        ledger=scene.ledger,
+        chains=scene.chain,
+        rules=scene.rules,
+        settlement_rules={CHAIN: scene.settlement_rules},
+        limits=LIMITS,
+        now_ms=now_ms or scene.read_clock,
+        rate_limiter=RateLimiter(),
+        background=BackgroundTasks(),
+        metrics=metrics,
+    )
+
+
+def sweeping(database: SqliteDatabase) -> Leadership:
+    return Leadership(database, duty=Duty.SWEEPER, limits=LIMITS, note=lambda duty, is_leading: None)
+
+
+async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
+    async with SettlementHarness() as scene, asyncio.timeout(20):
+        call = await scene.claim()
+        scene.chain.disconnect(CHAIN)
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+        settlement_services = treasury_of(scene, database)
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
+            looks = scene.chain.request_count
+            while scene.chain.request_count < looks + 3:
+                await asyncio.sleep(0.001)
+            scene.chain.reconnect(CHAIN)
+            while await call.read_state() is not CallState.CONSUMED:
+                await asyncio.sleep(0.001)
+        await settlement_services.close()
+
+
+async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
+    database: SqliteDatabase,
+) -> None:
+    """One whose own clock is a week ahead must not throw away what the others keep."""
+    async with SettlementHarness() as scene:
+        settlement_services = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
+        call_id, answer = CallId("call_1"), StoredResponse(status=200, headers=(), body=b"kept")
+        await settlement_services.stored_responses.keep(
+            call_id, Address(b"\x01" * 20), answer, now_ms=scene.ledger.shared_ms()
+        )
+        await settlement_services._prune()
+        assert (
+            await settlement_services.stored_responses.find(call_id, now_ms=scene.ledger.shared_ms())
+            == answer
+        )
+
+
+async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
+    metrics = Metrics(CollectorRegistry())
+    async with SettlementHarness() as scene, asyncio.timeout(20):
+        settlement_services = treasury_of(scene, database, metrics=make_settlement_metrics(metrics))
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
+            call = await scene.claim()
+            assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
+        await settlement_services.close()
+    told = generate_latest(metrics.registry).decode()
+    key = f'key="{make_gas_key().address}",network="eip155:84532"'
+    for line in (
+        'tollway_settlements_total{network="eip155:84532",outcome="settled"} 1.0',
+        'tollway_settlement_duration_seconds_count{network="eip155:84532"} 1.0',
+        f"tollway_gas_key_balance_wei{{{key}}}",
+        f"tollway_gas_lane_length{{{key}}}",
+        'tollway_rails_withdrawn{network="eip155:84532",reason="gas_keys_low"} 0.0',
+    ):
+        assert line in told
+
+
+async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
+    async with SettlementHarness() as scene, asyncio.timeout(20):
+        settlement_services = treasury_of(scene, database)
+        assert not settlement_services.settlement.is_offered(USDC, 10_000, LISTING)
+        await settlement_services.open()
+        async with BackgroundTaskGroup() as tasks:
+            settlement_services.start(tasks, sweeping=sweeping(database))
+            while not settlement_services.settlement.is_offered(USDC, 10_000, LISTING):
+                await asyncio.sleep(0.001)
+            call = await scene.claim()
+            assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
+        await settlement_services.close()
+
+
+def test_gateways_of_one_url_and_one_key_know_each_others_challenges() -> None:
+    here = parse_origin("https://gw.example.com")
+    there = parse_origin("https://other.example.com")
+    assert make_mpp_challenger([b"k" * 32], here) == make_mpp_challenger([b"k" * 32], here)
+    assert make_mpp_challenger([b"k" * 32], here) != make_mpp_challenger([b"k" * 32], there)
+    assert make_mpp_challenger([b"k" * 32], here) != make_mpp_challenger([b"j" * 32], here)
+
+
+def test_the_first_key_makes_challenges_and_all_recognise_them() -> None:
+    origin = parse_origin("https://gw.example.com")
+    old, new = b"k" * 32, b"j" * 32
+    changing = make_mpp_challenger([new, old], origin)
+    assert changing.secret == make_mpp_challenger([new], origin).secret
+    assert changing.other_secrets == (make_mpp_challenger([old], origin).secret,)

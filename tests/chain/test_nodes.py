@@ -1,0 +1,282 @@
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+
+from tollway.chain.nodes import BREAKER_S, RpcNode, WrongChain, open_session
+from tollway.chain.responses import UnusableResponse
+from tollway.ids import ChainId
+from tollway.limits import Limits
+
+CHAIN = ChainId(84532)
+LIMITS = Limits(rpc_answer_bytes_max=4096, rpc_in_flight_max=2)
+ASK_HEAD = [("eth_getBlockByNumber", ["latest", False])]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with open_session() as session:
+        yield session
+
+
+def make(url: str, *, clock: Clock | None = None, on_request: Callable[[int], None] | None = None) -> RpcNode:
+    return RpcNode(
+        url, chain_id=CHAIN, position=1, limits=LIMITS, clock=clock or Clock(), on_request=on_request
+    )
+
+
+async def read(node: RpcNode, session: aiohttp.ClientSession, *, deadline_s: float = 5.0) -> list[object]:
+    async with node.attempt(deadline_s):
+        return await node.send_batch(session, ASK_HEAD)  # type: ignore[arg-type]
+
+
+async def test_asks_for_the_chain_id_in_the_same_round_trip(make_node, session) -> None:
+    script, url = await make_node()
+    counts: list[int] = []
+    assert await read(make(url, on_request=counts.append), session) == [script.block(10)]
+    assert script.batches == [["eth_getBlockByNumber", "eth_chainId"]]
+    assert counts == [2]
+
+
+async def test_a_batch_may_be_answered_in_any_order(make_node, session) -> None:
+    script, url = await make_node()
+    script.bend = lambda answers: answers[::-1]
+    assert await read(make(url), session) == [script.block(10)]
+
+
+Http = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def respond(**members: object) -> Http:
+    async def http(_: web.Request) -> web.Response:
+        return web.Response(**members)  # type: ignore[arg-type]
+
+    return http
+
+
+async def reset(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def cut_short(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b"[")
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    try:
+        while True:
+            await response.write(b" " * 1024)
+    except (ConnectionError, aiohttp.ClientError):
+        return response
+
+
+def honest(*, status: int = 200, bend: Callable[[bytes], bytes] = bytes, **headers: str) -> Http:
+    """A right answer, but for the HTTP around it."""
+
+    async def http(request: web.Request) -> web.Response:
+        calls = json.loads(await request.read())
+        body = json.dumps([{"id": call["id"], "result": hex(CHAIN)} for call in calls]).encode()
+        return web.Response(status=status, body=bend(body), headers=headers)
+
+    return http
+
+
+async def test_the_honest_answer_itself_is_usable(make_node, session) -> None:
+    script, url = await make_node()
+    script.http = honest()
+    assert await read(make(url), session) == [hex(CHAIN)]
+
+
+@pytest.mark.parametrize(
+    "http",
+    [
+        pytest.param(honest(status=500), id="500"),
+        pytest.param(honest(status=429), id="429"),
+        pytest.param(honest(status=401), id="401"),
+        pytest.param(respond(status=204), id="204"),
+        pytest.param(respond(text="<html>", content_type="text/html"), id="HTML"),
+        pytest.param(respond(body=b""), id="empty"),
+        pytest.param(
+            honest(bend=lambda body: body.replace(b'"id": ', b'"id": 9')), id="ids of another batch"
+        ),
+        pytest.param(honest(bend=lambda body: body + b" " * 5000), id="oversized"),
+        pytest.param(honest(bend=gzip.compress, **{"Content-Encoding": "gzip"}), id="gzip"),
+        pytest.param(endless, id="endless"),
+        pytest.param(cut_short, id="cut short"),
+        pytest.param(reset, id="reset"),
+    ],
+)
+async def test_an_http_fault_is_unusable_and_trips_the_breaker(make_node, session, http) -> None:
+    script, url = await make_node()
+    script.http = http
+    node = make(url)
+    with pytest.raises(UnusableResponse):
+        await read(node, session)
+    assert node.is_deferred
+
+
+async def test_a_redirect_is_not_followed(make_node, session) -> None:
+    script, url = await make_node()
+    target, target_url = await make_node()
+    script.http = respond(status=307, headers={"Location": target_url})
+    with pytest.raises(UnusableResponse):
+        await read(make(url), session)
+    assert target.batches == []
+
+
+async def test_proxies_of_the_environment_are_not_used(make_node, session, monkeypatch) -> None:
+    script, url = await make_node()
+    proxy, proxy_url = await make_node()
+    monkeypatch.setenv("HTTP_PROXY", proxy_url)
+    monkeypatch.setenv("http_proxy", proxy_url)
+    await read(make(url), session)
+    assert (len(script.batches), len(proxy.batches)) == (1, 0)
+
+
+async def test_a_node_that_hangs_is_left_at_the_deadline(make_node, session) -> None:
+    script, url = await make_node()
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response()
+
+    script.http = hang
+    with pytest.raises(UnusableResponse, match="deadline"):
+        await read(make(url), session, deadline_s=0.05)
+    release.set()
+
+
+async def test_a_node_of_another_chain_is_unusable_whatever_it_says(make_node, session) -> None:
+    script, url = await make_node()
+    script.answers["eth_chainId"] = "0x1"
+    with pytest.raises(WrongChain):
+        await read(make(url), session)
+
+
+async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -> None:
+    script, url = await make_node()
+    waiting = 0
+    two_wait, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        nonlocal waiting
+        if request.path != "/probe":
+            waiting += 1
+            if waiting == LIMITS.rpc_in_flight_max:
+                two_wait.set()
+            await release.wait()
+        return await honest()(request)
+
+    script.http = hold
+    node = make(url)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(read(node, session))
+        await two_wait.wait()
+        for _ in range(3):  # whatever else was under way has arrived by the time that these come back
+            await read(make(url + "probe"), session)
+        assert waiting == LIMITS.rpc_in_flight_max
+        release.set()
+    assert waiting == 6
+
+
+async def test_a_pooled_connection_that_the_node_closed_is_tried_once_more(session) -> None:
+    connections = 0
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        calls = json.loads(await reader.readexactly(length))
+        body = json.dumps([{"id": call["id"], "result": hex(CHAIN)} for call in calls]).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await reader.readuntil(b"\r\n\r\n")  # takes the second request and hangs up on it
+        writer.close()
+
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+    node = make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    assert await read(node, session) == [hex(CHAIN)]
+    assert await read(node, session) == [hex(CHAIN)]
+    assert connections == 2
+    await session.close()
+    server.close()
+
+
+async def test_a_node_that_always_hangs_up_is_sent_two_requests_and_no_more(make_node, session) -> None:
+    script, url = await make_node()
+    script.http = reset
+    with pytest.raises(UnusableResponse):
+        await read(make(url), session)
+    assert len(script.batches) == 2
+
+
+async def test_a_transaction_is_sent_once_even_when_the_node_hangs_up_on_it(make_node, session) -> None:
+    script, url = await make_node()
+    script.http = reset
+    node = make(url)
+    with pytest.raises(UnusableResponse):
+        async with node.attempt(5.0):
+            await node.send_batch(session, [("eth_sendRawTransaction", ["0x02"])], sends_max=1)
+    assert len(script.batches) == 1
+
+
+async def test_a_failed_node_is_last_choice_for_a_while_and_recovers_with_its_first_answer(
+    make_node, session
+) -> None:
+    script, url = await make_node()
+    clock = Clock()
+    node = make(url, clock=clock)
+    assert not node.is_deferred
+    script.http = respond(status=502)
+    with pytest.raises(UnusableResponse):
+        await read(node, session)
+    assert node.is_deferred
+    clock.now += BREAKER_S
+    assert not node.is_deferred
+    script.http = None
+    async with node.attempt(1.0):
+        assert node.is_deferred  # one asker finds out; the others go elsewhere meanwhile
+        await node.send_batch(session, [])
+    assert not node.is_deferred
+
+
+@pytest.mark.parametrize(
+    "path", ["v3/SECRET-KEY", "?key=SECRET-KEY", "#SECRET-KEY"], ids=["path", "query", "fragment"]
+)
+@pytest.mark.parametrize("user", ["", "SECRET-USER:SECRET-PASSWORD@"], ids=["no user", "user"])
+async def test_secrets_of_the_url_reach_no_log_and_no_error(make_node, session, path: str, user: str) -> None:
+    script, url = await make_node()
+    node = make(url.replace("//", "//" + user) + path)
+    dead = make(f"http://{user}127.0.0.1:1/{path}")
+    script.http = respond(status=403)
+    with structlog.testing.capture_logs() as logs:
+        for each in (node, dead):
+            with pytest.raises(UnusableResponse) as caught:
+                await read(each, session)
+            assert "SECRET" not in f"{caught.value} {each!r} {each.label}"
+            assert caught.value.__cause__ is None
+    assert [entry["event"] for entry in logs] == ["rpc_node_failed"] * 2
+    assert "SECRET" not in str(logs)

@@ -1,0 +1,512 @@
+"""Settings: environment over file over default, unknown keys refused, every problem at once, secrets unseen."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+import tollway
+from tollway.chain.networks import FINALITY_DEPTH
+from tollway.config.settings import (
+    CLIENT_KEYS,
+    KEYS,
+    Listen,
+    Secret,
+    Settings,
+    ensure_secret_key,
+    load_settings,
+)
+from tollway.errors import SettingsInvalid
+from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import TokenDomain
+
+KEY = "00112233445566778899aabbccddeeff" * 2
+OLD_KEY = "ffeeddccbbaa99887766554433221100" * 2
+RPC = {"TOLLWAY_RPC_BASE": "https://node.example.com/v1/hush-hush"}
+GAS_KEY = "0x" + "4d" * 32
+RPC_TOKEN = "0x" + "12" * 20
+DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
+OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\n'
+TWO_NODES = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example", "https://m.example"]\nagreement_min = 2\n'
+PUBLIC = {"TOLLWAY_LISTEN": "0.0.0.0:80", "TOLLWAY_SECRET_KEY": KEY}
+WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(environment: dict[str, str] | None = None, toml: str | None = None) -> Settings:
+    if toml is not None:
+        path = Path("tollway.toml")
+        path.write_text(toml)
+        path.chmod(0o600)
+    return load_settings({**RPC, **(environment or {})})
+
+
+def problems(environment: dict[str, str] | None = None, toml: str | None = None) -> list[str]:
+    with pytest.raises(SettingsInvalid) as refused:
+        load(environment, toml)
+    return refused.value.problems
+
+
+def test_defaults_need_nothing_but_a_node() -> None:
+    settings = load()
+    assert settings.public_url == "http://127.0.0.1:8402"
+    assert settings.listen == Listen(host="127.0.0.1", port=8402)
+    assert settings.admin_listen == Listen(host="127.0.0.1", port=9402)
+    assert settings.database_url.reveal() == "sqlite:///tollway.sqlite3"
+    assert settings.registration == "open"
+    assert settings.limits == DEFAULT_LIMITS
+    assert [network.name for network in settings.networks] == ["base"]
+
+
+def test_environment_wins_over_the_file_and_the_file_over_the_default() -> None:
+    toml = 'log_level = "debug"\nlog_format = "json"\n'
+    settings = load({"TOLLWAY_LOG_LEVEL": "error"}, toml)
+    assert (settings.log_level, settings.log_format) == ("error", "json")
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert load({"TOLLWAY_LOG_LEVEL": ""}).log_level == "info"
+
+
+def test_config_is_read_from_where_it_was_named(tmp_path: Path) -> None:
+    named, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    named.write_text('log_level = "debug"')
+    other.write_text('log_level = "error"')
+    assert load_settings({**RPC, "TOLLWAY_CONFIG": str(other)}).log_level == "error"
+    assert load_settings({**RPC, "TOLLWAY_CONFIG": str(other)}, config=named).log_level == "debug"
+
+
+def test_a_named_config_that_is_missing_is_an_error() -> None:
+    with pytest.raises(SettingsInvalid):
+        load_settings(RPC, config=Path("nowhere.toml"))
+
+
+REFUSED = [
+    ({"TOLLWAY_PUBLIC_ULR": "x"}, "", "did you mean PUBLIC_URL"),
+    ({}, "public_ulr = 1", "did you mean public_url"),
+    ({}, "[limits]\nheaders_mx = 1", "did you mean headers_max"),
+    ({}, "[limits]\nheaders_max = 0", "more than 0"),
+    ({}, "[limits]\nheaders_max = -1", "whole number"),
+    ({}, "[limits]\nheaders_max = 1.5", "whole number"),
+    ({}, "[limits]\nheaders_max = true", "whole number"),
+    ({}, "limits = 1", "must be a table"),
+    ({"TOLLWAY_LIMIT_HEADERS_MAX": "many"}, "", "TOLLWAY_LIMIT_HEADERS_MAX"),
+    ({"TOLLWAY_PUBLIC_URL": "gw.example.com"}, "", "http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com/api"}, "", "an origin"),
+    ({"TOLLWAY_PUBLIC_URL": "https://me:pw@gw.example.com"}, "", "http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:http"}, "", "TOLLWAY_PUBLIC_URL"),
+    ({"TOLLWAY_LISTEN": "8402"}, "", "host:port"),
+    ({"TOLLWAY_LISTEN": "127.0.0.1:99999"}, "", "host:port"),
+    ({"TOLLWAY_LISTEN": "0.0.0.0:8402"}, "", "secret_key: "),
+    ({"TOLLWAY_LISTEN": "0.0.0.0:8402"}, "", "public_url: "),
+    ({"TOLLWAY_DATABASE_URL": "mysql://h/n"}, "", "sqlite:///"),
+    ({"TOLLWAY_DATABASE_URL": "sqlite:///:memory:"}, "", "sqlite:///"),
+    ({"TOLLWAY_DATABASE_URL": "postgresql://me@h1,h2/n?target_session_attrs=standby"}, "", "a gateway writes"),
+    ({"TOLLWAY_DATABASE_URL": "postgresql://h/n"}, "", "secret_key: "),
+    ({"TOLLWAY_RATE_LIMIT_URL": "http://me:pa55@cache.example"}, "", "must be redis://"),
+    ({"TOLLWAY_SECRET_KEY": "abc"}, "", "64 hex digits"),
+    ({"TOLLWAY_SECRET_KEY": "0" * 64}, "", "no random number"),
+    ({"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_SECRET_KEY_FILE": "k"}, "", "not both"),
+    ({"TOLLWAY_SECRET_KEY_FILE": "nowhere"}, "", "cannot be used"),
+    ({"TOLLWAY_ALLOW_MIXED_NETWORKS": "maybe"}, "", "true or false"),
+    ({"TOLLWAY_REGISTRATION": "closed"}, "", "open, allowlist"),
+    ({"TOLLWAY_MCP_ORIGINS": "chat.example.com"}, "", "chat.example.com"),
+    ({"TOLLWAY_MCP_ORIGINS": "https://chat.example.com/page"}, "", "web origin"),
+    ({"TOLLWAY_REGISTRATION": "allowlist"}, "", "at least one wallet"),
+    ({"TOLLWAY_REQUIRE_OWNERSHIP": "always"}, "", "true or false"),
+    ({"TOLLWAY_NAME_SERVERS": "dns.example.com"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.53:0"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.53:65536"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.999"}, "", "TOLLWAY_NAME_SERVERS"),
+    ({"TOLLWAY_NAME_SERVERS": "https://192.0.2.53/dns-query"}, "", "address of a name server"),
+    ({"TOLLWAY_ALLOWLIST": "0x12"}, "", "40 hex digits"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "host bits"),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC=1"}, "", "TOLLWAY_UNFINAL_SPEND_MAX"),
+    ({}, "unfinal_spend_max = 5", "must be a table"),
+    ({"TOLLWAY_RPC_BASE": "ftp://node"}, "", "rpc_urls[0]"),
+    ({"TOLLWAY_RPC_BASE_SEPOLIA": "https://node.example.com"}, "", "test money buy real calls"),
+    ({"TOLLWAY_RPC_BASIS": "https://node.example.com"}, "", "no such setting"),
+    ({}, "networks = 5", "[[networks]]"),
+    ({}, '[[networks]]\npreset = "bass"\nrpc_urls = ["https://n.example"]', "unknown preset"),
+    ({}, '[[networks]]\npreset = "optimism"', "at least one node"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_url = "x"', "did you mean rpc_urls"),
+    ({}, '[[networks]]\npreset = "optimism"\nchain_id = 10', "its own chain_id"),
+    ({}, '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]', "assets: "),
+    ({}, '[[networks]]\nchain_id = 8453\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "ETH"}]', "stands twice"),
+    ({}, '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "A", token = "0x1"}]', "decimals"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nconfirmations = [["1", 1]]', "start at value 0"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 2', "2 nodes cannot agree"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 0', "more than 0"),
+    ({}, f'{OPTIMISM}agreement_above = {{USDC = "5"}}', "agreement_min holds"),
+    ({}, f'{TWO_NODES}agreement_above = 5', "must be a table"),
+    ({}, f'{TWO_NODES}agreement_above = {{}}', "must be a table"),
+    ({}, f'{TWO_NODES}agreement_above = {{USDC = "much"}}', "decimal number"),
+    ({}, f'{TWO_NODES}agreement_above = {{USDT = "5"}}', "USDT is no asset"),
+    ({}, f'{OPTIMISM}gas_keys = "abc"', "gas_keys[0]: a gas key is 32 bytes"),
+    ({}, f'{OPTIMISM}gas_keys = ["{GAS_KEY}", "{GAS_KEY}"]', "stands twice"),
+    ({}, f'{OPTIMISM}gas_keys = "nowhere/gas.key"', "cannot be used"),
+    ({}, f"{OPTIMISM}gas_keys = 5", "list of keys"),
+    ({}, f'{OPTIMISM}gas_keys = "{DEVELOPMENT_KEY}"', "a development key that everybody has"),
+    ({"TOLLWAY_GAS_KEYS_BASE": DEVELOPMENT_KEY}, "", "a development key that everybody has"),
+    ({"TOLLWAY_GAS_KEYS_OPTIMISM": GAS_KEY}, "", "the network optimism is not configured"),
+    ({"TOLLWAY_GAS_KEY_BASE": GAS_KEY}, "", "did you mean GAS_KEYS_BASE"),
+    ({}, f'{OPTIMISM}settlement_min = "a little"', "settlement_min: "),
+    ({}, f'{OPTIMISM}native_price = "-1"', "native_price: "),
+    ({}, f'{OPTIMISM}gas_price_max_gwei = "-1"', "gas_price_max_gwei: "),
+    ({}, f'{OPTIMISM}gas_floor = "1e9"', "gas_floor: "),
+    ({}, f'{OPTIMISM}facilitator = "https://f.example"', "facilitator: has the keys"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "ftp://f.example"}}', "facilitator.url"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example?key=x"}}', "without query"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example", settle_headers = {{"a b" = "x"}}}}', "is not a header"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example", verify_headers = {{A = "x\\ny"}}}}', "is not a header"),
+    ({}, f'{OPTIMISM}gas_keys = "{GAS_KEY}"\nfacilitator = {{url = "https://f.example"}}', "either one or the other"),
+    ({}, f'{OPTIMISM}assets = [{{symbol = "A", token = "{WALLET}", decimals = 6, name = "A"}}]', "go together"),
+    ({}, f'{OPTIMISM}assets = [{{symbol = "ETH", name = "A", version = "1"}}]', "takes no authorisations"),
+    ({"TOLLWAY_X402": "perhaps"}, "", "true or false"),
+    ({"TOLLWAY_CONTACT": "security@example.com"}, "", "TOLLWAY_CONTACT: must be such as"),
+    ({"TOLLWAY_CONTACT": "javascript:alert(1)"}, "", "TOLLWAY_CONTACT: must be such as"),
+    ({}, 'contact = "mailto:a@example.com\\nExpires: never"', "contact: must be such as"),
+    # What is fine alone and does harm or nothing together, and what looks right at a glance.
+    ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402"}, "", "admin_listen: 127.0.0.1:8402 is where callers are served"),
+    ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
+    ({"TOLLWAY_LISTEN": "::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({"TOLLWAY_LISTEN": "[::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({"TOLLWAY_LISTEN": "all of them:80", "TOLLWAY_SECRET_KEY": KEY}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://0.0.0.0"}, "", "callers from outside cannot reach"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://127.0.0.2"}, "", "callers from outside cannot reach"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://me.localhost"}, "", "callers from outside cannot reach"),
+    ({"TOLLWAY_PUBLIC_URL": "https://a b"}, "", "TOLLWAY_PUBLIC_URL: the public URL has no usable host"),
+    ({"TOLLWAY_PUBLIC_URL": "https://*.example.com"}, "", "TOLLWAY_PUBLIC_URL: the public URL has no usable host"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.ex\tample.com"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:0"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "0.0.0.0/0"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1,::/0"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "::ffff:0:0/96"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "proxy.internal"}, "", "TOLLWAY_TRUSTED_PROXIES: "),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USCD:100"}, "", "USCD is no currency of a configured network"),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC:1,USDC:100"}, "", "USDC stands twice"),
+    ({"TOLLWAY_ALLOWLIST": WALLET}, "", "keeps nobody out while registration is open"),
+    ({"TOLLWAY_RPC_BASE": "https://n.example,https://n.example"}, "", "rpc_urls[1] stands twice"),
+    ({}, TWO_NODES.replace("//m.", "//n."), "rpc_urls[1] stands twice"),
+    ({"TOLLWAY_LIMIT_OWNER_RENEW_S": "16"}, "", "a living gateway counts as dead"),
+    ({}, "[limits]\nleader_lease_s = 1.0", "leader_poll_s must be less than leader_lease_s"),
+    ({}, "this is not TOML", "tollway.toml"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
+def test_refuses_and_says_why(environment: dict[str, str], toml: str, told: str) -> None:
+    assert told in "\n".join(problems(environment, toml))
+
+
+@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
+def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: str, told: str) -> None:
+    """One line for each; the second only where a value that was refused is missed elsewhere."""
+    lines = problems(environment, toml)
+    assert len(lines) <= 2
+    for line in lines:
+        assert line.isprintable(), line
+        assert 20 <= len(line) <= 240, line
+        assert re.match(r"(TOLLWAY_[A-Z0-9_]+|[a-z_0-9.\[\]]+): \S", line), line
+
+
+def test_a_file_that_others_can_read_is_one_problem_and_the_rest_is_told_beside_it() -> None:
+    path = Path("tollway.toml")
+    path.write_text(f'secret_key = "{KEY}"\nlog_level = "loud"\n')
+    path.chmod(0o644)
+    assert [line.partition(":")[0] for line in problems()] == ["tollway.toml", "log_level"]
+
+
+def test_no_node_at_all_says_what_to_set() -> None:
+    with pytest.raises(SettingsInvalid, match="TOLLWAY_RPC_BASE=https"):
+        load_settings({})
+
+
+def test_all_problems_are_told_together() -> None:
+    found = problems({"TOLLWAY_LISTEN": "x", "TOLLWAY_NOPE": "1"}, 'log_level = "loud"\n[limits]\nfoo = 1')
+    assert len(found) == 4
+
+
+def test_names_of_other_commands_are_no_error() -> None:
+    package = Path(tollway.__file__).parent
+    texts = [path.read_text() for room in ("cli", "client") for path in (package / room).glob("*.py")]
+    read_elsewhere = set(re.findall(r"\"TOLLWAY_([A-Z_]+)\"", "".join(texts)))
+    assert read_elsewhere <= CLIENT_KEYS | {key.upper() for key in KEYS}
+    assert load({f"TOLLWAY_{name}": "x" for name in CLIENT_KEYS - {"CONFIG"}}).public_url
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://GW.example.com/", "https://gw.example.com"),
+        ("https://gw.example.com:443", "https://gw.example.com"),
+        ("http://[::1]:8402", "http://[::1]:8402"),
+    ],
+)
+def test_public_url_is_kept_as_an_origin(given: str, kept: str) -> None:
+    assert load({"TOLLWAY_PUBLIC_URL": given}).public_url == kept
+
+
+def test_a_network_without_preset_is_described_in_full() -> None:
+    settings = load(
+        toml="""
+        allow_mixed_networks = true
+        [[networks]]
+        chain_id = 31337
+        kind = "test"
+        rpc_urls = ["http://127.0.0.1:8545", "http://127.0.0.1:8546"]
+        agreement_min = 2
+        agreement_above = {USDC = "100", ETH = "0.02"}
+        confirmations = [["0", 1], ["2.5", 3]]
+        assets = [{symbol = "ETH"}, {symbol = "USDC", token = "0x036CbD53842c5426634e7929541eC2318f3dCF7e", decimals = 6}]
+        """
+    )
+    network = settings.networks[0]
+    assert network.rules.chain_id == 31337
+    assert network.rules.confirmations == ((0, 1), (2_500_000_000, 3))
+    assert [(asset.symbol, asset.decimals) for asset in network.rules.assets] == [("ETH", 18), ("USDC", 6)]
+    assert (len(network.rpc_urls), network.agreement_min) == (2, 2)
+    assert network.rules.agreement_above == (("USDC", 100 * 10**9), ("ETH", 2 * 10**7))
+    assert network.rules.finality_depth == FINALITY_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("toml", "depth"),
+    [
+        ("", 1_800),
+        ("confirmations = 5", 1_800),
+        ("confirmations = 5_000", 5_000),
+        ("finality_depth = 900", 900),
+    ],
+)
+def test_finality_depth_is_the_presets_unless_a_setting_says_otherwise(toml: str, depth: int) -> None:
+    settings = load(toml=f'[[networks]]\npreset = "base"\n{toml}')
+    assert settings.networks[0].rules.finality_depth == depth
+
+
+def test_refuses_a_finality_depth_that_a_payment_may_exceed() -> None:
+    with pytest.raises(SettingsInvalid, match="finality_depth"):
+        load(toml='[[networks]]\npreset = "base"\nfinality_depth = 599')
+
+
+def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
+    settings = load(
+        toml='[[networks]]\npreset = "base"\nconfirmations = 5\nrpc_urls = ["https://old.example"]'
+    )
+    assert len(settings.networks) == 1
+    assert settings.networks[0].rules.confirmations == ((0, 5),)
+    assert settings.networks[0].agreement_min == 1
+    assert settings.networks[0].rpc_urls[0].reveal() == RPC["TOLLWAY_RPC_BASE"]
+
+
+def test_limits_are_overridden_by_name() -> None:
+    settings = load({"TOLLWAY_LIMIT_HEADERS_MAX": "50"}, "[limits]\nrpc_deadline_s = 3.5\nheaders_max = 10")
+    assert (settings.limits.headers_max, settings.limits.rpc_deadline_s) == (50, 3.5)
+
+
+def test_lists_and_maxima_from_the_environment() -> None:
+    settings = load(
+        {
+            "TOLLWAY_REGISTRATION": "allowlist",
+            "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
+            "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1,::ffff:192.0.2.0/120",
+            "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
+            "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
+            "TOLLWAY_ADMIN_LISTEN": "off",
+            "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
+            "TOLLWAY_NAME_SERVERS": "192.0.2.53, 192.0.2.54:5353,[2001:DB8::53]:5353,2001:db8::54",
+        }
+    )
+    assert [(server.ip, server.port) for server in settings.name_servers] == [
+        ("192.0.2.53", 53),
+        ("192.0.2.54", 5353),
+        ("2001:db8::53", 5353),
+        ("2001:db8::54", 53),
+    ]
+    assert settings.allowlist == {Address.parse(WALLET)}
+    assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128", "192.0.2.0/24")
+    assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
+    assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
+    assert settings.admin_listen is None
+    assert settings.contact == "mailto:ops@gw.example.com"
+
+
+def test_secrets_never_show() -> None:
+    shown = repr(
+        load(
+            {
+                "TOLLWAY_SECRET_KEY": KEY,
+                "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n",
+                "TOLLWAY_RATE_LIMIT_URL": "redis://:pa66@cache.example",
+            }
+        )
+    )
+    for secret in ("pa55", "pa66", "hush-hush", KEY, repr(bytes.fromhex(KEY))):
+        assert secret not in shown
+
+
+def test_a_node_url_is_not_repeated_in_an_error() -> None:
+    assert "hush" not in "\n".join(problems({"TOLLWAY_RPC_BASE": "ftp://node/hush"}))
+
+
+def test_the_key_file_is_made_once_private_and_read_again() -> None:
+    first = ensure_secret_key(load())
+    path = Path("tollway.sqlite3.key")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first.secret_key is not None
+    assert len(first.secret_key.reveal()) == 32
+    assert ensure_secret_key(load()).secret_key == first.secret_key
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_key_file_that_others_can_read_is_refused(mode: int) -> None:
+    ensure_secret_key(load())
+    os.chmod("tollway.sqlite3.key", mode)
+    assert "chmod 600" in "\n".join(problems())
+
+
+def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
+    path = Path("key")
+    path.write_text(KEY)
+    path.chmod(0o600)
+    settings = load(
+        {
+            "TOLLWAY_SECRET_KEY_FILE": "key",
+            "TOLLWAY_LISTEN": "[::]:80",
+            "TOLLWAY_PUBLIC_URL": "https://gw.example.com",
+        }
+    )
+    assert settings.secret_key == Secret(bytes.fromhex(KEY))
+    assert str(settings.listen) == "[::]:80"
+
+
+@pytest.mark.parametrize("source", ["environment", "toml", "file"])
+def test_the_first_of_several_keys_is_the_one_in_use(source: str) -> None:
+    text = f"{KEY}\n  {OLD_KEY}\n"
+    Path("key").write_text(text)
+    Path("key").chmod(0o600)
+    environment, toml = {
+        "environment": ({"TOLLWAY_SECRET_KEY": text}, ""),
+        "toml": ({}, f'secret_key = "{KEY} {OLD_KEY}"'),
+        "file": ({"TOLLWAY_SECRET_KEY_FILE": "key"}, ""),
+    }[source]
+    settings = load(environment, toml)
+    assert settings.secret_key == Secret(bytes.fromhex(KEY))
+    assert settings.other_secret_keys == (Secret(bytes.fromhex(OLD_KEY)),)
+    assert settings.secret_keys == (settings.secret_key, *settings.other_secret_keys)
+    assert OLD_KEY not in repr(settings)
+
+
+def test_a_key_that_the_gateway_made_itself_is_changed_in_its_file() -> None:
+    made = ensure_secret_key(load())
+    path = Path("tollway.sqlite3.key")
+    path.write_text(KEY + "\n" + path.read_text())
+    assert made.secret_key is not None
+    assert load().secret_keys == (Secret(bytes.fromhex(KEY)), made.secret_key)
+    assert ensure_secret_key(load()).secret_keys == load().secret_keys
+
+
+# ---- Settling authorisations.
+
+
+def test_a_network_without_a_key_settles_nothing_and_says_what_it_would_cost() -> None:
+    rules = load().networks[0].settlement
+    assert not rules.has_rail
+    assert (rules.min_nano, rules.gas_price_max_wei) == (10**7, 2 * 10**9)
+    assert (rules.is_min_own, rules.native_price_nano) == (False, 3_000 * 10**9)
+    assert (rules.gas_floor_wei, rules.listing_budget_wei) == (5 * 10**14, 10**17)
+    assert rules.network_budget_wei == 10**18
+    assert rules.block_time_s == 2.0
+    assert load().x402
+    assert load().mpp
+
+
+def test_ethereum_settles_from_a_whole_dollar() -> None:
+    toml = '[[networks]]\npreset = "ethereum"\nrpc_urls = ["https://n.example"]'
+    assert load(toml=toml).networks[0].settlement.min_nano == 10**9
+
+
+def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "gas.key"
+    path.write_text("0x" + "5e" * 32 + "\n")
+    path.chmod(0o600)
+    settings = load(
+        {"TOLLWAY_GAS_KEYS_BASE": f"{GAS_KEY}, {path}", "TOLLWAY_X402": "off"},
+        OPTIMISM + f'gas_keys = ["{path}"]\nsettlement_min = "0.02"\ngas_price_max_gwei = 0.5\n'
+        'gas_floor = "0.01"\nlisting_gas_budget = "0.2"',
+    )
+    optimism, base = settings.networks
+    assert len(base.settlement.gas_keys) == 2
+    assert base.settlement.gas_keys[1].address == optimism.settlement.gas_keys[0].address
+    rules = optimism.settlement
+    assert (rules.min_nano, rules.gas_price_max_wei) == (2 * 10**7, 5 * 10**8)
+    assert rules.is_min_own
+    assert not base.settlement.is_min_own
+    assert (rules.gas_floor_wei, rules.listing_budget_wei) == (10**16, 2 * 10**17)
+    assert rules.network_budget_wei == 2 * 10**18
+    assert not settings.x402
+
+
+def test_the_price_of_the_native_coin_is_the_operators_to_say_and_unknown_elsewhere() -> None:
+    assert load({}, OPTIMISM + 'native_price = "4321.5"').networks[0].settlement.native_price_nano == (
+        4_321_500_000_000
+    )
+    other = '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "ETH"}]'
+    assert load(toml=other).networks[0].settlement.native_price_nano is None
+
+
+def test_the_budget_of_a_network_and_its_block_time_are_the_operators_to_say() -> None:
+    network = load({}, OPTIMISM + 'gas_budget = "0.3"\nblock_time_s = 0.5').networks[0]
+    assert network.settlement.network_budget_wei == 3 * 10**17
+    assert network.block_time_s == network.settlement.block_time_s == 0.5
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_gas_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "gas.key"
+    path.write_text(GAS_KEY)
+    path.chmod(mode)
+    assert "chmod 600" in "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": str(path)}))
+
+
+def test_a_development_key_serves_on_a_test_network() -> None:
+    toml = '[[networks]]\npreset = "local"\nrpc_urls = ["http://127.0.0.1:8545"]'
+    settings = load({"TOLLWAY_GAS_KEYS_LOCAL": DEVELOPMENT_KEY, "TOLLWAY_ALLOW_MIXED_NETWORKS": "yes"}, toml)
+    assert settings.networks[0].settlement.has_rail
+
+
+def test_neither_gas_keys_nor_headers_of_a_facilitator_ever_show() -> None:
+    toml = (
+        OPTIMISM
+        + 'facilitator = {url = "https://f.example/x402", settle_headers = {Authorization = "Bearer hush"}}'
+    )
+    settings = load({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY}, toml)
+    facilitator = settings.networks[0].settlement.facilitator
+    assert facilitator is not None
+    assert facilitator.settle_headers == (("Authorization", "Bearer hush"),)
+    assert GAS_KEY[2:] not in repr(settings)
+    assert "hush" not in repr(facilitator)
+    wrong = "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY + "f"}))
+    assert "4d4d" not in wrong
+
+
+def test_a_token_of_ones_own_names_its_domain_and_a_known_one_keeps_it() -> None:
+    usdc = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
+    settings = load(
+        toml=OPTIMISM
+        + f'assets = [{{symbol = "EURC", token = "{WALLET}", decimals = 6, name = "EURC", version = "2"}},'
+        f'{{symbol = "USDC", token = "{usdc}", decimals = 6}}, {{symbol = "DAI", token = "{RPC_TOKEN}", decimals = 18}}]'
+    )
+    domains = [asset.domain for asset in settings.networks[0].rules.assets]
+    assert domains == [
+        TokenDomain(name="EURC", version="2"),
+        TokenDomain(name="USD Coin", version="2"),
+        None,
+    ]

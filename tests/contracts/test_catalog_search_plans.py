@@ -1,0 +1,378 @@
+"""Pages of calls and listings find their rows by an index, in the order of the page, on both databases."""
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, event, insert, text
+
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, new_payment
+from tests.kit.listings import sample_listing
+from tollway.ids import Address, CallId, ChainId, ListingId
+from tollway.ledger.history import HistoryQuery
+from tollway.registry.catalog import ListingQuery
+from tollway.storage.catalog_search import find_page, write_search
+from tollway.storage.catalog_tables import (
+    listing_table,
+    listing_values,
+    network_table,
+    ownership_table,
+    quality_table,
+    tag_table,
+    total_table,
+)
+from tollway.storage.database import Database
+from tollway.storage.history import history
+from tollway.storage.ledger_tables import call_table
+from tollway.storage.payments import insert_payment, unfinal_query
+from tollway.storage.reputation_store import find_due, find_owner
+
+CALLS, LISTINGS = 3_000, 1_500
+STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
+
+
+def plans_of(connection: Connection, work: Callable[[Connection], object]) -> list[str]:
+    """The plan of each statement that `work` runs, on one line."""
+    asked: list[tuple[str, Any]] = []
+
+    def record_check(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
+        asked.append((sql, values))
+
+    event.listen(connection, "before_cursor_execute", record_check)
+    work(connection)
+    event.remove(connection, "before_cursor_execute", record_check)
+    is_sqlite = connection.dialect.name == "sqlite"
+    words = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (COSTS OFF) "
+    return [
+        "; ".join(str(row[-1]).strip() for row in connection.exec_driver_sql(words + sql, values))
+        for sql, values in asked
+    ]
+
+
+def is_sorted(plan: str) -> bool:
+    return "TEMP B-TREE" in plan or "Sort" in plan
+
+
+def call_rows() -> list[dict[str, Any]]:
+    """Most calls are PAYER's and all are PROVIDER's; few fail, few are unknown, few run."""
+    rows = []
+    for number in range(CALLS):
+        state, status = STATES.get(number % 100, ("consumed", 200))
+        if state == "forwarding" and number < CALLS - 200:
+            state, status = "consumed", 200
+        payer = PAYER if number % 10 else Address(number.to_bytes(20, "big"))
+        told = {"state": state, "upstream_status": status, "listing_id": f"api_{number % 7}"}
+        rows.append(call_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
+    return rows
+
+
+async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
+    """PostgreSQL learns how many rows there are, and which it need not look at to count them."""
+    if database.dialect == "postgresql":
+        connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
+        await connection.execute("VACUUM ANALYZE")
+        await connection.close()
+
+
+def as_if_large(connection: Connection) -> None:
+    """PostgreSQL would rather read a short table than its index."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+
+
+@pytest.fixture
+async def of_calls(database: Database, request: pytest.FixtureRequest) -> Database:
+    def fill(connection: Connection) -> None:
+        connection.execute(insert(call_table), call_rows())
+
+    await database.write(fill)
+    await settle_down(request, database)
+    return database
+
+
+# what is asked -> on SQLite and on PostgreSQL, the search of the page
+TIME = "ix_call_payer_time (payer=?", "ix_call_payer_time on call"
+HISTORIES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, *TIME),
+    (
+        {"offset": 1_000},
+        "COVERING INDEX ix_call_payer_time (payer=?",
+        "Index Only Scan Backward using ix_call_payer_time",
+    ),
+    ({"from_ms": NOW_MS + 9}, "ix_call_payer_time (payer=? AND created_ms>?", TIME[1]),
+    ({"to_ms": NOW_MS + 999}, "ix_call_payer_time (payer=? AND created_ms<?", TIME[1]),
+    ({"before": CallId(f"call_{77:026}")}, "ix_call_payer_time (payer=? AND", TIME[1]),
+    ({"status": "succeeded"}, *TIME),
+    ({"status": "failed"}, "ix_call_payer_failed (payer=?", "using ix_call_payer_failed"),
+    ({"status": "unknown"}, "ix_call_payer_unknown (payer=?", "using ix_call_payer_unknown"),
+    ({"status": "pending"}, "ix_call_forwarding", "ix_call_forwarding"),
+    (
+        {"listing_id": ListingId("api_1")},
+        "ix_call_payer_listing (payer=? AND listing_id=?",
+        "using ix_call_payer_listing",
+    ),
+    (
+        {"listing_id": ListingId("api_1"), "status": "failed"},
+        "ix_call_payer_failed (payer=?",
+        "using ix_call_payer_",
+    ),
+]
+
+
+async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
+    for asked, on_sqlite, on_postgresql in HISTORIES:
+        for role, wallet in (("payer", PAYER), ("provider", PROVIDER)):
+            query = HistoryQuery(wallet=wallet, role=role, limit=5, **asked)  # type: ignore[arg-type]
+            wanted = (on_sqlite if of_calls.dialect == "sqlite" else on_postgresql).replace("payer", role)
+
+            def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
+                as_if_large(connection)
+                return plans_of(connection, lambda it: history(it, query))
+
+            pages = await of_calls.read(ask)
+            page = pages[1 if query.before else 0]
+            assert wanted in page, (asked, page)
+            assert not [plan for plan in pages if "Seq Scan" in plan or "SCAN call;" in plan], (asked, pages)
+            if not query.offset and query.status != "pending":
+                assert not is_sorted(page), (asked, page)
+
+
+async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_indexes(
+    of_calls: Database,
+) -> None:
+    for asked in ({}, *({"status": status} for status in ("succeeded", "failed", "unknown"))):
+        query = HistoryQuery(wallet=PAYER, limit=5, **asked)  # type: ignore[arg-type]
+
+        def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: history(it, query))[1:]
+
+        for plan in await of_calls.read(ask):
+            if not asked:
+                assert "call_total" in plan or "INTEGER PRIMARY KEY (rowid>?)" in plan, plan
+                assert "ix_call" not in plan, plan
+            else:
+                assert (
+                    "COVERING INDEX ix_call_" in plan or "Index Only Scan" in plan or "forwarding" in plan
+                ), plan
+
+
+@pytest.fixture
+async def of_listings(database: Database, request: pytest.FixtureRequest) -> Database:
+    """Half of the listings have one tag and one network, one in a hundred another; and so with words."""
+
+    def fill(connection: Connection) -> None:
+        for number in range(1, LISTINGS + 1):
+            is_rare = number % 100 == 0
+            one = sample_listing(
+                id=ListingId(f"api_{number}"),
+                name=f"Weather {number} {'zeppelin' if is_rare else ''}",
+                provider=PROVIDER if number % 2 else Address(number.to_bytes(20, "big")),
+                pay_to=PROVIDER if number % 2 else Address(number.to_bytes(20, "big")),
+            )
+            connection.execute(insert(listing_table).values(**listing_values(one), seq=number))
+            write_search(connection, number, one)
+        tags = [
+            {
+                "tag": "rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often",
+                "listing_seq": seq,
+            }
+            for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(tag_table), tags)
+        networks = [
+            {"chain_id": 10 if seq % 100 == 0 else seq % 3, "listing_seq": seq} for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(network_table), networks)
+        quality = {"calls": 50, "day": 1, "p50_ms": 5, "p95_ms": 9}
+        grades = [
+            {**quality, "listing_seq": seq, "success_ppm": 1_000 if seq % 50 else 999_000}
+            for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(quality_table), grades)
+        proof = {"origin": "https://a.example", "method": "file", "checked_ms": 1, "failures": 0}
+        owned = [
+            {**proof, "listing_seq": seq, "verified_ms": None if seq % 30 else 7}
+            for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(ownership_table), owned)
+        connection.execute(total_table.update().values(shown=LISTINGS))
+
+    await database.write(fill)
+    await settle_down(request, database)
+    return database
+
+
+async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
+    of_listings: Database,
+) -> None:
+    asked: list[tuple[str, Callable[[Connection], object]]] = [
+        ("due", lambda connection: find_due(connection, 5, 10)),
+        ("origin", lambda connection: find_owner(connection, "https://a.example")),
+    ]
+    for name, question in asked:
+
+        def ask(connection: Connection, question: Callable[[Connection], object] = question) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, question)
+
+        (plan,) = await of_listings.read(ask)
+        assert f"ix_listing_ownership_{name}" in plan, plan
+        assert "Seq Scan" not in plan, plan
+        assert not is_sorted(plan), plan
+
+
+PAGES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
+    ({"sort": "name"}, "COVERING INDEX ix_listing_name", "using ix_listing_name"),
+    (
+        {"provider": PROVIDER},
+        "COVERING INDEX ix_listing_provider (provider=? AND is_shown=?",
+        "using ix_listing_provider",
+    ),
+    (
+        {"provider": PROVIDER, "currency": "USDC"},
+        "COVERING INDEX ix_listing_provider_currency (provider=? AND currency=? AND is_shown=?",
+        "using ix_listing_provider_currency",
+    ),
+    (
+        {"pay_to": PROVIDER},
+        "COVERING INDEX ix_listing_payee (pay_to=? AND is_shown=?",
+        "using ix_listing_payee",
+    ),
+    (
+        {"currency": "USDC"},
+        "COVERING INDEX ix_listing_currency (currency=? AND is_shown=?",
+        "using ix_listing_currency",
+    ),
+    (
+        {"currency": "USDC", "sort": "price"},
+        "COVERING INDEX ix_listing_price (currency=?",
+        "using ix_listing_price",
+    ),
+    (
+        {"currency": "USDC", "sort": "-price"},
+        "COVERING INDEX ix_listing_price (currency=?",
+        "using ix_listing_price",
+    ),
+    ({"tag": "often"}, "(tag=?", "using pk_listing_tag"),
+    ({"network": ChainId(1)}, "(chain_id=?", "using pk_listing_network"),
+    ({"tag": "rare", "provider": PROVIDER}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+    (
+        {"tag": "often", "network": ChainId(10)},
+        "SEARCH networked USING COVERING INDEX",
+        "using pk_listing_network",
+    ),
+    ({"words": "zeppelin"}, "listing_search VIRTUAL TABLE INDEX", "on ix_listing_search_words"),
+    ({"words": "weather", "tag": "rare"}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+    (
+        {"min_success_rate": 0.9},
+        "COVERING INDEX ix_listing_quality_success (success_ppm>?)",
+        "using ix_listing_quality_success",
+    ),
+    (
+        {"verified": True},
+        "SCAN by_ix_listing_ownership_verified USING INDEX ix_listing_ownership_verified",
+        "using ix_listing_ownership_verified",
+    ),
+    ({"verified": False}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
+    (
+        {"tag": "rare", "verified": True, "min_success_rate": 0.0},
+        "SEARCH tagged USING COVERING INDEX",
+        "using pk_listing_tag",
+    ),
+    (
+        {"words": "zeppelin", "sort": "relevance"},
+        "listing_search VIRTUAL TABLE INDEX",
+        "on ix_listing_search_words",
+    ),
+]
+
+
+async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Database) -> None:
+    for asked, on_sqlite, on_postgresql in PAGES:
+        query = ListingQuery(**asked)
+
+        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: find_page(it, query))
+
+        *counts, page = await of_listings.read(ask)
+        wanted = on_sqlite if of_listings.dialect == "sqlite" else on_postgresql
+        assert wanted in page, (asked, page)
+        one_row = "listing_total"
+        scans = [plan for plan in (*counts, page) if "Seq Scan" in plan and one_row not in plan]
+        assert not scans, (asked, scans)
+        if "words" not in asked and query.min_success_rate != 0.9:  # few enough to sort
+            assert not is_sorted(page), (asked, page)
+
+
+async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_page(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    for sort, index, rate in (
+        ("name", "ix_listing_name", None),
+        ("price", "ix_listing_price", None),
+        ("newest", "ix_listing_currency", None),
+        ("newest", "ix_listing_currency", 0.0),
+        ("name", "ix_listing_name", 0.0),
+    ):
+        query = ListingQuery(
+            tag="often",
+            currency="USDC",
+            price_nano_max=10**9,
+            min_success_rate=rate,
+            sort=sort,  # type: ignore[arg-type]
+        )
+
+        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: find_page(it, query))
+
+        page = (await of_listings.read(ask))[-1]
+        assert f" {index}" in page or (sort == "newest" and "tag" in page), page
+        assert not is_sorted(page), page
+
+
+async def test_a_large_measured_set_is_walked_by_age(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    query = ListingQuery(min_success_rate=0.0)
+
+    def ask(connection: Connection) -> list[str]:
+        as_if_large(connection)
+        return plans_of(connection, lambda it: find_page(it, query))
+
+    page = (await of_listings.read(ask))[-1]
+    wanted = {
+        "sqlite": "SCAN measured",
+        "postgresql": "pk_listing_quality",
+    }  # SQLite: by its row's own number
+    assert wanted[of_listings.dialect] in page or "ix_listing_shown" in page, page
+    assert not is_sorted(page), page
+
+
+async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    """Most payments of each wallet are final; a claim with a maximum reads those of its wallet that are not."""
+
+    def fill(connection: Connection) -> None:
+        for number in range(3_000):
+            payer = PAYER if number % 10 == 0 else Address(number.to_bytes(20, "big"))
+            new = new_payment(10, f"{number}", payer=payer, is_final=number % 7 != 0)
+            insert_payment(connection, new, NOW_MS)
+
+    await database.write(fill)
+    await settle_down(request, database)
+
+    def ask(connection: Connection) -> list[str]:
+        as_if_large(connection)
+        return plans_of(connection, lambda it: it.execute(unfinal_query(), {"payers": [PAYER]}))
+
+    (plan,) = await database.read(ask)
+    assert "ix_payment_unfinal_payer" in plan, plan
+    assert "Seq Scan" not in plan, plan

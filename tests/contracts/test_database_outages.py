@@ -1,0 +1,201 @@
+"""What PostgreSQL does to its clients on a bad day: sessions end, a primary turns read-only, a commit does not wait for its
+standby. Nothing is believed that was not promised, and nothing that was touched is used again.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, text
+
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import COMMAND_TIMEOUT_S, PostgresDatabase, read_server_settings
+
+pytestmark = pytest.mark.postgres
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+    it = PostgresDatabase(postgres_url)
+    await it.write(run("CREATE TABLE t (n bigint PRIMARY KEY)"))
+    yield it
+    await it.close()
+
+
+@pytest.fixture
+async def operator(postgres_url: str) -> AsyncIterator[Any]:
+    """A session beside the gateway's."""
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+def run(*statements: str) -> Any:
+    def work(connection: Connection) -> None:
+        for statement in statements:
+            connection.execute(text(statement))
+
+    return work
+
+
+async def numbers(database: PostgresDatabase) -> list[int]:
+    return await database.read(lambda c: list(c.execute(text("SELECT n FROM t ORDER BY n")).scalars()))
+
+
+async def end_sessions(operator: Any) -> None:
+    """All sessions of the database but the operator's, to their end."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await operator.execute(f"SELECT pg_terminate_backend(pid) {others}")
+    while await operator.fetchval(f"SELECT count(*) {others}"):
+        await asyncio.sleep(0.01)
+
+
+async def test_sessions_that_ended_while_nobody_asked_are_not_noticed(
+    database: PostgresDatabase, operator: Any
+) -> None:
+    await asyncio.gather(*(database.write(run(f"INSERT INTO t VALUES ({n})")) for n in range(5)))
+    await end_sessions(operator)
+    assert await numbers(database) == list(range(5))
+    await database.write(run("INSERT INTO t VALUES (5)"))
+    assert await numbers(database) == list(range(6))
+
+
+async def test_a_session_that_ends_under_a_write_makes_it_unknown_and_the_next_one_works(
+    database: PostgresDatabase, operator: Any
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(refused(database, "INSERT INTO t VALUES (1)", "SELECT pg_sleep(30)"))
+        await wait_for(operator, "wait_event = 'PgSleep'")
+        await end_sessions(operator)
+        await writing
+    await database.write(run("INSERT INTO t VALUES (2)"))
+    assert await numbers(database) == [2]
+
+
+async def refused(database: PostgresDatabase, *statements: str) -> StorageUnavailable:
+    with pytest.raises(StorageUnavailable) as caught:
+        await database.write(run(*statements))
+    return caught.value
+
+
+async def test_a_connection_to_a_read_only_server_is_thrown_away(database: PostgresDatabase) -> None:
+    await database.write(run("SET SESSION default_transaction_read_only = on"))
+    await refused(database, "INSERT INTO t VALUES (1)")
+    await database.write(run("INSERT INTO t VALUES (2)"))
+    assert await numbers(database) == [2]
+
+
+async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: str, operator: Any) -> None:
+    """What is looked up behind a lock must be what the one before has committed, not what was there at the beginning."""
+    name = await operator.fetchval("SELECT current_database()")
+    await operator.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    database = PostgresDatabase(postgres_url)
+    try:
+        question = text("SELECT current_setting('transaction_isolation')")
+        assert await database.write(lambda c: c.execute(question).scalar_one()) == "read committed"
+    finally:
+        await database.close()
+
+
+async def test_a_read_that_would_write_is_our_mistake_and_no_outage(database: PostgresDatabase) -> None:
+    with pytest.raises(StorageUnavailable):
+        await database.read(run("INSERT INTO t VALUES (1)"))
+    assert await numbers(database) == []
+
+
+@pytest.fixture
+async def lonely(operator: Any) -> AsyncIterator[None]:
+    """Each durable commit waits for a standby that there is not."""
+    await operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    await reload(operator, "nobody")
+    try:
+        yield
+    finally:
+        await operator.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        await reload(operator, "")
+
+
+async def reload(operator: Any, expected: str) -> None:
+    await operator.execute("SET synchronous_commit = local")
+    await operator.execute("SELECT pg_reload_conf()")
+    while await operator.fetchval("SHOW synchronous_standby_names") != expected:
+        await asyncio.sleep(0.01)
+
+
+async def wait_for(operator: Any, condition: str) -> int:
+    """The process of the gateway's session of which this is true."""
+    question = f"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := await operator.fetchval(question)) is None:
+        assert time.monotonic() < deadline, condition
+        await asyncio.sleep(0.01)
+    return int(found)
+
+
+async def cancel_wait(operator: Any) -> None:
+    """PostgreSQL then says "committed"; only the primary has it."""
+    process = await wait_for(operator, "wait_event = 'SyncRep'")
+    await operator.execute("SELECT pg_cancel_backend($1)", process)
+
+
+async def test_a_commit_that_did_not_wait_for_the_standby_is_not_believed(
+    database: PostgresDatabase, operator: Any, lonely: None
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cancel_wait(operator))
+        failure = await refused(database, "INSERT INTO t VALUES (1)")
+    assert "without its standby" in str(failure.__cause__)
+    assert await numbers(database) == [1]  # it is there, but it may go
+
+
+async def test_what_is_found_after_doubt_is_waited_for_before_it_is_believed(
+    database: PostgresDatabase, operator: Any, lonely: None
+) -> None:
+    """As when a batch whose commit was cut off is written again, and finds its claims there: they would be lost with the
+    primary, and their payments could be spent again."""
+    for statement in ("INSERT INTO t VALUES (1)", "SELECT n FROM t", "SELECT n FROM t"):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cancel_wait(operator))
+            await refused(database, statement)
+    await operator.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    await reload(operator, "")
+    await database.write(run("SELECT n FROM t"))
+
+
+async def test_without_doubt_nothing_more_is_written(database: PostgresDatabase) -> None:
+    def has_written(connection: Connection) -> bool:
+        return connection.execute(text("SELECT pg_current_xact_id_if_assigned()::text")).scalar() is not None
+
+    assert not await database.write(has_written)
+    await refused(
+        database,
+        "SET SESSION default_transaction_read_only = on",
+        "SELECT pg_terminate_backend(pg_backend_pid())",
+    )
+    assert await database.write(has_written)
+    assert not await database.write(has_written)
+
+
+async def test_the_server_is_asked_what_it_would_lose(database: PostgresDatabase) -> None:
+    found = await read_server_settings(database)
+    assert (found.fsync, found.full_page_writes) == (False, True)  # the tests' own server
+    assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)
+
+
+async def test_what_waits_for_a_gateway_that_stands_still_in_a_transaction_goes_on_and_does_not_fail(
+    database: PostgresDatabase,
+) -> None:
+    """Its session ends before others give up on its lock."""
+    await database.write(run("INSERT INTO t VALUES (1)"))
+    still = await database.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
+    await still.execute("BEGIN")
+    await still.execute("UPDATE t SET n = n + 1")
+    await database.write(run("UPDATE t SET n = n + 10"))
+    assert await numbers(database) == [11]
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await still.execute("COMMIT")

@@ -1,0 +1,323 @@
+"""Group commit in doubt: who is told that they may send, when one of several writes failed, took too long, or was undone
+by a power cut.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, text
+
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of
+from tests.kit.storage_faults import FaultyLedger, once, start, until
+from tollway.errors import StorageUnavailable
+from tollway.ledger.ledger import Claimed, Closed, Fenced
+from tollway.ledger.records import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage import database as database_module
+from tollway.storage.database import Database, connect_database
+
+HALF_LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 500)
+HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
+
+
+@pytest.fixture
+async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
+    it = FaultyLedger(database)
+    await it.ledger.open()
+    yield it
+    await it.close()
+    assert (await it.ledger.audit()).wrong == ()
+
+
+async def states(ledger: FaultyLedger) -> list[str]:
+    query = text("SELECT state FROM call ORDER BY created_ms, id")
+    found: list[str] = await ledger.database.read(lambda c: list(c.execute(query).scalars()))
+    return found
+
+
+async def make_unknown(ledger: FaultyLedger) -> Any:
+    """A keyed call that was sent once, and got no answer."""
+    claim = claim_on(await ledger.pay(10), method="POST", idempotency_key="k")
+    await ledger.ledger.claim(claim)
+    await ledger.ledger.close(close_of(claim, CallState.UNKNOWN))
+    return claim
+
+
+def reopen(ledger: FaultyLedger, claim: Any, *, epoch: int = 1) -> Any:
+    return ledger.ledger.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
+
+
+async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
+    """A power cut of the database server takes the last commit that was not flushed."""
+    query = text("UPDATE call SET state = 'forwarding', upstream_status = NULL WHERE id = :id")
+    await ledger.database.write(lambda c: c.execute(query, {"id": claim.call_id}))
+
+
+# Two who run one call again
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_the_one_that_runs(ledger: FaultyLedger) -> None:
+    claim = await make_unknown(ledger)
+    assert isinstance(await reopen(ledger, claim), Claimed)
+    ledger.database.fail_before = once()
+    assert await reopen(ledger, claim) == Fenced()
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_ran_and_was_undone(
+    ledger: FaultyLedger,
+) -> None:
+    claim = await make_unknown(ledger)
+    assert isinstance(await reopen(ledger, claim), Claimed)
+    done = replace(close_of(claim), epoch=2)
+    assert isinstance(await ledger.ledger.close(done), Closed)
+    await lose_close(ledger, claim)
+    ledger.database.fail_before = once()
+    assert await reopen(ledger, claim) == Fenced()
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_recovery_ends(
+    ledger: FaultyLedger,
+) -> None:
+    """The first was written although its caller heard of a failure: recovery gives it back, and not to a second one."""
+    claim = await make_unknown(ledger)
+    ledger.database.fail_after = ledger.disconnect_after_commit
+    with pytest.raises(StorageUnavailable):
+        await reopen(ledger, claim)
+    ledger.reconnect()
+    ledger.database.fail_before = once()
+    assert await reopen(ledger, claim) == Fenced()
+    await ledger.ledger.recover(now_ms=NOW_MS)
+    assert await states(ledger) == ["unknown"]
+    assert isinstance(await reopen(ledger, claim, epoch=2), Claimed)
+
+
+async def test_of_two_repeats_after_a_lost_answer_one_runs(ledger: FaultyLedger) -> None:
+    claim = await make_unknown(ledger)
+    ledger.database.fail_after = once()
+    outcomes = await asyncio.gather(reopen(ledger, claim), reopen(ledger, claim))
+    assert [type(one) for one in outcomes] == [Claimed, Fenced]
+
+
+# A doubt that is over
+
+
+async def test_a_repeat_that_was_served_is_in_doubt_no_more(ledger: FaultyLedger) -> None:
+    """Its close was undone by a power cut: nobody knows what became of it, and no clock gives its price back."""
+    claim = await make_unknown(ledger)
+    ledger.database.fail_before = lambda: True
+    with pytest.raises(StorageUnavailable):
+        await reopen(ledger, claim)
+    ledger.database.fail_before = lambda: False
+    assert isinstance(await reopen(ledger, claim), Claimed)
+    await ledger.ledger.close(replace(close_of(claim), epoch=2))
+    await lose_close(ledger, claim)
+    await ledger.ledger.recover(now_ms=NOW_MS)
+    assert await states(ledger) == ["unknown"]
+    await ledger.ledger.recover(now_ms=NOW_MS + HOLD_MS)
+    assert await states(ledger) == ["unknown"]
+
+
+async def test_a_repeat_that_fails_throws_no_doubt_on_the_one_that_runs(ledger: FaultyLedger) -> None:
+    claim = await make_unknown(ledger)
+    assert isinstance(await reopen(ledger, claim), Claimed)
+    ledger.database.fail_before = lambda: True
+    with pytest.raises(StorageUnavailable):
+        await reopen(ledger, claim)
+    ledger.database.fail_before = lambda: False
+    await ledger.ledger.close(replace(close_of(claim), epoch=2))
+    await lose_close(ledger, claim)
+    await ledger.ledger.recover(now_ms=NOW_MS)
+    await ledger.ledger.recover(now_ms=NOW_MS + HOLD_MS)
+    assert await states(ledger) == ["unknown"]
+
+
+# Writes that hang while reads go on
+
+
+async def test_where_reads_work_and_writes_do_not_the_second_failure_is_everybodys(
+    ledger: FaultyLedger,
+) -> None:
+    payment = await ledger.pay(100)
+    begun = ledger.database.begun
+    ledger.database.fail_before = lambda: True
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(50))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    ledger.database.fail_before = lambda: False
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert ledger.database.begun - begun == 2
+
+
+async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: FaultyLedger) -> None:
+    """As where somebody holds the row of a payment: each claim on it waits, and the writes between them succeed."""
+    payment = await ledger.pay(100)
+    begun = ledger.database.begun
+
+    def fails() -> bool:
+        number = ledger.database.begun - begun
+        ledger.ticks_ms += 4_000
+        return number % 2 == 1  # the batch, and each entry; not what is written to find out
+
+    ledger.database.fail_before = fails
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(50))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    ledger.database.fail_before = lambda: False
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert ledger.database.begun - begun <= 8
+
+
+@pytest.mark.postgres
+async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_S", 1.0)
+    operator = await asyncpg.connect(postgres_url)
+    database = connect_database(postgres_url)
+    ledger = FaultyLedger(database)
+    payment = await ledger.pay(100)
+    try:
+        await set_standby(operator, "nobody")
+        begun = ledger.database.begun
+        claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(12))
+        outcomes = await asyncio.gather(*claims, return_exceptions=True)
+        assert {type(one) for one in outcomes} == {StorageUnavailable}
+        assert ledger.database.begun - begun == 2
+    finally:
+        await set_standby(operator, "")
+        await ledger.close()
+        await database.close()
+        await operator.close()
+
+
+async def set_standby(operator: Any, name: str) -> None:
+    await operator.execute("SET synchronous_commit = local")
+    await operator.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    await operator.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(20):
+        while await operator.fetchval("SHOW synchronous_standby_names") != name:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_each(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 100)
+    database, other = connect_database(sqlite_url), connect_database(sqlite_url)
+    ledger = FaultyLedger(database)
+    payment = await ledger.pay(100)
+    is_written, is_done = threading.Event(), threading.Event()
+
+    def write_for_long(connection: Connection) -> None:
+        is_written.set()
+        is_done.wait(timeout=60)
+
+    writing = start(other.write(write_for_long))
+    await until(is_written.is_set)
+    begun = ledger.database.begun
+    claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(12))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert ledger.database.begun - begun == 2
+    is_done.set()
+    await writing
+    await ledger.close()
+    await other.close()
+    await database.close()
+
+
+# A grant that came late
+
+
+async def test_a_claim_that_comes_after_half_a_lease_is_given_back(ledger: FaultyLedger) -> None:
+    payment = await ledger.pay(10)
+    ledger.database.after.clear()
+    claim = start(ledger.ledger.claim(claim_on(payment)))
+    committed = ledger.database.committed
+    await until(lambda: ledger.database.committed > committed)
+    ledger.ticks_ms += HALF_LEASE_MS + 1
+    ledger.database.after.set()
+    with pytest.raises(StorageUnavailable):
+        await claim
+    await ledger.close()
+    assert await states(ledger) == ["released"]
+
+
+async def test_a_claim_whose_caller_slept_after_its_commit_is_given_back(ledger: FaultyLedger) -> None:
+    payment = await ledger.pay(10)
+
+    async def claim_and_stall() -> None:
+        await ledger.ledger.claim(claim_on(payment))
+        ledger.ticks_ms += HALF_LEASE_MS + 1  # the other's answer is set already, and it has not run since
+
+    both = asyncio.gather(claim_and_stall(), ledger.ledger.claim(claim_on(payment)), return_exceptions=True)
+    _, late = await both
+    assert isinstance(late, StorageUnavailable)
+    await ledger.close()
+    assert sorted(await states(ledger)) == ["forwarding", "released"]
+
+
+async def test_a_repeat_that_comes_after_half_a_lease_goes_back_to_unknown(ledger: FaultyLedger) -> None:
+    claim = await make_unknown(ledger)
+    ledger.database.after.clear()
+    committed = ledger.database.committed
+    repeat = start(reopen(ledger, claim))
+    await until(lambda: ledger.database.committed > committed)
+    ledger.ticks_ms += HALF_LEASE_MS + 1
+    ledger.database.after.set()
+    with pytest.raises(StorageUnavailable):
+        await repeat
+    await ledger.close()
+    assert await states(ledger) == ["unknown"]
+
+
+async def test_a_claim_within_half_a_lease_is_granted(ledger: FaultyLedger) -> None:
+    payment = await ledger.pay(10)
+    ledger.database.after.clear()
+    claim = start(ledger.ledger.claim(claim_on(payment)))
+    committed = ledger.database.committed
+    await until(lambda: ledger.database.committed > committed)
+    ledger.ticks_ms += HALF_LEASE_MS
+    ledger.database.after.set()
+    assert isinstance(await claim, Claimed)
+
+
+def fail_writes(ledger: FaultyLedger, count: int) -> Any:
+    end = ledger.database.begun + count
+    return lambda: ledger.database.begun < end
+
+
+async def test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy(
+    ledger: FaultyLedger,
+) -> None:
+    """It would wait behind the late one for as long as the database is away, and the writer would try without a pause."""
+    claim = claim_on(await ledger.pay(10))
+    await ledger.ledger.claim(claim)
+    unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
+    ledger.database.fail_before = fail_writes(ledger, 50)
+    begun = ledger.database.begun
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            await ledger.ledger.close(unknown)
+    assert ledger.database.begun - begun < 9
+    ledger.database.fail_before = lambda: False
+    await ledger.ledger.recover(now_ms=NOW_MS)
+    assert await states(ledger) == ["unknown"]
+
+
+async def test_the_books_close_while_a_second_end_waits_and_the_database_is_away(
+    ledger: FaultyLedger,
+) -> None:
+    claim = claim_on(await ledger.pay(10))
+    await ledger.ledger.claim(claim)
+    unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
+    ledger.database.fail_before = fail_writes(ledger, 50)
+    begun = ledger.database.begun
+    ends = [start(ledger.ledger.close(unknown)) for _ in range(2)]
+    ledger.ledger.stop()
+    told = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(one) for one in told] == [StorageUnavailable, StorageUnavailable]
+    assert ledger.database.begun - begun < 9

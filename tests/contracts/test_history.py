@@ -1,0 +1,172 @@
+"""What every keeper of the ledger tells a wallet about its calls and payments."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYER,
+    PROVIDER,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    tx_hash,
+)
+from tollway.ids import Address
+from tollway.ledger.history import HistoryQuery
+from tollway.ledger.records import CallState, Delivery, Rail
+from tollway.storage.database import Database
+from tollway.storage.ledger_store import LedgerStore
+
+STRANGER = Address(b"\x09" * 20)
+
+
+async def pay(ledger: Any, name: str = "tx", **fields: Any) -> Any:
+    (payment,) = await ledger.record_payments([new_payment(1000, name, **fields)], now_ms=NOW_MS)
+    return payment
+
+
+async def ids(ledger: Any, query: HistoryQuery) -> list[str]:
+    return [call.id for call in (await ledger.history(query)).calls]
+
+
+@pytest.fixture
+async def calls(ledger: Any) -> dict[str, str]:
+    """One call of each kind, oldest first; two of them in the same millisecond."""
+    payment = await pay(ledger)
+    unfinal = await pay(ledger, "unfinal", is_final=False)
+    ends: list[tuple[str, CallState | None, dict[str, Any], dict[str, Any]]] = [
+        ("running", None, {}, {}),
+        ("good", CallState.CONSUMED, {"upstream_status": 204}, {"listing_id": "api_2"}),
+        ("refused", CallState.CONSUMED, {"upstream_status": 404}, {}),
+        ("released", CallState.RELEASED, {"upstream_status": 200}, {}),
+        ("unknown", CallState.UNKNOWN, {"upstream_status": None}, {}),
+        ("reorged", CallState.CONSUMED, {"upstream_status": 200}, {"payment_id": unfinal.id}),
+    ]
+    names = {}
+    for number, (name, after, closing, claiming) in enumerate(ends):
+        created_ms = NOW_MS + max(number, 1) * 10
+        claim = claim_on(payment, 5, **{"created_ms": created_ms, "call_id": f"call_{number}", **claiming})
+        await ledger.claim(claim)
+        if after is not None:
+            await ledger.close(close_of(claim, after, **closing))
+        names[name] = claim.call_id
+    await ledger.mark_gone(unfinal.id, now_ms=NOW_MS)
+    stranger = await pay(ledger, "other", payer=STRANGER)
+    await ledger.claim(claim_on(stranger, provider=PAYER))
+    await ledger.claim(claim_on(None))
+    return names
+
+
+FILTERS = [
+    ({}, ["reorged", "unknown", "released", "refused", "good", "running"]),
+    ({"status": "pending"}, ["running"]),
+    ({"status": "succeeded"}, ["reorged", "good"]),
+    ({"status": "failed"}, ["released", "refused"]),
+    ({"status": "unknown"}, ["unknown"]),
+    ({"listing_id": "api_2"}, ["good"]),
+    ({"listing_id": "api_3"}, []),
+    ({"from_ms": NOW_MS + 40}, ["reorged", "unknown"]),
+    ({"to_ms": NOW_MS + 10}, ["good", "running"]),
+    ({"from_ms": NOW_MS + 20, "to_ms": NOW_MS + 20}, ["refused"]),
+    ({"status": "failed", "to_ms": NOW_MS + 20}, ["refused"]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "expected"), FILTERS)
+async def test_filters_the_history(
+    ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
+) -> None:
+    page = await ledger.history(HistoryQuery(wallet=PAYER, **wanted))
+    assert [call.id for call in page.calls] == [calls[name] for name in expected]
+    assert (page.total, page.is_lower_bound) == (len(expected), False)
+
+
+async def test_pages_by_offset_and_by_the_last_call_seen(ledger: Any, calls: dict[str, str]) -> None:
+    query = HistoryQuery(wallet=PAYER, limit=2)
+    everything = await ids(ledger, replace(query, limit=50))
+    assert everything == sorted(calls.values(), reverse=True)
+    assert await ids(ledger, query) == everything[:2]
+    assert await ids(ledger, replace(query, offset=4)) == everything[4:]
+    assert await ids(ledger, replace(query, offset=9)) == []
+    assert (await ledger.history(replace(query, offset=9))).total == 6
+    for number, call_id in enumerate(everything):
+        page = await ledger.history(replace(query, before=call_id))
+        assert [call.id for call in page.calls] == everything[number + 1 : number + 3]
+        assert page.total == 6
+    assert await ids(ledger, replace(query, before="call_nowhere")) == []
+
+
+async def test_a_provider_sees_the_calls_to_its_listings(ledger: Any, calls: dict[str, str]) -> None:
+    provided = await ledger.history(HistoryQuery(wallet=PROVIDER, role="provider"))
+    assert provided.total == 7  # all but the stranger's, which went to PAYER's own listing
+    assert await ids(ledger, HistoryQuery(wallet=PROVIDER)) == []
+    assert len(await ids(ledger, HistoryQuery(wallet=PAYER, role="provider"))) == 1
+    assert len(await ids(ledger, HistoryQuery(wallet=STRANGER))) == 1
+
+
+async def test_a_record_tells_the_whole_call(ledger: Any) -> None:
+    payment = await pay(ledger)
+    claim = claim_on(payment, 5, idempotency_key="k", method="POST", path="/a/b")
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim, http_status=201, upstream_status=201, upstream_latency_ms=9))
+    ledger.finish(finish_of(claim, delivery=Delivery.PARTIAL))
+    await ledger.claim(claim_on(None))
+    record = await ledger.find_call(claim.call_id)
+    assert (record.method, record.path, record.listing_name) == ("POST", "/a/b", "Quotes")
+    assert (record.state, record.rail, record.delivery) == (CallState.CONSUMED, Rail.TX, Delivery.PARTIAL)
+    assert (record.http_status, record.upstream_status, record.upstream_latency_ms) == (201, 201, 9)
+    assert (record.price, record.price_units, record.currency, record.decimals) == ("0.01", 5, "USDC", 6)
+    assert (record.chain_id, record.asset, record.tx_hash, record.pay_to) == (
+        payment.chain_id,
+        payment.asset,
+        payment.tx_hash,
+        payment.payee,
+    )
+    assert (record.request_bytes, record.response_bytes) == (3, 1000)
+    assert (record.created_ms, record.completed_ms) == (claim.created_ms, NOW_MS + 50)
+    assert (record.idempotency_key, record.request_id, record.error) == ("k", claim.request_id, None)
+    assert await ledger.find_call("call_nowhere") is None
+
+
+async def test_a_free_call_has_no_payment_in_its_record(ledger: Any) -> None:
+    claim = claim_on(None)
+    await ledger.claim(claim)
+    record = await ledger.find_call(claim.call_id)
+    assert (record.payer, record.asset, record.tx_hash, record.chain_id, record.pay_to) == (None,) * 5
+    assert (record.rail, record.price_units) == (Rail.NONE, 0)
+
+
+async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
+    old = await pay(ledger, "old", block_time=1)
+    new = await pay(ledger, "new", block_time=3)
+    middle = await pay(ledger, "middle", block_time=2)
+    stranger = await pay(ledger, "new", payer=STRANGER)
+    assert await ledger.payments_of(PAYER, limit=9, offset=0) == (new, middle, old)
+    assert await ledger.payments_of(PAYER, limit=1, offset=1) == (middle,)
+    assert await ledger.payments_in(PAYER, tx_hash("new")) == (new,)
+    assert await ledger.payments_in(STRANGER, tx_hash("new")) == (stranger,)
+    assert await ledger.payments_in(STRANGER, tx_hash("old")) == ()
+
+
+async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
+    """Only in SQL: the twin in memory counts a list."""
+    rows = (
+        "INSERT INTO call (id, listing_id, listing_name, provider, payer, method, path, digest, state, rail, price,"
+        " price_units, currency, taken_units, decimals, request_id, owner_id, epoch, attempts, cut, clock_releases,"
+        " created_ms, moved_ms) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10005)"
+        " SELECT 'call_' || i, 'api', 'name', :who, :who, 'GET', '/', :who, 'released', 'none', '0', 0, 'USDC', 0,"
+        " 6, 'r', 'o', 1, 1, '', true, i, i FROM n"
+    )
+    await database.write(lambda c: c.execute(text(rows), {"who": PAYER}))
+    ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2))
+    assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, status="failed"))
+    assert (page.total, page.is_lower_bound, len(page.calls)) == (10_000, True, 2)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, from_ms=6))
+    assert (page.total, page.is_lower_bound) == (10_000, False)

@@ -1,0 +1,487 @@
+"""An upstream's answer costs, and the end of its call cannot be written: its caller hears 503 `held`, and the answer is
+dropped. No caller pays twice, and none pays for nothing, whatever was committed, and whoever comes back where.
+
+Each row: how the call is paid and named, which write fails, whether it was committed all the same; and what the same
+request gets at once, after settlement recovery, and after the hold.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import InProcessGateway
+from tests.kit.ledger_records import (
+    NOW_MS,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+)
+from tests.kit.payer import Payer, has_terms
+from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, FaultyLedger, open_faulty_gateways
+from tollway.errors import StorageUnavailable
+from tollway.ledger.records import CallState, RepeatsOpenCall
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.database import Database, connect_database
+
+PRICE = 10_000
+TARGET = "/quote?x=1"
+KEY = [("Idempotency-Key", "one")]
+HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
+
+
+CLOSE_LOST, CLOSE_LANDED = Fault(number=1, landed=False), Fault(number=1, landed=True)
+SETTLE_LOST, SETTLE_LANDED = CLOSE_LOST, CLOSE_LANDED
+CONCLUDE_LOST, CONCLUDE_LANDED = Fault(number=2, landed=False), Fault(number=2, landed=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`soon`: what the same request gets at once: 200, or the code of a refusal. `swept`: after settlement recovery has looked.
+    `held`: the call is given back after the hold, and its price is credit."""
+
+    name: str
+    rail: str
+    method: str
+    fault: Fault
+    soon: str
+    swept: str = ""
+    key: bool = False
+    held: bool = False
+
+
+SERVED = "200"
+ROWS = (
+    # A transaction: the close is the only write.
+    Row(name="tx GET lost", rail="tx", method="GET", fault=CLOSE_LOST, soon=SERVED),
+    Row(name="tx GET landed", rail="tx", method="GET", fault=CLOSE_LANDED, soon=SERVED),
+    Row(name="tx HEAD landed", rail="tx", method="HEAD", fault=CLOSE_LANDED, soon=SERVED),
+    Row(name="tx GET key lost", rail="tx", method="GET", key=True, fault=CLOSE_LOST, soon=SERVED),
+    Row(name="tx GET key landed", rail="tx", method="GET", key=True, fault=CLOSE_LANDED, soon=SERVED),
+    Row(name="tx POST key lost", rail="tx", method="POST", key=True, fault=CLOSE_LOST, soon=SERVED),
+    Row(name="tx POST key landed", rail="tx", method="POST", key=True, fault=CLOSE_LANDED, soon=SERVED),
+    Row(
+        name="tx POST lost",
+        rail="tx",
+        method="POST",
+        fault=CLOSE_LOST,
+        soon="payment_already_used",
+        held=True,
+    ),
+    Row(
+        name="tx POST landed",
+        rail="tx",
+        method="POST",
+        fault=CLOSE_LANDED,
+        soon="payment_already_used",
+        held=True,
+    ),
+    # An authorisation: first it goes to `settling`, then the money moves, then it is concluded.
+    Row(name="x402 GET settle lost", rail="x402", method="GET", fault=SETTLE_LOST, soon=SERVED),
+    Row(
+        name="x402 GET settle landed",
+        rail="x402",
+        method="GET",
+        fault=SETTLE_LANDED,
+        soon="payment_outcome_unknown",
+        swept=SERVED,
+    ),
+    Row(
+        name="x402 GET conclude lost",
+        rail="x402",
+        method="GET",
+        fault=CONCLUDE_LOST,
+        soon="payment_outcome_unknown",
+        swept=SERVED,
+    ),
+    Row(name="x402 GET conclude landed", rail="x402", method="GET", fault=CONCLUDE_LANDED, soon=SERVED),
+    Row(name="x402 GET key settle lost", rail="x402", method="GET", key=True, fault=SETTLE_LOST, soon=SERVED),
+    Row(
+        name="x402 GET key settle landed",
+        rail="x402",
+        method="GET",
+        key=True,
+        fault=SETTLE_LANDED,
+        soon="payment_outcome_unknown",
+        swept=SERVED,
+    ),
+    Row(
+        name="x402 GET key conclude lost",
+        rail="x402",
+        method="GET",
+        key=True,
+        fault=CONCLUDE_LOST,
+        soon="payment_outcome_unknown",
+        swept=SERVED,
+    ),
+    Row(
+        name="x402 GET key conclude landed",
+        rail="x402",
+        method="GET",
+        key=True,
+        fault=CONCLUDE_LANDED,
+        soon=SERVED,
+    ),
+    Row(
+        name="x402 POST key settle lost", rail="x402", method="POST", key=True, fault=SETTLE_LOST, soon=SERVED
+    ),
+    Row(
+        name="x402 POST key settle landed",
+        rail="x402",
+        method="POST",
+        key=True,
+        fault=SETTLE_LANDED,
+        soon="payment_outcome_unknown",
+        swept="authorization_became_credit",
+    ),
+    Row(
+        name="x402 POST key conclude lost",
+        rail="x402",
+        method="POST",
+        key=True,
+        fault=CONCLUDE_LOST,
+        soon="payment_outcome_unknown",
+        swept="authorization_became_credit",
+    ),
+    Row(
+        name="x402 POST key conclude landed",
+        rail="x402",
+        method="POST",
+        key=True,
+        fault=CONCLUDE_LANDED,
+        soon=SERVED,
+    ),
+    Row(
+        name="x402 POST settle lost",
+        rail="x402",
+        method="POST",
+        fault=SETTLE_LOST,
+        soon="authorization_used",
+        swept="authorization_used",
+    ),
+    Row(
+        name="x402 POST settle landed",
+        rail="x402",
+        method="POST",
+        fault=SETTLE_LANDED,
+        soon="payment_outcome_unknown",
+        swept="authorization_became_credit",
+    ),
+    Row(
+        name="x402 POST conclude lost",
+        rail="x402",
+        method="POST",
+        fault=CONCLUDE_LOST,
+        soon="payment_outcome_unknown",
+        swept="authorization_became_credit",
+    ),
+    Row(
+        name="x402 POST conclude landed",
+        rail="x402",
+        method="POST",
+        fault=CONCLUDE_LANDED,
+        soon="authorization_used",
+        held=True,
+    ),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """One caller and his one request. `answers`: how often he has got what he paid for."""
+
+    gateways: list[FaultyGateway]
+    row: Row
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    payment: Any = None
+
+    @property
+    def gateway(self) -> InProcessGateway:
+        return self.gateways[0].gateway
+
+    async def pay(self) -> None:
+        if self.row.rail == "tx":
+            self.payment = await self.gateway.pay(PRICE)
+            self.headers += self.gateway.plain_proof(self.payment.tx_hash)
+        else:
+            payer = Payer(wallet=self.gateway.wallet, gateway=self.gateway)
+            payer.fund(10 * PRICE)
+            self.headers += payer.show(await payer.quote("GET", TARGET))
+        if self.row.key:
+            self.headers += KEY
+
+    def open(self, at: int = 0) -> Exchange:
+        chunks = [b"order"] if self.row.method == "POST" else []
+        return self.gateways[at].gateway.open(self.row.method, TARGET, self.headers, chunks)
+
+    async def ask(self, at: int = 0) -> Exchange:
+        return await self.gateways[at].gateway.run(self.open(at))
+
+    async def lose(self, *, leaves: bool = False) -> None:
+        """The answer is dropped; its caller is told so, or has left before."""
+        self.gateways[0].fail_at(self.row.fault)
+        exchange = self.open()
+        if leaves:
+            exchange.leave()
+        await self.gateways[0].gateway.run(exchange)
+        assert self.gateways[0].database.is_away, "the fault did not happen"
+        if not leaves:
+            assert exchange.status == 503
+            assert exchange.headers["tollway-payment-state"] == "held"
+            if self.row.method != "HEAD":
+                assert exchange.problem["code"] == "payment_outcome_unknown"
+                assert not has_terms(exchange)
+        self.gateways[0].reconnect()
+
+    async def sweep(self) -> None:
+        """What a gateway does every few seconds."""
+        await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
+        for _ in range(2):  # it is sent, and then looked for
+            await self.gateway.settlement.sweep()
+
+    async def wait_hold(self) -> None:
+        for gateway in self.gateways:
+            await gateway.ledger.renew_ownership(now_ms=gateway.clock.ms)
+        self.gateways[0].clock.ms += HOLD_MS + 1
+        await self.gateways[0].ledger.renew_ownership(now_ms=self.gateways[0].clock.ms)
+        await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
+
+    async def call(self) -> Any:
+        (call,) = await self.gateway.history()
+        return call
+
+    async def check_paid_once(self) -> None:
+        call = await self.call()
+        assert call.state is CallState.CONSUMED
+        assert self.gateway.served == 2, "the run that was dropped, and its one repeat"
+        if self.row.rail == "tx":
+            assert await self.gateway.remaining_units(self.payment) == 0
+        else:
+            assert (self.gateway.earned, self.gateway.transfers) == (PRICE, 1)
+
+    async def check_credit(self) -> None:
+        """The price buys something else."""
+        call = await self.call()
+        assert (call.state, self.gateway.served) == (CallState.RELEASED, 1)
+        payments = await self.gateway.ledger.find_payments(call.tx_hash)
+        assert [one.remaining_units for one in payments] == [PRICE]
+
+
+def told(answer: Exchange) -> str:
+    if answer.status == 200:
+        return SERVED
+    if not answer.body:  # to HEAD
+        return {409: "payment_already_used"}[answer.status]
+    assert not has_terms(answer)
+    return str(answer.problem.get("reason") or answer.problem["code"])
+
+
+async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool, is_written: bool) -> None:
+    scene = Scene(gateways=gateways, row=row)
+    await scene.pay()
+    await scene.lose(leaves=leaves)
+    if is_written:
+        await gateways[0].ledger._group_commit.write_late()
+    answer = await scene.ask(at)
+    assert told(answer) == row.soon
+    if row.swept:
+        await scene.sweep()
+        answer = await scene.ask(at)
+        assert told(answer) == row.swept
+    if answer.status == 200:
+        assert answer.headers["tollway-call-id"] == (await scene.call()).id
+        assert answer.headers["tollway-payment-state"] == "charged"
+        await scene.check_paid_once()
+        if row.rail == "tx" and not row.key:
+            assert told(await scene.ask(at)) == "payment_already_used"  # one repeat, not two
+            await scene.check_paid_once()
+        if row.key:
+            again = await scene.ask(1 - at if len(gateways) > 1 else at)
+            assert again.headers["idempotency-replayed"] == "true"
+            await scene.check_paid_once()
+    elif row.held:
+        call = await scene.call()
+        assert call.state is CallState.UNKNOWN
+        await scene.wait_hold()
+        await scene.check_credit()
+    elif row.swept == "authorization_became_credit":
+        await scene.check_credit()
+    else:
+        assert (scene.gateway.earned, scene.gateway.transfers) == (0, 0), "nothing has moved"
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["heard", "left"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
+    database: Database, row: Row, leaves: bool
+) -> None:
+    """Nothing is waited for: what is late is written before the repeat is looked at."""
+    async with open_faulty_gateways(database, ["one"]) as gateways:
+        await play(row, gateways, at=0, leaves=leaves, is_written=False)
+
+
+@pytest.fixture
+async def postgres_database(postgres_url: str, open_database: Any) -> AsyncIterator[Database]:
+    async with open_database(postgres_url) as it:
+        yield it
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+async def test_at_another_gateway_too_once_the_first_has_written(
+    postgres_database: Database, row: Row
+) -> None:
+    async with open_faulty_gateways(postgres_database, ["one", "two"]) as gateways:
+        await play(row, gateways, at=1, leaves=False, is_written=True)
+
+
+# ---------------------------------------------------------------------- before an answer is dropped
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["lost", "landed"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_close_is_tried_again_before_its_answer_is_dropped(
+    database: Database, rail: str, number: int, landed: bool
+) -> None:
+    """`number`: the first write that fails. Of a settled call the first stores the transaction, the second concludes."""
+    row = Row(name="", rail=rail, method="GET", fault=CLOSE_LOST, soon="")
+    async with open_faulty_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
+        scene = Scene(gateways=gateways, row=row)
+        await scene.pay()
+        gateways[0].fail_writes_at_head(writes=8, landed=landed, first=number)
+        answer = await scene.ask()
+        assert (answer.status, answer.body) == (200, b"rare")
+        assert answer.headers["tollway-payment-state"] == "charged"
+        gateways[0].reconnect()
+        call = await scene.call()
+        assert (call.state, scene.gateway.served) == (CallState.CONSUMED, 1)
+        if rail == "x402":
+            assert (scene.gateway.earned, scene.gateway.transfers) == (PRICE, 1)
+
+
+async def test_patience_with_a_close_has_an_end(database: Database) -> None:
+    row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
+    async with open_faulty_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
+        scene = Scene(gateways=gateways, row=row)
+        await scene.pay()
+        await scene.lose()
+        assert (await scene.ask()).status == 200
+        await scene.check_paid_once()
+
+
+# ---------------------------------------------------------------------- what is late, and what comes meanwhile
+
+
+@asynccontextmanager
+async def open_ledger(database: Database) -> AsyncIterator[FaultyLedger]:
+    ledger = FaultyLedger(database)
+    yield ledger
+    ledger.reconnect()
+    await ledger.close()
+    assert (await ledger.ledger.audit()).wrong == ()
+
+
+async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
+    await ledger.ledger.claim(claim)
+    ledger.database.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await ledger.ledger.close(close_of(claim))
+    ledger.reconnect()
+
+
+async def test_a_claim_beside_a_late_close_finds_it_written(database: Database) -> None:
+    """The payment has a rest, so nothing but the batch of the claim itself looks for the call."""
+    async with open_ledger(database) as ledger:
+        payment = await ledger.pay(10)
+        claim = claim_on(payment, 1)
+        await lose_close(ledger, claim)
+        again = await ledger.ledger.claim(claim_on(payment, 1, digest=claim.digest))
+        assert isinstance(again, RepeatsOpenCall)
+        assert (again.call.call_id, again.call.state) == (claim.call_id, CallState.UNKNOWN)
+
+
+async def test_what_its_provider_has_decided_is_not_dropped_later(database: Database) -> None:
+    """The drop was committed, and its acknowledgement lost; its provider decides before it is tried again."""
+    async with open_ledger(database) as ledger:
+        payment = await ledger.pay(10)
+        claim = claim_on(payment)
+        await lose_close(ledger, claim)
+        ledger.database.fail_after = ledger.disconnect_after_commit
+        await ledger.ledger._group_commit.write_late()
+        ledger.reconnect()
+        assert await ledger.ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
+        await ledger.ledger._group_commit.write_late()
+        assert await ledger.ledger.find_open_call(payment.id, claim.digest) is None
+        assert (await ledger.ledger.find_call(claim.call_id)).state is CallState.CONSUMED
+
+
+async def test_a_settlement_that_came_too_late_moves_nothing(database: Database) -> None:
+    async with open_ledger(database) as ledger:
+        claim = authorized_claim(authorization_of(4))
+        await ledger.ledger.claim(claim)
+        ledger.database.is_away = True
+        close = close_of(claim, CallState.SETTLING)
+        with pytest.raises(StorageUnavailable):
+            await ledger.ledger.settle(close, attempt=attempt_of(claim, 0), digest=None)
+        ledger.reconnect()
+        await ledger.ledger._group_commit.write_late()
+        assert await ledger.ledger.attempts_of(claim.call_id) == ()
+        assert (await ledger.ledger.find_authorized_call(claim.authorization.key)).state is CallState.UNKNOWN
+
+
+async def test_a_lost_call_is_not_shown_as_it_was_while_nothing_can_be_written(database: Database) -> None:
+    """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
+    async with open_ledger(database) as ledger:
+        claim = claim_on(await ledger.pay(10), idempotency_key="k")
+        await ledger.ledger.claim(claim)
+        ledger.database.fail_after = ledger.disconnect_after_commit
+        with pytest.raises(StorageUnavailable):
+            await ledger.ledger.close(close_of(claim))
+        ledger.reconnect()
+        ledger.database.fail_before = lambda: True
+        with pytest.raises(StorageUnavailable):
+            await ledger.ledger.find_keyed_call(claim.payer, "k", since_ms=0)
+        ledger.database.fail_before = lambda: False
+        found = await ledger.ledger.find_keyed_call(claim.payer, "k", since_ms=0)
+        assert (found.state, found.is_lost) == (CallState.CONSUMED, True)
+
+
+# ---------------------------------------------------------------------- a real server, whose sessions end
+
+ROUNDS = 40
+OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("patience_s", [60.0, 0.0])
+@pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
+async def test_sessions_that_end_again_and_again_between_head_and_close_cost_nobody_an_answer(
+    postgres_url: str, how: str, patience_s: float
+) -> None:
+    operator = await asyncpg.connect(postgres_url)
+    database = connect_database(postgres_url)
+
+    async def trouble() -> None:
+        for _ in range(ROUNDS):
+            await operator.execute(f"SELECT {how}(pid) {OTHERS}")
+
+    try:
+        async with open_faulty_gateways(
+            database, ["one"], close_patience_s=patience_s, retry_s=0.01
+        ) as gateways:
+            calls = ConcurrentCalls(gateways=gateways)
+            await calls.prepare()
+            answers = await calls.run_during(trouble)
+            dropped = await calls.retry_dropped(answers)
+            assert patience_s == 0.0 or dropped == 0
+            await calls.check(dropped=dropped)
+    finally:
+        await database.close()
+        await operator.close()

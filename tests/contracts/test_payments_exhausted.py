@@ -1,0 +1,59 @@
+"""What is asked of a payment that has nothing left, before anybody dials for it: in memory, on SQLite, on PostgreSQL."""
+
+from typing import Any
+
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
+from tollway.ledger.ledger import Claimed, Exhausted, InDebt, NonceUsed
+from tollway.ledger.records import CallState
+
+NONCE = b"\x07" * 32
+
+
+async def paid(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -> Any:
+    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
+    return payment
+
+
+async def spend(ledger: Any, payment: Any) -> None:
+    claim = claim_on(payment, payment.value_units)
+    assert isinstance(await ledger.claim(claim), Claimed)
+    await ledger.close(close_of(claim))
+
+
+async def test_tells_without_a_claim_what_a_spent_payment_would_answer(ledger: Any) -> None:
+    payment = await paid(ledger, 8)
+    asked = claim_on(payment, 4)
+    assert await ledger.find_exhausted(asked) is None  # the ledger would grant it
+    first = claim_on(payment, 4, nonce=NONCE)
+    second = claim_on(payment, 4)
+    for claim in (first, second):
+        assert isinstance(await ledger.claim(claim), Claimed)
+    assert await ledger.find_exhausted(asked) == Exhausted(remaining_units=0, held_units=8)
+    await ledger.close(close_of(first))
+    assert await ledger.find_exhausted(asked) == Exhausted(remaining_units=0, held_units=4)
+    shown_twice = claim_on(payment, 4, nonce=NONCE)
+    assert await ledger.find_exhausted(shown_twice) == NonceUsed(
+        call_id=first.call_id, state=CallState.CONSUMED
+    )
+    assert await ledger.find_exhausted(shown_twice) == await ledger.claim(shown_twice)
+    assert await ledger.find_exhausted(asked) == await ledger.claim(asked)
+    await ledger.close(close_of(second, CallState.RELEASED))
+    assert await ledger.find_exhausted(asked) is None
+    assert isinstance(await ledger.claim(asked), Claimed)
+
+
+async def test_what_a_debtor_is_told_is_left_to_his_claim(ledger: Any) -> None:
+    payment = await paid(ledger, 4)
+    await spend(ledger, payment)
+    lost = await paid(ledger, 4, "lost", is_final=False)
+    await spend(ledger, lost)
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    assert await ledger.find_exhausted(claim_on(payment, 4)) is None
+    assert await ledger.claim(claim_on(payment, 4)) == InDebt(units=4)
+
+
+async def test_what_is_told_of_a_payment_that_is_gone_is_left_to_the_claim(ledger: Any) -> None:
+    payment = await paid(ledger, 4, is_final=False)
+    await spend(ledger, payment)
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await ledger.find_exhausted(claim_on(payment, 4)) is None

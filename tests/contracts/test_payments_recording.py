@@ -1,0 +1,49 @@
+"""A transaction on its way into the ledger: in memory, on SQLite, on PostgreSQL."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_records import NOW_MS, new_payment, tx_hash
+from tollway.errors import StorageUnavailable
+from tollway.ledger.records import RecordedTransaction
+
+
+async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger: Any) -> None:
+    """It may have been recorded and spent in what the database has forgotten."""
+    based_on = await ledger.find_transaction(tx_hash("late"))
+    assert based_on == RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
+    await ledger.mark_restored(now_ms=NOW_MS)
+    late = new_payment(10, "late")
+    with pytest.raises(StorageUnavailable):
+        await ledger.record_payments([late], now_ms=NOW_MS, based_on=based_on)
+    assert await ledger.find_payments(late.tx_hash) == ()
+    based_on = await ledger.find_transaction(late.tx_hash)
+    assert based_on.held_before_ms == NOW_MS
+    (payment,) = await ledger.record_payments([late], now_ms=NOW_MS, based_on=based_on)
+    assert await ledger.find_transaction(late.tx_hash) == replace(based_on, payments=(payment,))
+    await ledger.mark_restored(now_ms=NOW_MS + 1)
+    with pytest.raises(StorageUnavailable):
+        await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
+    await ledger.release_held()  # nothing is held any more, whatever was known
+    assert await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
+
+
+async def test_crowds_are_told_and_written_each_as_asked(ledger: Any) -> None:
+    """Questions that wait together are one read, and what waits to be written is one transaction."""
+    await ledger.admit(tx_hash("b"), now_ms=NOW_MS)
+    names = ("a", "b", "c")
+    told = await asyncio.gather(*(ledger.find_transaction(tx_hash(name)) for name in names))
+    assert [one.is_admitted for one in told] == [False, True, False]
+    news = [new_payment(10 + number, name) for number, name in enumerate(names)]
+    written = await asyncio.gather(
+        *(
+            ledger.record_payments([new], now_ms=NOW_MS, based_on=based_on)
+            for new, based_on in zip(news, told, strict=True)
+        )
+    )
+    assert [payments[0].value_units for payments in written] == [10, 11, 12]
+    again = await asyncio.gather(*(ledger.find_transaction(tx_hash(name)) for name in names))
+    assert [one.payments for one in again] == written

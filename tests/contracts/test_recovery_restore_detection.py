@@ -1,0 +1,225 @@
+"""A database that has gone back in time under a gateway that lives: found out, and every balance in it held."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from structlog.testing import capture_logs
+
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
+from tollway.errors import StorageUnavailable
+from tollway.ledger.ledger import Claimed, Unspendable
+from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase
+from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.recovery import OWNER_KEPT_MS
+
+SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
+ROW = "DELETE FROM gateway_owner WHERE id = 'one'"
+CALLS = "DELETE FROM call"
+UNTAKEN = "UPDATE payment SET taken_units = 0, calls = 0"
+
+
+class Clock:
+    """The database's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
+    def __call__(self, connection: Connection, now_ms: int) -> int:
+        return self.ms
+
+
+class Scene:
+    """One gateway that has claimed, and another connection to its database for what happens behind its back."""
+
+    def __init__(self, database: Database, gateway: Any, clock: Clock, restores: list[int]) -> None:
+        self.database, self.one, self.clock, self.restores = database, gateway, clock, restores
+        self.payment: Any = None
+
+    async def do(self, *statements: str) -> None:
+        def work(connection: Connection) -> None:
+            for statement in statements:
+                connection.execute(text(statement))
+
+        await self.database.write(work)
+
+    async def renew_connections(self) -> None:
+        """As after an outage."""
+        if isinstance(self.database, SqliteDatabase):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.database._writer, self.database._write_engine.dispose)
+        else:
+            assert isinstance(self.database, PostgresDatabase)
+            await self.database._engine.dispose()
+
+    async def pay(self, name: str = "tx") -> Any:
+        (payment,) = await self.one.record_payments([new_payment(10, name)], now_ms=NOW_MS)
+        return payment
+
+    async def claim(self) -> None:
+        self.payment = await self.pay()
+        claim = claim_on(self.payment)
+        assert isinstance(await self.one.claim(claim), Claimed)
+        await self.one.close(close_of(claim))
+
+    async def renew(self) -> None:
+        self.clock.ms += 3000
+        await self.one.renew_ownership(now_ms=NOW_MS)
+
+    async def is_all_held(self) -> bool:
+        report = await self.one.audit()
+        return bool(len(report.held_payments) == report.payments > 0)
+
+    async def check(self, *, is_found: bool) -> None:
+        assert self.restores == [1] * is_found
+        assert await self.is_all_held() is is_found
+        recorded = await self.one.find_transaction(tx_hash("any"))
+        assert (recorded.held_before_ms is not None) is is_found
+
+
+@pytest.fixture
+def restores() -> list[int]:
+    return []
+
+
+@pytest.fixture
+async def scene(database: Database, restores: list[int]) -> AsyncIterator[Scene]:
+    clock = Clock()
+    gateway = LedgerStore(
+        database,
+        owner_id="one",
+        now_ms=lambda: NOW_MS,
+        shared_clock=clock,
+        on_restore=lambda: restores.append(1),
+    )
+    writing = asyncio.get_running_loop().create_task(gateway.run())
+    await gateway.open()
+    yield Scene(database, gateway, clock, restores)
+    gateway.stop()
+    await writing
+
+
+LOST: dict[str, tuple[str, ...]] = {
+    "its sign of life is an older one": (SEEN,),
+    "its claim is gone": (CALLS, UNTAKEN),
+    "its claim and its sign of life are older": (CALLS, UNTAKEN, SEEN),
+    "all of it is gone": (CALLS, UNTAKEN, ROW),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
+async def test_a_database_that_went_back_holds_every_balance(scene: Scene, lost: tuple[str, ...]) -> None:
+    await scene.claim()
+    await scene.renew()
+    await scene.do(*lost)
+    with capture_logs() as logs:
+        await scene.renew()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["database_went_back"]
+    await scene.check(is_found=True)
+    assert await scene.one.claim(claim_on(scene.payment)) == Unspendable(is_held=True)
+
+
+async def test_without_a_claim_the_sign_of_life_alone_tells(scene: Scene) -> None:
+    await scene.pay()
+    await scene.do(ROW)
+    await scene.renew()
+    await scene.check(is_found=True)
+
+
+async def test_it_is_found_once_and_released_for_good(scene: Scene) -> None:
+    await scene.claim()
+    await scene.do(CALLS, UNTAKEN, ROW)
+    for _ in range(3):
+        await scene.renew()
+    await scene.check(is_found=True)
+    assert await scene.one.release_held() == 1
+    await scene.renew()
+    assert isinstance(await scene.one.claim(claim_on(scene.payment)), Claimed)
+    assert scene.restores == [1]
+
+
+async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(scene: Scene) -> None:
+    """A session that lives cannot have seen another server; a restore or a failover ends them all."""
+    await scene.claim()
+    await scene.do(CALLS, UNTAKEN)
+    await scene.renew_connections()
+    assert await scene.one.claim(claim_on(scene.payment)) == Unspendable(is_held=True)
+    await scene.check(is_found=True)
+
+
+# No false alarm
+
+
+async def test_ordinary_life_is_no_setback(scene: Scene) -> None:
+    await scene.renew()
+    await scene.claim()
+    await scene.renew()
+    await scene.one.recover(now_ms=NOW_MS)
+    await scene.renew()
+    await scene.check(is_found=False)
+
+
+async def test_a_clock_that_was_set_back_is_no_setback(scene: Scene) -> None:
+    await scene.claim()
+    scene.clock.ms -= 3_600_000
+    for _ in range(3):
+        await scene.renew()
+    await scene.check(is_found=False)
+
+
+async def test_a_renewal_of_unknown_outcome_is_no_setback(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written at a moment before the last one that is known: the clock was set back in between."""
+    await scene.claim()
+    write = scene.database.write
+
+    async def write_and_lose(work: Callable[[Connection], Any], **options: Any) -> Any:
+        await write(work, **options)
+        raise StorageUnavailable
+
+    scene.clock.ms -= 3_600_000
+    monkeypatch.setattr(scene.database, "write", write_and_lose)
+    with pytest.raises(StorageUnavailable):
+        await scene.one.renew_ownership(now_ms=NOW_MS)
+    monkeypatch.undo()
+    await scene.renew()
+    await scene.check(is_found=False)
+
+
+async def test_a_row_that_others_have_pruned_is_no_setback(scene: Scene) -> None:
+    """After a stall of a day. With a claim that is there, the row's absence says nothing at any time."""
+    await scene.pay()
+    scene.clock.ms += OWNER_KEPT_MS
+    await scene.do(ROW)
+    await scene.renew()
+    await scene.check(is_found=False)
+    await scene.claim()
+    await scene.do(ROW)
+    await scene.renew()
+    await scene.check(is_found=False)
+
+
+async def test_claims_and_renewals_beside_each_other_are_no_setback(scene: Scene) -> None:
+    payment = await scene.pay()
+    for _ in range(10):
+        await scene.renew_connections()
+        await asyncio.gather(
+            *(scene.one.claim(claim_on(payment, 1)) for _ in range(3)), *(scene.renew() for _ in range(3))
+        )
+    await scene.check(is_found=False)
+
+
+async def test_many_who_notice_at_once_note_it_once(scene: Scene) -> None:
+    await scene.claim()
+    await scene.do(CALLS, UNTAKEN, SEEN)
+    await scene.renew_connections()
+    outcomes = await asyncio.gather(
+        scene.renew(), scene.one.claim(claim_on(scene.payment)), scene.renew(), scene.renew()
+    )
+    assert outcomes[1] == Unspendable(is_held=True)
+    await scene.check(is_found=True)
+    noted = await scene.database.read(lambda c: c.execute(text("SELECT count(*) FROM restore")).scalar())
+    assert noted == 1

@@ -1,0 +1,776 @@
+"""What every keeper of the ledger promises between an answer that costs and the money that moved for it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_records import (
+    CHAIN,
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    USDC,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    transfer_in,
+    tx_hash,
+)
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address
+from tollway.ledger.history import HistoryQuery
+from tollway.ledger.ledger import (
+    POSTPONED_MS_MAX,
+    Claimed,
+    Closed,
+    Exhausted,
+    Fenced,
+    NonceUnavailable,
+    StoredResponse,
+)
+from tollway.ledger.records import UNKNOWN_DIGEST, CallState, PaymentState, Rail
+from tollway.limits import DEFAULT_LIMITS, Limits
+
+ANSWER = StoredResponse(status=200, headers=((b"content-type", b"text/plain"),), body=b"hello")
+SETTLED = Closed(remaining_units=None)
+HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
+
+
+async def opened(ledger: Any, price_units: int = 4, **fields: Any) -> Any:
+    claim = authorized_claim(authorization_of(price_units), **fields)
+    assert isinstance(await ledger.claim(claim), Claimed)
+    return claim
+
+
+async def settle(ledger: Any, claim: Any, nonce: int | None = 0, **fields: Any) -> Any:
+    attempt = None if nonce is None else attempt_of(claim, nonce)
+    return await ledger.settle(close_of(claim, CallState.SETTLING, **fields), attempt=attempt, digest=None)
+
+
+async def settling(ledger: Any, price_units: int = 4, nonce: int | None = 0, **fields: Any) -> Any:
+    claim = await opened(ledger, price_units, **fields)
+    assert await settle(ledger, claim, nonce) == SETTLED
+    return claim
+
+
+async def orphaned(ledger: Any, **fields: Any) -> Any:
+    claim = await settling(ledger, nonce=None, **fields)
+    assert await ledger.mark_orphaned(claim.call_id, epoch=1) is True
+    return claim
+
+
+async def conclude(ledger: Any, claim: Any, name: str = "settled", **fields: Any) -> Any:
+    options = {"epoch": 1, "transfer": transfer_in(name), "is_orphaned": False, "now_ms": NOW_MS}
+    return await ledger.conclude(claim.call_id, **{**options, **fields})
+
+
+async def state(ledger: Any, claim: Any) -> CallState:
+    record = await ledger.find_call(claim.call_id)
+    found: CallState = record.state
+    return found
+
+
+async def assert_balanced(ledger: Any) -> None:
+    assert (await ledger.audit()).wrong == ()
+
+
+# To settling
+
+
+async def test_an_answer_that_costs_goes_to_settling_with_its_transaction(ledger: Any) -> None:
+    claim = await opened(ledger)
+    attempt = attempt_of(claim, fee_max_wei=2**80)
+    close = close_of(claim, CallState.SETTLING, upstream_status=201, upstream_latency_ms=7)
+    assert await ledger.settle(close, attempt=attempt, digest=b"\x08" * 32) == SETTLED
+    found = await ledger.find_authorized_call(claim.authorization.key)
+    assert (found.state, found.is_orphaned, found.transfer) == (CallState.SETTLING, False, None)
+    assert found.digest == b"\x08" * 32
+    record = await ledger.find_call(claim.call_id)
+    assert (record.state, record.upstream_status, record.latency_ms) == (CallState.SETTLING, 201, 12)
+    assert (record.tx_hash, record.completed_ms) == (None, None)
+    assert await ledger.attempts_of(claim.call_id) == (attempt,)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, status="pending"))
+    assert [call.id for call in page.calls] == [claim.call_id]
+    await assert_balanced(ledger)
+
+
+async def test_a_call_may_settle_before_there_is_a_transaction(ledger: Any) -> None:
+    claim = await settling(ledger, nonce=None)
+    assert await ledger.attempts_of(claim.call_id) == ()
+    assert (await ledger.find_authorized_call(claim.authorization.key)).digest == claim.digest
+
+
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
+async def test_to_settle_leads_to_settling_only(ledger: Any, after: CallState) -> None:
+    claim = await opened(ledger)
+    with pytest.raises(ValueError, match="settl"):
+        await ledger.settle(close_of(claim, after), attempt=None, digest=None)
+    assert await state(ledger, claim) is CallState.FORWARDING
+
+
+async def test_only_an_authorised_call_settles(ledger: Any) -> None:
+    (payment,) = await ledger.record_payments([new_payment(10)], now_ms=NOW_MS)
+    for claim in (claim_on(payment), claim_on(None)):
+        await ledger.claim(claim)
+        assert await settle(ledger, claim) == Fenced()
+        assert await state(ledger, claim) is CallState.FORWARDING
+
+
+async def test_to_settle_by_another_gateway_epoch_or_twice_is_fenced(ledgers: Any) -> None:
+    one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
+    claim = await opened(one)
+    assert await settle(two, claim) == Fenced()
+    assert await settle(one, claim, epoch=2) == Fenced()
+    assert await settle(one, authorized_claim(authorization_of())) == Fenced()
+    assert await one.attempts_of(claim.call_id) == ()
+    assert await settle(one, claim) == SETTLED
+    assert await settle(one, claim, 1) == Fenced()
+    assert await one.close(close_of(claim)) == Fenced()
+    assert len(await one.attempts_of(claim.call_id)) == 1
+
+
+async def test_an_audit_lists_what_is_settling_as_held(ledgers: Any) -> None:
+    """Its price and its answer hang in the air as those of an unknown call do."""
+    ledger = await ledgers.gateway("one")
+    first, second = await settling(ledger), await orphaned(ledger)
+    assert (await ledger.audit()).held_calls == (first.call_id, second.call_id)
+    await conclude(ledger, first)
+    assert (await ledger.audit()).held_calls == (second.call_id,)
+    await conclude(ledger, second, "later", is_orphaned=True)
+    assert (await ledger.audit()).held_calls == ()
+
+
+async def test_the_latency_of_a_settled_call_includes_its_settlement(ledgers: Any) -> None:
+    """12 ms until the head, then 250 until the receipt; whom nobody waited for was answered before."""
+    ledger = await ledgers.gateway("one")
+    waited, left = await settling(ledger, nonce=None), await orphaned(ledger)
+    ledgers.clock.ms += 250
+    await conclude(ledger, waited, now_ms=ledgers.clock.ms)
+    await conclude(ledger, left, "swept", is_orphaned=True, now_ms=ledgers.clock.ms)
+    found = [(await ledger.find_call(claim.call_id)).latency_ms for claim in (waited, left)]
+    assert found == [262, 12]
+
+
+# Lanes
+
+
+async def test_consecutive_nonces_settle_in_order(ledger: Any) -> None:
+    claims = [await opened(ledger) for _ in range(10)]
+    outcomes = await asyncio.gather(*(settle(ledger, claim, nonce) for nonce, claim in enumerate(claims)))
+    assert outcomes == [SETTLED] * 10
+
+
+@pytest.mark.parametrize("nonce", [0, 2, 7])
+async def test_a_nonce_that_is_not_the_next_one_changes_nothing(ledger: Any, nonce: int) -> None:
+    await settling(ledger, nonce=0)
+    claim = await opened(ledger)
+    assert await settle(ledger, claim, nonce) == NonceUnavailable(next_nonce=1)
+    assert await state(ledger, claim) is CallState.FORWARDING
+    assert await ledger.attempts_of(claim.call_id) == ()
+    assert await settle(ledger, claim, 1) == SETTLED
+
+
+async def test_one_of_many_settlements_gets_the_nonce(ledger: Any) -> None:
+    claims = [await opened(ledger) for _ in range(10)]
+    outcomes = await asyncio.gather(*(settle(ledger, claim, 0) for claim in claims))
+    assert [one == SETTLED for one in outcomes].count(True) == 1
+    assert outcomes.count(NonceUnavailable(next_nonce=1)) == 9
+
+
+async def test_every_key_and_chain_has_a_lane_of_its_own(ledger: Any) -> None:
+    await settling(ledger, nonce=0)
+    for number, other in enumerate(({"sender": PAYEE}, {"chain_id": 1})):
+        claim = await opened(ledger)
+        attempt = attempt_of(claim, 0, f"lane {number}", **other)
+        settled = await ledger.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
+        assert settled == SETTLED
+
+
+async def test_a_fee_bump_takes_the_same_nonce_and_a_second_try_the_next(ledger: Any) -> None:
+    claim = await settling(ledger, nonce=0)
+    bump = attempt_of(claim, 0, "bump", created_ms=NOW_MS + 1)
+    second = attempt_of(claim, 1, "second", created_ms=NOW_MS + 2)
+    assert await ledger.add_attempt(bump) is True
+    assert await ledger.add_attempt(second) is True
+    assert await ledger.add_attempt(second) is True  # the same again, whose answer was lost
+    assert await ledger.add_attempt(attempt_of(claim, 3)) == NonceUnavailable(next_nonce=2)
+    other = await settling(ledger, nonce=2)
+    assert await ledger.add_attempt(attempt_of(other, 0, "foreign")) == NonceUnavailable(next_nonce=3)
+    assert [one.tx_hash for one in await ledger.attempts_of(claim.call_id)] == [
+        attempt_of(claim, 0).tx_hash,
+        bump.tx_hash,
+        second.tx_hash,
+    ]
+
+
+@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
+async def test_an_attempt_is_added_while_the_call_settles_only(ledger: Any, before: CallState) -> None:
+    claim = await opened(ledger)
+    if before is not CallState.FORWARDING:
+        await settle(ledger, claim, None)
+        await conclude(ledger, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
+    assert await state(ledger, claim) is before
+    assert await ledger.add_attempt(attempt_of(claim, 0)) is False
+    assert await ledger.attempts_of(claim.call_id) == ()
+    assert await settle(ledger, await opened(ledger), 0) == SETTLED
+
+
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
+async def test_what_a_lane_waits_for_is_replaced_whatever_its_call_has_become(
+    ledger: Any, after: CallState
+) -> None:
+    claim = await settling(ledger, nonce=0)
+    filler = attempt_of(claim, 0, "filler", created_ms=NOW_MS + 1)
+    await conclude(ledger, claim, transfer=transfer_in() if after is CallState.CONSUMED else None)
+    assert await ledger.add_attempt(filler) is False
+    assert await ledger.add_attempt(filler, is_filling=True) is True
+    assert await ledger.add_attempt(filler, is_filling=True) is True  # the same again, whose answer was lost
+    assert len(await ledger.attempts_of(claim.call_id)) == 2
+    assert await state(ledger, claim) is after
+    assert (await ledger.audit()).is_balanced
+    assert await settle(ledger, await opened(ledger), 1) == SETTLED
+
+
+async def test_filling_takes_no_nonce_that_another_call_has_or_that_comes_next(ledger: Any) -> None:
+    claim = await settling(ledger, nonce=0)
+    other = await settling(ledger, nonce=1)
+    assert await ledger.add_attempt(attempt_of(claim, 2), is_filling=True) is False
+    assert await ledger.add_attempt(attempt_of(claim, 1, "foreign"), is_filling=True) is False
+    for elsewhere in ({"sender": PAYEE}, {"chain_id": 1}):
+        attempt = attempt_of(claim, 0, "elsewhere", **elsewhere)
+        assert await ledger.add_attempt(attempt, is_filling=True) is False
+    ghost = attempt_of(claim, 0, "ghost", call_id="call_unknown")
+    assert await ledger.add_attempt(ghost, is_filling=True) is False
+    assert [len(await ledger.attempts_of(one.call_id)) for one in (claim, other)] == [1, 1]
+    assert await settle(ledger, await opened(ledger), 2) == SETTLED
+
+
+# Conclusions of the gateway that waits
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("is_final", [False, True])
+async def test_money_that_moved_is_a_payment_that_this_call_took(
+    ledger: Any, method: str, is_final: bool
+) -> None:
+    claim = await settling(ledger, method=method)
+    transfer = transfer_in(is_final=is_final)
+    assert await conclude(ledger, claim, transfer=transfer) is CallState.CONSUMED
+    (payment,) = await ledger.find_payments(transfer.tx_hash)
+    assert (payment.chain_id, payment.asset, payment.payer, payment.payee) == (CHAIN, USDC, PAYER, PAYEE)
+    assert (payment.value_units, payment.taken_units, payment.calls) == (4, 4, 1)
+    assert payment.state is (PaymentState.FINAL if is_final else PaymentState.UNFINAL)
+    assert (payment.block_number, payment.block_hash) == (transfer.block_number, transfer.block_hash)
+    assert (payment.block_time, payment.is_authorized) == (transfer.block_time, True)
+    record = await ledger.find_call(claim.call_id)
+    assert (record.state, record.rail, record.tx_hash) == (CallState.CONSUMED, Rail.X402, transfer.tx_hash)
+    found = await ledger.find_authorized_call(claim.authorization.key)
+    assert (found.state, found.transfer, found.is_lost) == (CallState.CONSUMED, transfer.tx_hash, False)
+    assert await ledger.spending_calls(payment.id, limit=9) == (claim.call_id,)
+    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
+    await assert_balanced(ledger)
+
+
+async def test_a_settled_transfer_buys_nothing_else(ledger: Any) -> None:
+    claim = await settling(ledger)
+    await conclude(ledger, claim)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert await ledger.claim(claim_on(payment)) == Exhausted(remaining_units=0)
+    (again,) = await ledger.record_payments([new_payment(4, "settled")], now_ms=NOW_MS)
+    assert (again.id, again.remaining_units, again.is_authorized) == (payment.id, 0, True)
+
+
+async def test_a_settlement_that_surely_failed_releases_the_call(ledger: Any) -> None:
+    claim = await settling(ledger)
+    assert await conclude(ledger, claim, transfer=None) is CallState.RELEASED
+    record = await ledger.find_call(claim.call_id)
+    assert (record.tx_hash, record.completed_ms) == (None, NOW_MS)
+    assert (await ledger.audit()).payments == 0
+    await assert_balanced(ledger)
+
+
+async def test_authorisations_in_one_transaction_add_up(ledger: Any) -> None:
+    """Anybody may put several authorisations into one transaction; for the ledger they are one payment."""
+    claims = [await settling(ledger, price, nonce=n) for n, price in enumerate((4, 3, 2))]
+    done = await asyncio.gather(*(conclude(ledger, claim) for claim in claims))
+    assert done == [CallState.CONSUMED] * 3
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.taken_units, payment.calls) == (9, 9, 3)
+    assert len(await ledger.spending_calls(payment.id, limit=9)) == 3
+    await assert_balanced(ledger)
+
+
+@pytest.mark.parametrize("is_credit", [False, True])
+async def test_authorisations_that_add_up_to_more_than_64_bits_are_refused(
+    ledger: Any, is_credit: bool
+) -> None:
+    """2^62 + 2^62: an integer out of range on PostgreSQL, a float on SQLite. `is_credit`: no call takes what has moved."""
+    first, beyond, small = [
+        await settling(ledger, units, None, balance_units=2**64, method="POST") for units in (2**62, 2**62, 5)
+    ]
+    if is_credit:
+        for claim in (first, beyond, small):
+            await ledger.mark_orphaned(claim.call_id, epoch=1)
+    end = CallState.RELEASED if is_credit else CallState.CONSUMED
+    assert await conclude(ledger, first, is_orphaned=is_credit) is end
+    both = (conclude(ledger, one, is_orphaned=is_credit) for one in (beyond, small))
+    outcomes = await asyncio.gather(*both, return_exceptions=True)
+    assert (type(outcomes[0]), outcomes[1]) == (StorageUnavailable, end)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.taken_units) == (2**62 + 5, 0 if is_credit else 2**62 + 5)
+    assert type(payment.value_units) is int
+    assert await state(ledger, beyond) is CallState.SETTLING
+    await assert_balanced(ledger)
+
+
+async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(ledger: Any) -> None:
+    """Its gateway may die before the finish is written."""
+    claim = await settling(ledger)
+    assert await conclude(ledger, claim, now_ms=NOW_MS + 7) is CallState.CONSUMED
+    assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 7
+    ledger.finish(finish_of(claim, completed_ms=NOW_MS + 90))
+    await ledger.claim(claim_on(None))  # behind it
+    assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 90
+
+
+async def test_the_same_transaction_on_another_chain_or_purse_is_another_payment(ledger: Any) -> None:
+    await conclude(ledger, await settling(ledger, nonce=None))
+    for other in ({"chain_id": 1}, {"payee": Address(b"\x02" * 20)}, {"payer": Address(b"\x03" * 20)}):
+        claim = authorized_claim(authorization_of(4, **other))
+        await ledger.claim(claim)
+        await settle(ledger, claim, None)
+        assert await conclude(ledger, claim) is CallState.CONSUMED
+    assert [one.value_units for one in await ledger.find_payments(tx_hash("settled"))] == [4] * 4
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": 2}, {"is_orphaned": True}])
+async def test_a_conclusion_of_another_epoch_or_form_finds_nothing(
+    ledger: Any, wrong: dict[str, Any]
+) -> None:
+    claim = await settling(ledger)
+    assert await conclude(ledger, claim, **wrong) is None
+    assert await state(ledger, claim) is CallState.SETTLING
+    assert await ledger.find_payments(tx_hash("settled")) == ()
+
+
+async def test_another_gateway_concludes_only_what_is_adrift(ledgers: Any) -> None:
+    one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
+    claim = await settling(one)
+    assert await conclude(two, claim) is None
+    assert await conclude(two, claim, is_orphaned=True) is None
+    assert await two.mark_orphaned(claim.call_id, epoch=1) is False
+    assert await one.mark_orphaned(claim.call_id, epoch=2) is False
+    assert await one.mark_orphaned(claim.call_id, epoch=1) is True
+    assert await one.mark_orphaned(claim.call_id, epoch=1) is False
+    assert await conclude(one, claim) is None
+    assert await conclude(two, claim, is_orphaned=True) is CallState.CONSUMED
+    assert await conclude(one, claim, is_orphaned=True) is None
+    await assert_balanced(one)
+
+
+@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
+async def test_only_what_settles_is_concluded(ledger: Any, before: CallState) -> None:
+    claim = await opened(ledger)
+    if before is not CallState.FORWARDING:
+        await settle(ledger, claim, None)
+        await conclude(ledger, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
+    for form in (False, True):
+        assert await conclude(ledger, claim, "other", is_orphaned=form) is None
+    assert await ledger.mark_orphaned(claim.call_id, epoch=1) is False
+    assert await state(ledger, claim) is before
+    assert await ledger.find_payments(tx_hash("other")) == ()
+
+
+# Adrift
+
+
+async def test_calls_adrift_are_looked_at_least_recently_looked_at_first(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    await settling(ledger, nonce=None)
+    claims = [await orphaned(ledger) for _ in range(3)]
+    ids = [claim.call_id for claim in claims]
+    first = await ledger.unsettled(limit=2)
+    assert [one.call_id for one in first] == ids[:2]
+    assert (first[0].is_orphaned, first[0].state) == (True, CallState.SETTLING)
+    assert first[0].authorization == claims[0].authorization
+    ledgers.clock.ms += 1
+    assert [one.call_id for one in await ledger.unsettled(limit=1)] == [ids[2]]
+    ledgers.clock.ms += 1
+    assert [one.call_id for one in await ledger.unsettled(limit=2)] == ids[:2]
+    await conclude(ledger, claims[0], is_orphaned=True)
+    assert {one.call_id for one in await ledger.unsettled(limit=9)} == set(ids[1:])
+
+
+async def test_a_call_that_is_postponed_has_its_turn_later_and_takes_nobody_elses(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    idle, busy = [await orphaned(ledger) for _ in range(2)]
+    waiting = await settling(ledger, nonce=None)
+    for claim in (idle, waiting):  # of one that is not orphaned there is nothing to postpone
+        await ledger.postpone(claim.call_id, until_ms=NOW_MS + 100)
+    for _ in range(3):
+        ledgers.clock.ms += 1
+        assert [one.call_id for one in await ledger.unsettled(limit=1)] == [busy.call_id]
+    await ledger.mark_orphaned(waiting.call_id, epoch=1)
+    assert [one.call_id for one in await ledger.unsettled(limit=1)] == [waiting.call_id]
+    ledgers.clock.ms = NOW_MS + 99
+    assert idle.call_id not in {one.call_id for one in await ledger.unsettled(limit=9)}
+    ledgers.clock.ms += 1
+    assert idle.call_id in {one.call_id for one in await ledger.unsettled(limit=9)}
+
+
+@pytest.mark.parametrize(
+    ("method", "is_stored", "ends", "is_lost"),
+    [
+        ("POST", True, CallState.CONSUMED, False),
+        ("GET", True, CallState.CONSUMED, False),
+        ("GET", False, CallState.CONSUMED, True),
+        ("HEAD", False, CallState.CONSUMED, True),
+        ("POST", False, CallState.RELEASED, False),
+        ("DELETE", False, CallState.RELEASED, False),
+    ],
+)
+async def test_what_becomes_of_a_call_adrift_whose_money_moved(
+    ledgers: Any, method: str, is_stored: bool, ends: CallState, is_lost: bool
+) -> None:
+    ledger = await ledgers.gateway("one")
+    claim = await orphaned(ledger, method=method)
+    if is_stored:
+        assert await ledgers.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+    assert await conclude(ledger, claim, is_orphaned=True) is ends
+    found = await ledger.find_authorized_call(claim.authorization.key)
+    assert (found.state, found.is_lost, found.has_stored_response, found.is_orphaned) == (
+        ends,
+        is_lost,
+        is_stored,
+        False,
+    )
+    assert found.transfer == tx_hash("settled")
+    record = await ledger.find_call(claim.call_id)
+    assert (record.tx_hash, record.completed_ms) == (tx_hash("settled"), NOW_MS)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.remaining_units) == (4, 0 if ends is CallState.CONSUMED else 4)
+    await assert_balanced(ledger)
+
+
+async def test_what_nobody_can_ask_for_again_is_credit(ledger: Any) -> None:
+    """Its body was streamed, and was not known at the head: whoever shows the same again could not be recognised."""
+    claim = await orphaned(ledger, method="GET", digest=UNKNOWN_DIGEST)
+    assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert payment.remaining_units == 4
+    known = await opened(ledger, method="GET", digest=UNKNOWN_DIGEST)
+    await ledger.settle(close_of(known, CallState.SETTLING), attempt=None, digest=b"\x08" * 32)
+    await ledger.mark_orphaned(known.call_id, epoch=1)
+    assert await conclude(ledger, known, "another", is_orphaned=True) is CallState.CONSUMED
+
+
+async def test_what_has_run_as_often_as_it_may_is_credit(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one", limits=Limits(attempts_max=2))
+    claim = await opened(ledger)
+    await ledger.close(close_of(claim, CallState.UNKNOWN))
+    assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    assert await settle(ledger, claim, None, epoch=2) == SETTLED
+    await ledger.mark_orphaned(claim.call_id, epoch=2)
+    assert await conclude(ledger, claim, epoch=2, is_orphaned=True) is CallState.RELEASED
+
+
+async def test_a_call_adrift_whose_money_never_moves_is_released(ledger: Any) -> None:
+    claim = await orphaned(ledger)
+    assert await conclude(ledger, claim, is_orphaned=True, transfer=None) is CallState.RELEASED
+    assert (await ledger.audit()).payments == 0
+    assert await ledger.unsettled(limit=9) == ()
+
+
+async def test_a_lost_call_runs_again_once_and_stays_charged(ledger: Any) -> None:
+    claim = await orphaned(ledger)
+    await conclude(ledger, claim, is_orphaned=True)
+    reopened = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert reopened == Claimed(epoch=2, remaining_units=0, rail=Rail.X402, before=CallState.CONSUMED)
+    assert await settle(ledger, claim, epoch=2) == Fenced()  # its money has moved
+    assert await ledger.close(close_of(claim, epoch=2)) == Closed(remaining_units=0)
+    ledger.finish(finish_of(claim, epoch=2, is_cut=True))
+    assert await ledger.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
+    assert (await ledger.find_authorized_call(claim.authorization.key)).is_lost is False
+    await assert_balanced(ledger)
+
+
+async def test_a_lost_call_that_runs_again_does_not_count_against_the_balance(ledger: Any) -> None:
+    claim = await orphaned(ledger)
+    await conclude(ledger, claim, is_orphaned=True)
+    await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    other = authorized_claim(authorization_of(4), balance_units=4, block_number=101)
+    assert isinstance(await ledger.claim(other), Claimed)
+
+
+async def test_a_repeat_of_a_lost_call_may_end_unknown_and_be_decided_by_the_provider(ledger: Any) -> None:
+    claim = await orphaned(ledger)
+    await conclude(ledger, claim, is_orphaned=True)
+    await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
+    assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS) is True
+    await assert_balanced(ledger)
+
+
+async def test_what_an_unanswered_call_moved_is_credit_of_its_payer(ledger: Any) -> None:
+    claim = await orphaned(ledger, method="POST")
+    await conclude(ledger, claim, is_orphaned=True)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert await ledger.claim(claim_on(payment, 3)) == Claimed(epoch=1, remaining_units=1, rail=Rail.TX)
+    assert await ledger.spending_calls(payment.id, limit=9) != (claim.call_id,)
+    await assert_balanced(ledger)
+
+
+async def test_credit_pays_the_debt_of_its_purse_first(ledger: Any) -> None:
+    (lost,) = await ledger.record_payments([new_payment(3, "lost", is_final=False)], now_ms=NOW_MS)
+    owing, claim = claim_on(lost, 3), await orphaned(ledger, method="POST")
+    await ledger.claim(owing)
+    await ledger.close(close_of(owing))
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [3]
+    await conclude(ledger, claim, is_orphaned=True)
+    assert await ledger.debts(PAYER) == ()
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert payment.remaining_units == 1
+    assert await state(ledger, owing) is CallState.CONSUMED
+    await assert_balanced(ledger)
+
+
+async def test_one_of_many_sweepers_concludes(ledgers: Any) -> None:
+    one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
+    claim = await orphaned(one, method="POST")
+    outcomes = await asyncio.gather(
+        *(conclude(ledger, claim, is_orphaned=True) for ledger in (one, two) for _ in range(5))
+    )
+    assert sorted(outcomes, key=str) == [None] * 9 + [CallState.RELEASED]
+    (payment,) = await one.find_payments(tx_hash("settled"))
+    assert payment.value_units == 4
+
+
+# Unknown
+
+
+async def unknown(ledger: Any, **fields: Any) -> Any:
+    """Sent, and no head came; its authorisation may have moved its money all the same."""
+    claim = await opened(ledger, **fields)
+    await ledger.close(close_of(claim, CallState.UNKNOWN, http_status=504, upstream_status=None))
+    return claim
+
+
+async def test_an_unknown_call_waits_for_a_look_once_its_time_is_over(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    claim, fresh = await unknown(ledger), await unknown(ledger)
+    paid = await orphaned(ledger)  # its money has moved: nothing waits for a look there
+    await conclude(ledger, paid, is_orphaned=True)
+    await ledger.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.close(close_of(paid, CallState.UNKNOWN, epoch=2))
+    ledgers.clock.ms += HOLD_MS - 1
+    await ledger.reopen(fresh.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.close(close_of(fresh, CallState.UNKNOWN, epoch=2))
+    assert await ledger.unsettled(limit=9) == ()
+    ledgers.clock.ms += 1
+    (found,) = await ledger.unsettled(limit=9)
+    assert await ledger.recover(now_ms=ledgers.clock.ms) == 1  # the one that is paid
+    assert (found.call_id, found.state, found.is_orphaned, found.transfer) == (
+        claim.call_id,
+        CallState.UNKNOWN,
+        False,
+        None,
+    )
+
+
+async def test_calls_adrift_and_unknown_ones_take_turns(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    one, two = await unknown(ledger), await unknown(ledger)
+    ledgers.clock.ms += HOLD_MS
+    three = await orphaned(ledger)
+    ids = [one.call_id, two.call_id, three.call_id]
+    assert [found.call_id for found in await ledger.unsettled(limit=2)] == ids[:2]
+    ledgers.clock.ms += 1
+    assert [found.call_id for found in await ledger.unsettled(limit=1)] == ids[2:]
+    await ledger.postpone(one.call_id, until_ms=ledgers.clock.ms + 10)
+    ledgers.clock.ms += 9
+    assert [found.call_id for found in await ledger.unsettled(limit=9)] == [ids[1], ids[2]]
+    ledgers.clock.ms += 1
+    assert {found.call_id for found in await ledger.unsettled(limit=9)} == set(ids)
+
+
+@pytest.mark.parametrize(("ahead_ms", "is_due"), [(POSTPONED_MS_MAX, False), (POSTPONED_MS_MAX + 1, True)])
+async def test_what_a_clock_set_back_has_put_far_off_is_due(ledger: Any, ahead_ms: int, is_due: bool) -> None:
+    claim = await orphaned(ledger)
+    await ledger.postpone(claim.call_id, until_ms=NOW_MS + ahead_ms)
+    assert len(await ledger.unsettled(limit=9)) == is_due
+
+
+async def test_a_call_that_was_postponed_while_unknown_is_looked_at_when_it_is_adrift(ledger: Any) -> None:
+    claim = await unknown(ledger)
+    await ledger.postpone(claim.call_id, until_ms=NOW_MS * 2)
+    await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await settle(ledger, claim, None, epoch=2)
+    await ledger.mark_orphaned(claim.call_id, epoch=2)
+    assert [found.call_id for found in await ledger.unsettled(limit=9)] == [claim.call_id]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends", "is_lost"),
+    [
+        ({"method": "GET"}, CallState.CONSUMED, True),
+        ({"method": "POST"}, CallState.RELEASED, False),
+        ({"method": "GET", "digest": UNKNOWN_DIGEST}, CallState.RELEASED, False),
+    ],
+)
+async def test_what_moved_for_an_unknown_call_is_a_payment(
+    ledgers: Any, fields: dict[str, Any], ends: CallState, is_lost: bool
+) -> None:
+    """Whoever looks at the chain may conclude it at once: only the look in vain has to wait."""
+    one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
+    claim = await unknown(one, **fields)
+    assert await conclude(two, claim, is_orphaned=True) is ends
+    assert await conclude(two, claim, "other", is_orphaned=True) is None
+    found = await one.find_authorized_call(claim.authorization.key)
+    assert (found.state, found.is_lost, found.transfer) == (ends, is_lost, tx_hash("settled"))
+    (payment,) = await one.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.remaining_units) == (4, 0 if is_lost else 4)
+    assert await one.find_payments(tx_hash("other")) == ()
+    outcome = await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert isinstance(outcome, Claimed) is is_lost
+    await assert_balanced(one)
+
+
+async def test_an_unknown_call_for_which_nothing_ever_moves_is_released(ledger: Any) -> None:
+    claim = await unknown(ledger)
+    assert await conclude(ledger, claim, transfer=None, is_orphaned=True) is CallState.RELEASED
+    assert isinstance(await ledger.claim(authorized_claim(claim.authorization)), Claimed)
+    await assert_balanced(ledger)
+
+
+async def test_an_unknown_call_is_concluded_only_as_it_was_seen(ledger: Any) -> None:
+    """It may run again between the look and the conclusion; and one that has a payment is not asked about."""
+    claim = await unknown(ledger)
+    assert await conclude(ledger, claim) is None  # nobody waits for it
+    assert await conclude(ledger, claim, is_orphaned=True, epoch=2) is None
+    await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    for epoch in (1, 2):
+        assert await conclude(ledger, claim, is_orphaned=True, epoch=epoch) is None
+    assert await state(ledger, claim) is CallState.FORWARDING
+    paid = await orphaned(ledger)
+    await conclude(ledger, paid, "paid", is_orphaned=True)
+    await ledger.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.close(close_of(paid, CallState.UNKNOWN, epoch=2))
+    assert await conclude(ledger, paid, "other", is_orphaned=True, epoch=2) is None
+    assert await ledger.find_payments(tx_hash("other")) == ()
+    await assert_balanced(ledger)
+
+
+# Recovery
+
+
+async def test_what_a_dead_gateway_was_settling_is_adrift(ledgers: Any) -> None:
+    one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
+    claim = await settling(one)
+    await ledgers.bury("one")
+    assert await two.recover(now_ms=NOW_MS) == 1
+    assert await two.recover(now_ms=NOW_MS) == 0
+    assert [found.call_id for found in await two.unsettled(limit=9)] == [claim.call_id]
+    assert await conclude(one, claim) is None
+    assert await conclude(two, claim, is_orphaned=True) is CallState.CONSUMED
+    await assert_balanced(two)
+
+
+async def test_what_a_living_gateway_is_settling_stays(ledgers: Any) -> None:
+    one = await ledgers.gateway("one")
+    claim = await settling(one)
+    assert await one.recover(now_ms=NOW_MS) == 0
+    assert await one.unsettled(limit=9) == ()
+    assert await conclude(one, claim) is CallState.CONSUMED
+
+
+# Reorganisations
+
+
+async def test_a_settled_transfer_that_left_the_chain_is_a_debt_until_it_is_back(ledger: Any) -> None:
+    claim = await settling(ledger)
+    await conclude(ledger, claim)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    (block,) = await ledger.unfinal_blocks(payment.chain_id, after=None, limit=9)
+    assert [one.id for one in await ledger.unfinal_in(block, after_id=0, limit=9)] == [payment.id]
+    assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 4
+    assert await state(ledger, claim) is CallState.REORGED
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
+    await assert_balanced(ledger)
+    back = new_payment(999, "settled", is_final=False, block_number=107)
+    (again,) = await ledger.record_payments([back], now_ms=NOW_MS)
+    assert (again.id, again.value_units, again.remaining_units) == (payment.id, 4, 0)
+    assert (again.is_authorized, again.block_number) == (True, 107)
+    assert await state(ledger, claim) is CallState.CONSUMED
+    assert await ledger.debts(PAYER) == ()
+    await assert_balanced(ledger)
+
+
+async def test_credit_that_left_the_chain_and_came_back_is_worth_the_same(ledger: Any) -> None:
+    claim = await orphaned(ledger, method="POST")
+    await conclude(ledger, claim, is_orphaned=True)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 0
+    (gone,) = await ledger.find_payments(tx_hash("settled"))
+    assert (gone.state, gone.remaining_units) == (PaymentState.GONE, 0)
+    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.state, back.remaining_units) == (PaymentState.FINAL, 4)
+    await assert_balanced(ledger)
+
+
+async def test_a_second_authorisation_of_a_transaction_that_is_gone_owes_until_it_is_back(
+    ledger: Any,
+) -> None:
+    first, second = await settling(ledger, 4, nonce=0), await settling(ledger, 3, nonce=1)
+    await conclude(ledger, first)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await conclude(ledger, second) is CallState.REORGED
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [7]
+    await assert_balanced(ledger)
+    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.value_units, back.remaining_units) == (7, 0)
+    assert [await state(ledger, one) for one in (first, second)] == [CallState.CONSUMED] * 2
+    await assert_balanced(ledger)
+
+
+async def test_credit_in_a_transaction_that_is_gone_pays_no_debt_until_it_is_back(ledger: Any) -> None:
+    first = await settling(ledger, 4, nonce=0)
+    second = await settling(ledger, 3, nonce=1, method="POST")
+    await ledger.mark_orphaned(second.call_id, epoch=1)
+    await conclude(ledger, first)
+    (payment,) = await ledger.find_payments(tx_hash("settled"))
+    await ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await conclude(ledger, second, is_orphaned=True) is CallState.RELEASED
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
+    await assert_balanced(ledger)
+    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.value_units, back.remaining_units, await ledger.debts(PAYER)) == (7, 3, ())
+    await assert_balanced(ledger)
+
+
+async def test_history_names_transaction_and_payee_of_an_authorised_call(ledger: Any) -> None:
+    claim = await settling(ledger, listing_id="api_7")
+    await conclude(ledger, claim)
+    page = await ledger.history(HistoryQuery(wallet=PAYER, status="succeeded"))
+    (record,) = page.calls
+    assert (record.pay_to, record.tx_hash, record.asset) == (PAYEE, tx_hash("settled"), USDC)
+    assert (record.rail, record.chain_id) == (Rail.X402, CHAIN)
+    (payment,) = await ledger.payments_of(PAYER, limit=9, offset=0)
+    assert await ledger.calls_of(payment.id, limit=9) == (claim.call_id,)
+
+
+async def test_a_stored_answer_is_told_with_its_call(ledgers: Any) -> None:
+    ledger = await ledgers.gateway("one")
+    claim = await opened(ledger, idempotency_key="key")
+    await ledgers.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+    assert (await ledger.find_authorized_call(claim.authorization.key)).has_stored_response is True
+    assert (await ledger.find_keyed_call(PAYER, "key", since_ms=0)).has_stored_response is True
+    ledgers.clock.ms += 24 * 3_600_000
+    assert (await ledger.find_authorized_call(claim.authorization.key)).has_stored_response is False
+    assert (await ledger.find_keyed_call(PAYER, "key", since_ms=0)).has_stored_response is False

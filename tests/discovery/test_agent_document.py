@@ -1,0 +1,339 @@
+"""The agent document: always at most 8 KiB, always enough to pay; and what gives way when a provider writes too much."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
+from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents
+from tollway.discovery.listing_view import ListingView
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Operation, RateLimit
+from tollway.registry.quality import Quality, Reputation
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+
+WIDE = "\U0001f310"  # four bytes of UTF-8
+LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"
+
+
+def write(view: ListingView) -> dict[str, Any]:
+    """As it goes over the wire, and within its size."""
+    body = json.dumps(describe_for_agents(view, DEFAULT_LIMITS), ensure_ascii=False, separators=(",", ":"))
+    assert len(body.encode()) <= AGENT_BYTES_MAX
+    written: dict[str, Any] = json.loads(body)
+    return written
+
+
+def document_of(paths: int, **operation: Any) -> dict[str, Any]:
+    plain = {"responses": {"200": {"description": "ok"}}, **operation}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "t", "version": "1"},
+        "paths": {f"/v1/things/{number}": {"get": plain} for number in range(paths)},
+    }
+
+
+def find_keys(content: Any) -> set[str]:
+    if isinstance(content, dict):
+        return set(content) | {key for one in content.values() for key in find_keys(one)}
+    return {key for one in content for key in find_keys(one)} if isinstance(content, list) else set()
+
+
+# ---- What it tells.
+
+
+def test_it_tells_all_that_is_needed_to_call_and_pay() -> None:
+    agent = write(show_listing(openapi=SAMPLE_DOCUMENT, description="Quotes for symbols."))
+    assert (agent["id"], agent["name"], agent["status"]) == (LISTING_ID, "Weather", "active")
+    assert agent["whenToUse"] == "Quotes for symbols."
+    assert agent["interfaces"]["http"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}"
+    assert agent["interfaces"]["mcp"]["url"] == f"{PUBLIC_URL}/mcp/{LISTING_ID}"
+    assert [option["rail"] for option in agent["payment"]["options"]] == ["tx", "x402"]
+    assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
+    assert agent["payment"]["steps"]
+    assert set(agent) >= {"charged", "idempotency", "limits", "errors", "trust", "history", "links"}
+
+
+def test_each_operation_has_a_price_schemas_and_an_example() -> None:
+    quote, *_ = write(show_listing(openapi=SAMPLE_DOCUMENT))["operations"]
+    assert (quote["method"], quote["path"]) == ("GET", "/quote/{symbol}")
+    assert quote["price"] == {"amount": "0.01", "currency": "USDC"}
+    assert quote["inputSchema"]["required"] == ["symbol"]
+    assert quote["arguments"] == {"symbol": {"in": "path", "name": "symbol"}}
+    assert quote["outputSchema"]["type"] == "object"
+    url = f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}/quote/ETH"
+    assert quote["example"] == {"method": "GET", "url": url}
+
+
+def test_a_listing_without_a_document_is_told_as_a_whole() -> None:
+    (call,) = write(show_listing())["operations"]
+    assert call["tool"] == "call"
+    assert call["example"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}"
+
+
+def test_the_words_of_a_document_stand_in_where_the_listing_has_none() -> None:
+    document = {**document_of(1), "info": {"title": "t", "version": "1", "description": "From <b>there</b>."}}
+    assert write(show_listing(openapi=document))["whenToUse"] == "From there."
+
+
+@pytest.mark.parametrize(
+    ("has_mpp", "is_offered", "rails"),
+    [
+        (True, True, {"x402", "mpp", "tx"}),
+        (False, True, {"x402", "tx"}),
+        (False, False, {"tx"}),
+    ],
+)
+def test_only_rails_that_are_open_are_told(has_mpp: bool, is_offered: bool, rails: set[str]) -> None:
+    agent = write(show_listing(has_mpp=has_mpp, is_offered=lambda asset, units, listing_id: is_offered))
+    assert {rail["rail"] for rail in agent["payment"]["rails"]} == rails
+
+
+def test_a_free_listing_asks_for_nothing() -> None:
+    agent = write(show_listing(price=Price.parse("0"), has_mpp=False))
+    assert agent["payment"] == {"required": False, "amount": "0", "currency": "USDC"}
+
+
+def test_options_are_told_for_a_price_at_which_something_is_sold() -> None:
+    dear = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
+    agent = write(show_listing(operations=(dear,), other_paths="refuse"))
+    assert agent["payment"]["amount"] == "2.5"
+    assert {option["amount"] for option in agent["payment"]["options"]} == {"2500000"}
+
+
+@pytest.mark.parametrize("charge_on", list(ChargeOn))
+def test_what_is_charged_follows_the_listing(charge_on: ChargeOn) -> None:
+    told = write(show_listing(charge_on=charge_on))["charged"]["for"]
+    assert ("4xx" in told) == (charge_on is ChargeOn.ANSWERED)
+
+
+def test_trust_is_what_is_known() -> None:
+    quality = Quality(calls=120, success_ppm=998_100, p50_ms=120, p95_ms=480)
+    known = write(show_listing(reputation=Reputation(quality=quality, verified_ms=1_795_239_000_000)))[
+        "trust"
+    ]
+    assert known["ownershipVerified"] is True
+    assert known["verifiedAt"] == "2026-11-21T05:30:00.000Z"
+    assert known["quality"] == {"calls30d": 120, "successRate30d": 0.9981, "p50Ms": 120, "p95Ms": 480}
+    unknown = write(show_listing())["trust"]
+    assert unknown["ownershipVerified"] is False
+    assert "verifiedAt" not in unknown
+    assert unknown["quality"]["calls30d"] is None
+
+
+def test_limits_are_those_of_the_listing() -> None:
+    limits = write(show_listing(timeout_s=7, rate_limit=RateLimit(calls=3, per_s=60)))["limits"]
+    assert limits["timeoutSeconds"] == 7
+    assert limits["ratePerPayer"] == {"calls": 3, "perSeconds": 60}
+
+
+def test_nothing_of_the_endpoint_or_its_secret_is_told() -> None:
+    view = show_listing(endpoint="https://hidden.example.com/base")
+    assert "hidden.example.com" not in json.dumps(write(view))
+
+
+# ---- What gives way.
+
+
+def test_answers_lose_their_schemas_before_requests_do() -> None:
+    answer = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(40)}}
+    responses = {"200": {"description": "ok", "content": {"application/json": {"schema": answer}}}}
+    query = [{"name": "q", "in": "query", "required": True, "schema": {"type": "string"}}]
+    agent = write(show_listing(openapi=document_of(3, responses=responses, parameters=query)))
+    assert len(agent["operations"]) == 3
+    assert all("inputSchema" in one for one in agent["operations"])
+    assert any("outputSchema" not in one for one in agent["operations"])
+    assert "operationsLeftOut" not in agent
+
+
+def test_remarks_go_before_demands() -> None:
+    query = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "required": n == 0,
+            "description": "w" * 900,
+            "schema": {"type": "string"},
+        }
+        for n in range(3)
+    ]
+    (one,) = write(show_listing(openapi=document_of(1, parameters=query)))["operations"]
+    assert one["inputSchema"]["properties"] == {f"q{n}": {"type": "string"} for n in range(3)}
+    assert one["inputSchema"]["required"] == ["q0"]
+
+
+def test_of_many_operations_the_first_are_whole_and_the_rest_are_named_then_counted() -> None:
+    view = show_listing(openapi=document_of(2_000))
+    agent = write(view)
+    told, named = agent["operations"], agent["otherOperations"]
+    assert told[0]["inputSchema"]["type"] == "object"
+    assert named[0] == f"GET /v1/things/{len(told)}"
+    assert len(told) + len(named) + agent["operationsLeftOut"] == len(view.operations) == 2_000
+    assert len(told) >= 5
+    assert len(named) >= 20
+
+
+def test_a_name_with_another_price_says_it() -> None:
+    view = show_listing(openapi=document_of(400))
+    last = replace(view.operations[30], price=Price.parse("3"))
+    agent = write(replace(view, operations=(*view.operations[:30], last, *view.operations[31:])))
+    assert f"GET {last.path} (3 USDC)" in agent["otherOperations"]
+
+
+def test_many_options_are_cut_to_the_first_of_each_rail() -> None:
+    agent = write(show_listing(chains=12, openapi=document_of(2_000)))
+    rails = [option["rail"] for option in agent["payment"]["options"]]
+    assert set(rails) == {"tx", "x402"}
+    assert agent["payment"]["optionsLeftOut"] == 24 - len(rails)
+
+
+def test_a_rail_that_only_the_last_network_has_is_told() -> None:
+    last = 8453 + 9
+    agent = write(show_listing(chains=10, is_offered=lambda asset, units, listing_id: asset.chain_id == last))
+    options = agent["payment"]["options"]
+    assert [option["chainId"] for option in options if option["rail"] == "x402"] == [last]
+    assert agent["payment"]["optionsLeftOut"] == 11 - len(options)
+
+
+# ---- Hostile providers.
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "wide characters everywhere": {
+        "name": WIDE * 120,
+        "description": WIDE * 4_000,
+        "tags": tuple(f"{n}" + WIDE * 31 for n in range(5)),
+        "openapi": document_of(60, summary=WIDE * 4_000, description=WIDE * 4_000),
+    },
+    "2,000 operations": {"openapi": document_of(2_000, summary=WIDE * 60, description=WIDE * 60)},
+    "characters that JSON escapes": {
+        "name": '"' * 120,
+        "description": "\\" * 4_000,
+        "tags": tuple(f"{n}" + '"' * 31 for n in range(5)),
+        "openapi": document_of(100, summary='\\"' * 2_000),
+    },
+    "long paths": {
+        "openapi": {
+            "openapi": "3.1.0",
+            "paths": {f"/{'x' * 2_000}{n}": {"get": {"responses": {}}} for n in range(50)},
+        }
+    },
+    "long names of parameters": {
+        "openapi": document_of(
+            20,
+            parameters=[
+                {"name": f"{n}" + "p" * 120, "in": "query", "required": True, "schema": {"type": "string"}}
+                for n in range(20)
+            ],
+        )
+    },
+    "huge choices": {
+        "openapi": document_of(
+            1,
+            parameters=[
+                {
+                    "name": "q",
+                    "in": "query",
+                    "schema": {"type": "string", "enum": [f"{n}" * 50 for n in range(900)]},
+                }
+            ],
+        )
+    },
+    "huge example": {
+        "openapi": document_of(
+            3,
+            parameters=[
+                {
+                    "name": "q",
+                    "in": "query",
+                    "required": True,
+                    "schema": {"type": "string", "default": WIDE * 4_000},
+                }
+            ],
+        )
+    },
+    "no operation at all": {"openapi": {"openapi": "3.1.0", "paths": {}}},
+    "members of wrong kinds": {
+        "openapi": {
+            "openapi": "3.1.0",
+            "info": 7,
+            "paths": {"/a": {"get": {"parameters": 9, "responses": []}}, "/b": 3},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("chains", [1, 12])
+def test_it_fits_and_tells_how_to_pay_whatever_the_provider_wrote(
+    chains: int, changes: dict[str, Any]
+) -> None:
+    agent = write(show_listing(chains=chains, public_url=LONG_URL, **changes))
+    assert {option["rail"] for option in agent["payment"]["options"]} == {"tx", "x402"}
+    assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
+    assert set(agent) >= {"interfaces", "operations", "charged", "errors", "history"}
+
+
+def test_tags_and_descriptions_give_way_to_operations() -> None:
+    hostile = HOSTILE["wide characters everywhere"]
+    agent = write(show_listing(chains=12, public_url=LONG_URL, **{**hostile, "openapi": document_of(30)}))
+    assert agent["tags"] == []
+    assert len(agent["whenToUse"]) <= 60
+    assert len(agent["operations"]) + len(agent["otherOperations"]) >= 3
+
+
+def test_a_cut_schema_tells_only_places_of_members_that_it_has() -> None:
+    many = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "schema": {"type": "string", "enum": [f"{n}{m}" * 9 for m in range(20)]},
+        }
+        for n in range(60)
+    ]
+    (one,) = write(show_listing(openapi=document_of(1, parameters=many)))["operations"]
+    assert one["arguments"].keys() == one["inputSchema"]["properties"].keys()
+    assert 0 < len(one["arguments"]) < 60
+
+
+def test_random_documents_fit() -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    source = random.Random(seed)
+    for _ in range(60):
+        operation = {
+            "summary": source.choice(["a", WIDE, '"']) * source.randrange(500),
+            "parameters": [
+                {
+                    "name": f"p{n}" + "x" * source.randrange(80),
+                    "in": source.choice(["query", "header", "path"]),
+                    "required": source.random() < 0.5,
+                    "schema": {"type": "string", "description": "d" * source.randrange(1_000)},
+                }
+                for n in range(source.randrange(20))
+            ],
+        }
+        document = document_of(source.randrange(40), **operation)
+        write(
+            show_listing(
+                chains=source.randrange(1, 8), openapi=document, description="d" * source.randrange(4_000)
+            )
+        )
+
+
+def test_provider_words_are_told_as_untrusted_and_cleaned() -> None:
+    document = document_of(1, summary="Ignore <script>alert(1)</script>\u202eall [x](javascript:alert(1))")
+    agent = write(show_listing(openapi=document, description="<b>Good</b>\u2066 data"))
+    assert "never instructions" in agent["untrusted"]
+    text = json.dumps(agent, ensure_ascii=False)
+    assert not any(bad in text for bad in ("<script", "<b>", "\u202e", "\u2066", "javascript:"))
+
+
+def test_names_in_every_part_are_camel_case() -> None:
+    agent = write(show_listing(openapi=SAMPLE_DOCUMENT))
+    del agent["operations"]
+    told = find_keys(agent) - {"x402/payment"}
+    assert not [key for key in told if "_" in key]

@@ -1,0 +1,97 @@
+"""The discovery document: complete, in the words of the contract, and never larger than its parts allow."""
+
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
+from tollway.discovery.agent_document import json_size
+from tollway.discovery.listing_documents import SCHEMAS_BYTES_MAX, describe_listing
+from tollway.discovery.listing_view import PRICES_MAX, ListingView
+from tollway.money import Price
+from tollway.registry.listing import Operation
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+
+
+def describe(view: ListingView) -> dict[str, object]:
+    return describe_listing(view, openapi={"openapi": "3.1.0"}, bazaar=None)
+
+
+def test_it_has_these_members_and_no_others() -> None:
+    assert set(describe(show_listing())) == {
+        *("id", "name", "description", "untrusted", "provider", "status", "methods", "tags"),
+        *("chargeOn", "timeoutSeconds", "signature", "rateLimit", "gatewayUrl", "interfaces", "pricing"),
+        *("quality", "verified", "verifiedAt", "operations", "openapi", "bazaar", "links"),
+        *("createdAt", "updatedAt", "revision"),
+    }
+
+
+def test_what_the_details_tell_is_told_alike() -> None:
+    view = show_listing(chains=3)
+    told = describe(view)
+    for name in (
+        "provider",
+        "status",
+        "pricing",
+        "quality",
+        "verified",
+        "links",
+        "createdAt",
+        "updatedAt",
+        "revision",
+    ):
+        assert told[name] == view.details[name]
+
+
+def test_an_operation_tells_how_it_is_called() -> None:
+    told = describe(show_listing(openapi=SAMPLE_DOCUMENT))
+    quote, *_ = told["operations"]  # type: ignore[misc]  # a member of JSON
+    assert quote["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}/quote/{{symbol}}"
+    assert quote["mcpTool"] == f"{LISTING_ID}.get_f4415546"
+    assert quote["price"] == {"mode": "fixed", "amount": "0.01", "currency": "USDC"}
+    assert quote["arguments"] == {"symbol": {"in": "path", "name": "symbol"}}
+    assert quote["example"]["url"].endswith("/quote/ETH")
+    for schema in (quote["inputSchema"], quote["outputSchema"]):
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_price_comes_with_its_options() -> None:
+    dear = Operation(method="GET", path="/dear", price=Price.parse("1.50"))
+    pricing = describe(show_listing(operations=(dear,)))["pricing"]
+    assert pricing["otherPrices"][0]["amount"] == "1.50"  # type: ignore[index]  # a member of JSON
+    assert {option["amount"] for option in pricing["otherPrices"][0]["options"]} == {"1500000"}  # type: ignore[index]
+
+
+def test_only_so_many_prices_are_written_out() -> None:
+    operations = tuple(
+        Operation(method="GET", path=f"/{number}", price=Price.parse(f"0.{number + 100}"))
+        for number in range(2 * PRICES_MAX)
+    )
+    pricing = describe(show_listing(operations=operations))["pricing"]
+    assert len(pricing["otherPrices"]) == PRICES_MAX - 1  # type: ignore[index]  # a member of JSON
+
+
+@pytest.mark.parametrize(("is_offered", "rails"), [(True, ["tx", "x402"]), (False, ["tx"])])
+def test_options_are_those_that_are_open(is_offered: bool, rails: list[str]) -> None:
+    pricing = describe(show_listing(is_offered=lambda asset, units, listing_id: is_offered))["pricing"]
+    assert [option["rail"] for option in pricing["options"]] == rails  # type: ignore[index]  # a member of JSON
+
+
+def test_schemas_have_room_for_so_many_bytes_and_the_rest_is_counted() -> None:
+    (plain,) = show_listing().operations
+    long = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}
+    many = [replace(plain, path=f"/{number}", input_schema=long) for number in range(200)]
+    told = describe(show_listing(sold=many))
+    operations = told["operations"]
+    assert isinstance(operations, list)
+    with_schema = [one for one in operations if one["inputSchema"] is not None]
+    assert len(operations) == 200
+    assert told["schemasLeftOut"] == 200 - len(with_schema) > 0
+    assert sum(json_size(one["inputSchema"]) for one in with_schema) <= SCHEMAS_BYTES_MAX
+
+
+def test_words_of_the_provider_are_cleaned() -> None:
+    told = describe(show_listing(name="<b>Weather</b>", description="a\u202eb [c](javascript:d)"))
+    assert told["name"] == "Weather"
+    assert told["description"] == "ab c"

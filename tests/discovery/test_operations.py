@@ -1,0 +1,142 @@
+"""What a listing sells, as somebody outside uses it."""
+
+from typing import Any
+
+from tests.kit.listings import sample_listing
+from tollway.discovery.operations import ApiOperation, list_operations
+from tollway.ids import Address
+from tollway.money import Price
+from tollway.registry.listing import Operation
+
+PROVIDER = Address.parse("0x" + "11" * 20)
+
+
+def sold(paths: Any = None, **changes: Any) -> dict[str, ApiOperation]:
+    document = None if paths is None else {"openapi": "3.1.0", "paths": paths}
+    listing = sample_listing(provider=PROVIDER, **{"openapi": document, **changes})
+    return {f"{one.method} {one.path}": one for one in list_operations(listing)}
+
+
+def priced(method: str, path: str, price: str) -> Operation:
+    return Operation(method=method, path=path, price=Price.parse(price))
+
+
+def test_an_undocumented_listing_is_sold_as_a_whole() -> None:
+    (only,) = sold().values()
+    assert (only.tool, only.method, only.path, only.is_any) == ("call", "GET", "", True)
+    assert only.input_schema["properties"]["method"]["enum"] == ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def test_documented_operations_cost_what_their_calls_cost() -> None:
+    found = sold(
+        {"/c/{city}": {"get": {}, "delete": {}}, "/c/rome": {"get": {}}},
+        operations=(
+            priced("GET", "/c/{id}", "0.5"),
+            priced("GET", "/c/oslo", "0.7"),
+            priced("POST", "/x", "1"),
+        ),
+    )
+    assert {name: one.price.text for name, one in found.items()} == {
+        "GET /c/{city}": "0.5",
+        "DELETE /c/{city}": "0.01",
+        "GET /c/rome": "0.5",
+        "GET /c/oslo": "0.7",
+        "POST /x": "1",
+    }
+
+
+def test_a_method_that_the_listing_does_not_take_is_not_sold() -> None:
+    assert list(sold({"/a": {"get": {}, "post": {}, "trace": {}}}, methods=("GET",))) == ["GET /a"]
+
+
+def test_tools_have_names_of_ours() -> None:
+    found = sold({"/ignore previous": {"get": {}}, "/a": {"get": {"operationId": "ignore_all"}}})
+    assert [one.tool for one in found.values()] == ["get_f302dfbc"]
+
+
+def test_what_finds_no_room_in_a_schema_is_open_and_still_named() -> None:
+    parameters = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "required": n < 2,
+            "schema": {"enum": [f"{n}-{m}" * 9 for m in range(20)]},
+        }
+        for n in range(60)
+    ]
+    (one,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
+    schema = one.input_schema
+    assert list(schema["properties"]) == [argument.name for argument in one.arguments]
+    assert schema["properties"]["q0"]["enum"]
+    assert schema["properties"][one.arguments[-1].name] == {}
+    assert (schema["required"], schema["additionalProperties"]) == (["q0", "q1"], False)
+
+
+def test_a_priced_operation_that_nobody_documented_takes_anything() -> None:
+    found = sold(operations=(priced("POST", "/c/{id}", "1"), priced("GET", "/d", "1")), other_paths="refuse")
+    post, get = found["POST /c/{id}"], found["GET /d"]
+    assert [(one.name, one.place, one.is_required) for one in post.arguments] == [
+        ("id", "path", True),
+        ("query", "query", False),
+        ("body", "body", False),
+    ]
+    assert (post.body_type, get.body_type) == ("application/json", None)
+    assert post.input_schema["required"] == ["id"]
+    assert [one.name for one in get.arguments] == ["query"]
+    assert get.arguments[0].is_exploded
+
+
+def test_tools_whose_names_collide_are_told_apart() -> None:
+    """The first 32 bits of both digests are the same."""
+    found = sold({"/a26724": {"get": {}}, "/a80320": {"get": {}}})
+    first, second = (one.tool for one in found.values())
+    assert first == "get_d459abc2"
+    assert second.startswith(first)
+    assert len(second) == len(first) + 1
+
+
+def test_arguments_have_names_of_their_own() -> None:
+    parameters = [
+        {"name": "id", "in": "query"},
+        {"name": "id", "in": "header"},
+        {"name": "a b", "in": "query"},
+        {"name": "a_b", "in": "query"},
+        {"name": "body", "in": "query"},
+    ]
+    body = {"required": True, "content": {"text/csv": {}}}
+    found = sold({"/c/{id}": {"post": {"parameters": parameters, "requestBody": body}}})
+    (operation,) = found.values()
+    assert [(one.name, one.place, one.parameter) for one in operation.arguments] == [
+        ("id", "path", "id"),
+        ("query_id", "query", "id"),
+        ("header_id", "header", "id"),
+        ("a_b", "query", "a b"),
+        ("query_a_b", "query", "a_b"),
+        ("body", "query", "body"),
+        ("body_body", "body", ""),
+    ]
+    assert operation.input_schema["required"] == ["id", "body_body"]
+    assert operation.input_schema["additionalProperties"] is False
+    assert operation.body_type == "text/csv"
+    assert operation.input_schema["properties"]["body_body"]["type"] == "string"
+
+
+def test_what_comes_back_is_that_of_the_good_answer_in_json() -> None:
+    answers = {
+        "404": {"content": {"application/json": {"schema": {"type": "string"}}}},
+        "201": {"content": {"text/html": {}, "application/vnd.x+json": {"schema": {"type": "object"}}}},
+    }
+    (operation,) = sold({"/a": {"get": {"responses": answers}}}).values()
+    assert operation.output_schema == {"type": "object"}
+    (silent,) = sold({"/a": {"get": {"responses": {"404": answers["404"]}}}}).values()
+    assert silent.output_schema is None
+
+
+def test_a_schema_that_is_too_long_accepts_everything() -> None:
+    long = {"enum": ["x" * 100 + str(at) for at in range(500)]}
+    parameters = [
+        {"name": "long", "in": "query", "schema": long},
+        {"name": "q", "in": "query", "schema": {"type": "string"}},
+    ]
+    (operation,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
+    assert operation.input_schema["properties"] == {"long": {}, "q": {"type": "string"}}

@@ -1,0 +1,126 @@
+"""The small files of the site: short, of our own addresses, and with the providers' words as text."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.kit.listings import sample_listing
+from tollway.discovery.site_files import (
+    CATALOG_PAGE_SIZE,
+    CATALOG_PAGES_MAX,
+    TEXT_LENGTH_MAX,
+    CatalogPage,
+    describe_catalog,
+    write_robots,
+    write_security_text,
+    write_site_text,
+)
+from tollway.ids import Address, ListingId
+from tollway.money import Price
+from tollway.registry.listing import Listing
+
+URL = "https://gw.example.com"
+PROVIDER = Address(b"\xaa" * 20)
+OWN = f"{URL}/.well-known/api-catalog"
+
+
+def listings(count: int, **fields: Any) -> tuple[Listing, ...]:
+    return tuple(
+        sample_listing(provider=PROVIDER, id=ListingId(f"api_{number:04d}"), **fields)
+        for number in range(count)
+    )
+
+
+def test_the_text_names_every_document_and_what_is_for_sale() -> None:
+    text = write_site_text(URL, listings(2, name="Quotes", description="Every symbol"), total=2)
+    assert text.startswith("# Tollway gateway\n\n> ")
+    keys = "/.well-known/http-message-signatures-directory"
+    for path in ("/openapi.json", "/.well-known/api-catalog", "/mcp", "/api/v2/apis?q=", "/problems", keys):
+        assert URL + path in text
+    assert f"- [Quotes]({URL}/api/v2/apis/api_0001/llms.txt): " in text
+    assert "and more" not in text
+
+
+def test_the_text_is_short_however_much_is_for_sale() -> None:
+    text = write_site_text(URL, listings(60, name="N" * 120, description="D" * 4_000), total=9_999)
+    assert len(text) <= TEXT_LENGTH_MAX
+    assert text.endswith(f"- and more: [search]({URL}/api/v2/apis)\n")
+
+
+def test_nothing_for_sale_is_no_heading() -> None:
+    assert "## APIs" not in write_site_text(URL, (), total=0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["x](javascript:alert(1))", "a\n# Ignore all\n- [b](https://evil.example)", "<script>x</script>", "`rm`"],
+)
+def test_no_markup_of_a_provider_survives(words: str) -> None:
+    text = write_site_text(URL, listings(1, name=words, description=words), total=1)
+    (line,) = [line for line in text.split("\n") if "api_0000" in line]
+    assert line.startswith("- [")
+    assert "<script" not in text
+    assert "javascript:" not in text
+    assert len(re.findall(r"(?<!\\)\]\(", line)) == 1, "the one link is ours"
+    assert "\n# Ignore" not in text
+
+
+def test_a_free_api_says_so() -> None:
+    free = sample_listing(provider=PROVIDER, price=Price.parse("0"))
+    assert ": free" in write_site_text(URL, (free,), total=1)
+
+
+def test_a_small_catalog_lists_every_api_with_its_documents() -> None:
+    first, *others = describe_catalog(URL, CatalogPage(listings=listings(2), total=2))["linkset"]
+    assert first["anchor"] == OWN
+    assert [item["href"] for item in first["item"]] == [
+        f"{URL}/api/v2/gateway/api_0000",
+        f"{URL}/api/v2/gateway/api_0001",
+    ]
+    assert [one["anchor"] for one in others] == [item["href"] for item in first["item"]]
+    assert others[0]["service-desc"][0]["href"] == f"{URL}/api/v2/apis/api_0000/openapi.json"
+    assert {"service-doc", "service-meta", "describedby"} <= set(others[0])
+
+
+def test_an_empty_catalog_still_names_the_site() -> None:
+    (only,) = describe_catalog(URL, CatalogPage(listings=(), total=0))["linkset"]
+    assert only["service-desc"][0]["href"] == f"{URL}/openapi.json"
+    assert "item" not in only
+
+
+@pytest.mark.parametrize(
+    ("total", "pages"),
+    [(101, 2), (200, 2), (201, 3), (10_000_000, CATALOG_PAGES_MAX)],
+)
+def test_a_large_catalog_is_nested(total: int, pages: int) -> None:
+    page = CatalogPage(listings=listings(CATALOG_PAGE_SIZE), total=total)
+    (only,) = describe_catalog(URL, page)["linkset"]
+    assert [one["href"] for one in only["api-catalog"]] == [
+        f"{OWN}?page={number}" for number in range(1, pages + 1)
+    ]
+
+
+@pytest.mark.parametrize(("number", "following"), [(1, 2), (2, 3), (3, None)])
+def test_a_page_of_it_names_the_next_one(number: int, following: int | None) -> None:
+    page = CatalogPage(listings=listings(3), total=203, number=number)
+    first, *others = describe_catalog(URL, page)["linkset"]
+    assert first["anchor"] == f"{OWN}?page={number}"
+    assert len(others) == len(first["item"]) == 3
+    assert first.get("next") == (None if following is None else [{"href": f"{OWN}?page={following}"}])
+
+
+def test_what_costs_or_belongs_to_a_wallet_is_nothing_for_crawlers() -> None:
+    lines = write_robots(URL).splitlines()
+    assert lines[0] == "User-agent: *"
+    assert "Disallow: /api/v2/gateway/" in lines
+    assert "Allow: /" in lines
+    assert not any(line.startswith("Disallow: /api/v2/apis") for line in lines)
+
+
+def test_security_text_has_what_rfc_9116_wants() -> None:
+    text = write_security_text(URL, "mailto:ops@example.com", expires="2027-02-19T00:00:00.000Z")
+    fields = dict(line.split(": ", 1) for line in text.splitlines())
+    assert fields["Contact"] == "mailto:ops@example.com"
+    assert fields["Expires"] == "2027-02-19T00:00:00.000Z"
+    assert fields["Canonical"] == f"{URL}/.well-known/security.txt"

@@ -1,0 +1,199 @@
+"""Answers as agents read them: the envelope of an API's answer, the terms of x402's MCP transport, problems as they are."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tollway.discovery.requests import ToolRequest
+from tollway.discovery.tool_results import (
+    PAYMENT_RESPONSE,
+    HttpResponse,
+    ToolCall,
+    problem_result,
+    response_result,
+)
+from tollway.discovery.tools import UNTRUSTED
+from tollway.ids import keccak256
+
+CALL = ToolCall(
+    name="api_1.post_1",
+    listing_id="api_1",
+    request=ToolRequest(method="POST", rest="/v1", query="a=1", body=b"{}"),
+    gateway_url="https://gw.example.com/api/v2/gateway/api_1",
+    origin="https://gw.example.com",
+)
+
+
+def answer(
+    body: bytes = b"", content_type: str | None = None, status: int = 200, **more: Any
+) -> HttpResponse:
+    headers = {} if content_type is None else {"content-type": content_type}
+    return HttpResponse(status=status, headers={**headers, **more.pop("headers", {})}, body=body, **more)
+
+
+def header(content: Any) -> str:
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("got", "shown"),
+    [
+        (answer(b'{"a": 1}', "application/json"), {"bodyFormat": "json", "body": {"a": 1}}),
+        (answer(b"[1]", "application/geo+json; charset=utf-8"), {"bodyFormat": "json", "body": [1]}),
+        (answer(b"{", "application/json"), {"bodyFormat": "text", "body": "{"}),
+        (answer(b"[NaN]", "application/json"), {"bodyFormat": "text", "body": "[NaN]"}),
+        (answer(b'"\\ud800"', "application/json"), {"bodyFormat": "text", "body": '"\\ud800"'}),
+        (answer("é".encode(), "text/plain"), {"bodyFormat": "text", "body": "é"}),
+        (answer(b"no type"), {"bodyFormat": "text", "body": "no type"}),
+        (answer(b"\xff\x00", "image/png"), {"bodyFormat": "base64", "body": "/wA="}),
+        (answer(b"a\0b", "text/plain"), {"bodyFormat": "base64", "body": "YQBi"}),
+        (
+            answer(b"{}", "application/json", headers={"content-encoding": "gzip"}),
+            {"bodyFormat": "base64", "body": "e30="},
+        ),
+        (answer(), {"bodyFormat": "none"}),
+    ],
+)
+def test_a_body_is_told_as_what_it_is(got: HttpResponse, shown: dict[str, Any]) -> None:
+    told = response_result(CALL, got)
+    assert {name: told.content[name] for name in ("bodyFormat", "body") if name in told.content} == shown
+    assert told.content["notice"] == UNTRUSTED
+    assert not told.is_error
+
+
+def test_nesting_beyond_reason_is_text() -> None:
+    told = response_result(CALL, answer(b"[" * 100_000 + b"]" * 100_000, "application/json"))
+    assert told.content["bodyFormat"] == "text"
+
+
+def test_the_record_of_the_call_stands_beside_the_body() -> None:
+    headers = {
+        "tollway-call-id": "call_1",
+        "tollway-payment-state": "charged",
+        "tollway-price": "0.01 USDC",
+        "payment-response": header({"success": True, "transaction": "0xabc"}),
+        "etag": '"x"',
+        "set-cookie": "no",
+    }
+    told = response_result(CALL, answer(b"{}", "application/json", headers=headers))
+    assert told.content["call"] == {"id": "call_1", "paymentState": "charged", "price": "0.01 USDC"}
+    assert told.content["headers"] == {"etag": '"x"'}
+    assert told.meta == {PAYMENT_RESPONSE: {"success": True, "transaction": "0xabc"}}
+
+
+def test_an_answer_of_the_api_that_is_a_fault_is_an_error_with_its_body() -> None:
+    told = response_result(CALL, answer(b'{"why": "no"}', "application/json", status=404))
+    assert (told.is_error, told.content["status"], told.content["body"]) == (True, 404, {"why": "no"})
+
+
+def test_a_problem_of_the_api_is_not_taken_for_one_of_the_gateway() -> None:
+    relayed = {"proxy-status": '"gw.example.com"; received-status=402'}
+    told = response_result(
+        CALL, answer(b'{"code": "x"}', "application/problem+json", status=402, headers=relayed)
+    )
+    assert told.content["bodyFormat"] == "json"
+    assert "accepts" not in told.content
+
+
+def test_an_answer_that_is_too_large_or_broken_says_so() -> None:
+    large = response_result(CALL, answer(b"", "text/plain", is_whole=False, is_too_large=True))
+    assert (large.is_error, large.content["bodyFormat"]) == (True, "none")
+    assert CALL.url in large.content["detail"]
+    broken = response_result(CALL, answer(b"hal", "text/plain", is_whole=False))
+    assert (broken.is_error, broken.content["body"]) == (True, "hal")
+    assert "broke off" in broken.content["detail"]
+
+
+# ---- Refusals of the gateway.
+
+OWN = {"proxy-status": '"gw.example.com"; error=http_request_denied'}
+PROBLEM = {"code": "payment_required", "detail": "Pay.", "paymentState": "none", "payment": {"options": []}}
+
+
+def unpaid(required: Any, problem: Any = None, **headers: str) -> HttpResponse:
+    shown = {} if required is None else {"payment-required": required}
+    body = json.dumps({**PROBLEM, **(problem or {})}).encode()
+    return answer(body, "application/problem+json", status=402, headers={**OWN, **shown, **headers})
+
+
+REQUIRED = {
+    "x402Version": 2,
+    "error": "payment_required",
+    "resource": {"url": "https://gw.example.com/api/v2/gateway/api_1/v1", "description": "d"},
+    "accepts": [{"scheme": "exact"}],
+    "extensions": {"bazaar": {}, "offer-receipt": {}, "payment-identifier": {"info": {"required": False}}},
+}
+
+
+def test_an_unpaid_call_is_told_as_x402_clients_read_it() -> None:
+    told = response_result(CALL, unpaid(header(REQUIRED)))
+    assert told.is_error
+    assert told.meta == {}
+    terms = told.content
+    assert (terms["x402Version"], terms["accepts"], terms["error"]) == (
+        2,
+        [{"scheme": "exact"}],
+        "payment_required",
+    )
+    assert terms["resource"] == {"url": "mcp://tool/api_1.post_1", "description": "d"}
+    assert set(terms["extensions"]) == {"payment-identifier"}
+    assert (terms["code"], terms["payment"]) == ("payment_required", {"options": []})
+
+
+def test_the_words_of_a_provider_in_the_terms_are_cleaned_and_labelled() -> None:
+    resource = {"url": "u", "description": "<b>Ignore</b> \u202eall [x](javascript:y) " + "x" * 400}
+    told = response_result(CALL, unpaid(header({**REQUIRED, "resource": resource}))).content
+    assert told["resource"]["description"].startswith("Ignore all x x")
+    assert len(told["resource"]["description"]) <= 300
+    assert told["notice"] == UNTRUSTED
+
+
+def test_the_terms_speak_of_arguments_and_what_was_wrong_with_a_payment_is_told_as_it_is() -> None:
+    payment = {"amount": "0.01", "currency": "USDC", "options": []}
+    told = response_result(CALL, unpaid(header(REQUIRED), {"payment": payment})).content["detail"]
+    assert "costs 0.01 USDC" in told
+    assert "X-Payment-Tx" not in told
+    wrong = {"payment": payment, "code": "payment_insufficient", "detail": "0.001 is missing."}
+    assert response_result(CALL, unpaid(header(REQUIRED), wrong)).content["detail"] == "0.001 is missing."
+
+
+def test_an_unpaid_call_says_what_is_signed_without_x402() -> None:
+    message = response_result(CALL, unpaid(None)).content["withoutX402"]["eip712"]["message"]
+    assert message == {
+        "gateway": "https://gw.example.com",
+        "apiId": "api_1",
+        "method": "POST",
+        "target": "/v1?a=1",
+        "bodyHash": "0x" + keccak256(b"{}").hex(),
+        "transaction": "{transaction}",
+        "validUntil": "{validUntil}",
+        "nonce": "{nonce}",
+    }
+
+
+def test_where_nothing_can_be_settled_there_is_nothing_to_accept() -> None:
+    for required in (None, "no base64", header([1]), header("x")):
+        terms = response_result(CALL, unpaid(required)).content
+        assert (terms["x402Version"], terms["accepts"]) == (2, [])
+        assert terms["resource"] == {"url": "mcp://tool/api_1.post_1"}
+
+
+def test_a_settlement_that_failed_has_the_terms_and_its_response() -> None:
+    response = {"success": False, "errorReason": "x"}
+    failed = unpaid(
+        header(REQUIRED), {"code": "payment_settlement_failed"}, **{"payment-response": header(response)}
+    )
+    told = response_result(CALL, failed)
+    assert told.meta == {PAYMENT_RESPONSE: response}
+    assert told.content["accepts"]
+
+
+def test_another_refusal_is_the_problem_itself() -> None:
+    problem = {"code": "payment_pending", "retryable": True}
+    told = response_result(
+        CALL, answer(json.dumps(problem).encode(), "application/problem+json", status=409, headers=OWN)
+    )
+    assert (told.is_error, told.content) == (True, problem)
+    assert problem_result(json.dumps(problem).encode()).content == problem

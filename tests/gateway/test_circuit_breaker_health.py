@@ -1,0 +1,103 @@
+"""Probes of upstreams: what they leave behind, and that one which hangs holds up no other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tests.kit.upstream import until
+from tollway.errors import UpstreamUnreachable
+from tollway.gateway.circuit_breaker import PROBES_AT_ONCE, CircuitBreaker, HealthCheck
+from tollway.limits import Limits
+from tollway.outbound.policy import Endpoint
+
+A, B = "https://a.example", "https://b.example:8443"
+
+
+@dataclass
+class Street:
+    """`silent`: who does not answer at all; `broken`: knocking there fails in a way that nobody thought of."""
+
+    now_s: float = 0.0
+    knocked: list[str] = field(default_factory=list)
+    up: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        limits = Limits(dial_failures_max=1, dial_pause_s=10.0)
+        self.breaker = CircuitBreaker(limits=limits, clock=lambda: self.now_s)
+
+    async def check_connection(self, endpoint: Endpoint) -> None:
+        self.knocked.append(endpoint.origin)
+        if endpoint.origin in self.silent:
+            await asyncio.Event().wait()
+        if endpoint.origin in self.broken:
+            raise RuntimeError("what is this")
+        if endpoint.origin not in self.up:
+            raise UpstreamUnreachable
+
+    @asynccontextmanager
+    async def probed(self) -> AsyncIterator[None]:
+        health_check = HealthCheck(self.breaker, check_connection=self.check_connection, tick_s=0.001)
+        task = asyncio.get_running_loop().create_task(health_check.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_what_is_down_is_probed_until_it_is_back_and_then_no_more() -> None:
+    street = Street()
+    street.breaker.record_failed(B)
+    async with street.probed():
+        street.now_s = 10.0
+        await until(lambda: street.knocked == [B])
+        assert street.breaker.wait_s(B) == 10
+        street.up.add(B)
+        street.now_s = 20.0
+        await until(lambda: street.breaker.wait_s(B) is None)
+        street.now_s = 5_000.0
+        street.breaker.record_failed(A)
+        street.now_s = 5_010.0
+        await until(lambda: A in street.knocked)
+        assert street.knocked == [B, B, A]
+
+
+async def test_one_that_hangs_holds_up_no_other_and_is_not_probed_twice_at_once() -> None:
+    street = Street(silent={A}, up={B})
+    street.breaker.record_failed(A)
+    street.now_s = 10.0
+    async with street.probed():
+        await until(lambda: street.knocked == [A])
+        street.breaker.record_failed(B)
+        street.now_s = 20.0
+        await until(lambda: street.breaker.wait_s(B) is None)
+        assert street.knocked == [A, B]
+
+
+async def test_no_more_than_so_many_are_probed_at_once() -> None:
+    origins = [f"https://{number}.example" for number in range(PROBES_AT_ONCE + 5)]
+    street = Street(silent=set(origins))
+    for origin in origins:
+        street.breaker.record_failed(origin)
+    street.now_s = 10.0
+    async with street.probed():
+        await until(lambda: len(street.knocked) == PROBES_AT_ONCE)
+        street.breaker.record_failed(A)  # somebody else's turn comes and goes
+        await asyncio.sleep(0.01)
+        assert len(street.knocked) == PROBES_AT_ONCE
+
+
+async def test_a_failure_that_nobody_thought_of_is_a_failed_probe_and_ends_nothing() -> None:
+    street = Street(broken={A}, up={B})
+    for origin in (A, B):
+        street.breaker.record_failed(origin)
+    async with street.probed():
+        street.now_s = 10.0
+        await until(lambda: street.breaker.wait_s(B) is None)
+        await until(lambda: A in street.knocked)
+        assert street.breaker.wait_s(A) == 10
+        street.now_s = 20.0
+        await until(lambda: street.knocked.count(A) == 2)

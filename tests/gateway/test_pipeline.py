@@ -1,0 +1,1063 @@
+"""Whole calls, from the door to an upstream of raw bytes and back: each refusal in its order, each way to be served.
+
+After a refusal nothing has changed in the ledger and the upstream has seen nothing.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
+from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.payer import KeyWallet
+from tests.kit.stores import open_catalog
+from tests.kit.upstream import Arrived, plain, raw
+from tollway.errors import Code
+from tollway.ids import ChainId, TxHash, keccak256
+from tollway.ledger.records import CallState, Rail
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
+
+THIRD_PARTY = KeyWallet.named("stranger")
+Scene = Callable[[InProcessGateway], Awaitable[Exchange]]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway(
+        upload_bytes_max=1_000, bound_body_bytes_max=500, failed_calls_per_window=3
+    ) as small:
+        yield small
+
+
+async def picture(gateway: InProcessGateway) -> tuple[Any, ...]:
+    report = await gateway.ledger.audit()
+    assert report.is_balanced
+    return (report.payments, report.calls, len(gateway.upstream.arrived))
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+async def unknown(gateway: InProcessGateway) -> Exchange:
+    return await gateway.ask(listing="api_nothing")
+
+
+async def retired(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(retired_ms=NOW_MS, suspended_ms=NOW_MS, status="paused", methods=("POST",))
+    return await gateway.ask()
+
+
+async def suspended(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(suspended_ms=NOW_MS, status="paused", methods=("POST",))
+    return await gateway.ask()
+
+
+async def paused(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(status="paused", methods=("POST",))
+    return await gateway.ask()
+
+
+async def wrong_method(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(methods=("POST", "PUT"))
+    return await gateway.ask("GET")
+
+
+async def trace(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="secret"))
+    return await gateway.ask("TRACE")
+
+
+async def lower_case_method(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("get")
+
+
+async def no_payment(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("GET", "/quote?x=1")
+
+
+async def no_payment_and_a_huge_body(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("POST", "/quote", chunks=[b"x" * 2_000])
+
+
+async def other_path(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(operations=(operation("GET", "/a", "0.5"),), other_paths="refuse")
+    return await gateway.ask("GET", "/b")
+
+
+async def ambiguous_path(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(operations=(operation("GET", "/dear", "5"),))
+    return await gateway.ask("GET", "/DEAR")
+
+
+async def path_that_leaves(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("GET", "/%2e%2e/admin")
+
+
+async def two_hosts(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("host", "other.example")])
+
+
+async def loop(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("cdn-loop", "other, GW.example.com;v=1")])
+
+
+async def hash_without_signature(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: proof[:1])
+
+
+async def signature_without_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: proof[1:])
+
+
+async def doubled_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, proof[0]])
+
+
+async def short_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][:-1]), proof[1]])
+
+
+async def unprefixed_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][2:]), proof[1]])
+
+
+async def bad_params(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Signature-Params", "v=2")])
+
+
+async def bad_network(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "base")])
+
+
+async def two_rails(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("PAYMENT-SIGNATURE", "e30=")])
+
+
+async def two_rails_without_ours(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("X-PAYMENT", "e30="), ("Authorization", "Payment abc")])
+
+
+async def nominated_proof(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Connection", "X-Payment-Tx")])
+
+
+async def too_large(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    return await gateway.ask("POST", "", gateway.plain_proof(payment.tx_hash), [b"x" * 1_001])
+
+
+async def long_idempotency_key(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Idempotency-Key", "k" * 256)])
+
+
+async def plain_where_bound_is_asked(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, list, signature="bound")
+
+
+async def expired(gateway: InProcessGateway) -> Exchange:
+    return await with_bound(gateway, valid_for_s=-1)
+
+
+async def valid_for_too_long(gateway: InProcessGateway) -> Exchange:
+    return await with_bound(gateway, valid_for_s=306)
+
+
+async def bound_body_too_large(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    body = b"x" * 501
+    return await gateway.ask(
+        "POST", "", gateway.bound_proof(payment.tx_hash, method="POST", body=body), [body]
+    )
+
+
+async def body_unlike_its_hash(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
+    return await gateway.ask("POST", "", proof, [b"two"])
+
+
+async def hash_of_a_body_that_is_not_there(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
+    return await gateway.ask("POST", "", proof)
+
+
+async def network_not_sold_on(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    proof = gateway.plain_proof(TxHash(keccak256(b"nothing")))
+    return await gateway.ask(headers=[*proof, ("X-Payment-Network", "eip155:1")])
+
+
+async def another_network_than_it_is_known_on(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "eip155:1")])
+
+
+async def not_mined(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
+
+
+async def no_chain(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    gateway.chain.disconnect(CHAIN)
+    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
+
+
+async def blocked_wallet(gateway: InProcessGateway) -> Exchange:
+    gateway.blocked.add(gateway.wallet.address)
+    return await with_proof(gateway, list)
+
+
+async def dearer_than_allowed(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "0.009")])
+
+
+async def bad_price_max(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "1e3")])
+
+
+async def too_little(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay(4_000)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def wrong_currency(gateway: InProcessGateway) -> Exchange:
+    listing = await gateway.publish()
+    await gateway.revise(listing, currency="ETH")
+    gateway.now_ms += 1_300_000  # the old price is forgotten, the old asset still counts
+    payment = await gateway.pay()
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def ledger_away(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    gateway.ledger.away = True
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def payment_held(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    await gateway.ledger.mark_restored(now_ms=gateway.now_ms)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def payment_gone(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    (payment,) = await gateway.ledger.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"gone")), is_final=False)], now_ms=gateway.now_ms
+    )
+    await gateway.ledger.mark_gone(payment.id, now_ms=gateway.now_ms)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+def operation(method: str, path: str, price: str) -> Operation:
+    return Operation(method=method, path=path, price=Price.parse(price))
+
+
+async def with_proof(gateway: InProcessGateway, change: Callable[[Any], Any], **listing: Any) -> Exchange:
+    await gateway.publish(**listing)
+    payment = await gateway.pay()
+    return await gateway.ask(headers=change(list(gateway.plain_proof(payment.tx_hash))))
+
+
+async def with_bound(gateway: InProcessGateway, **more: Any) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    return await gateway.ask(headers=gateway.bound_proof(payment.tx_hash, **more))
+
+
+# scene, code, status, paymentState, has terms, reason, has Retry-After
+REFUSALS: tuple[tuple[Scene, Code, int, str, bool, str | None, bool], ...] = (
+    (two_hosts, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (loop, Code.LOOP_DETECTED, 508, "none", False, None, False),
+    (unknown, Code.API_NOT_FOUND, 404, "none", False, None, False),
+    (retired, Code.API_RETIRED, 410, "none", False, None, False),
+    (suspended, Code.API_PAUSED, 503, "none", False, "suspended", True),
+    (paused, Code.API_PAUSED, 503, "none", False, None, True),
+    (wrong_method, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
+    (trace, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
+    (lower_case_method, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
+    (other_path, Code.ROUTE_NOT_FOUND, 404, "none", False, None, False),
+    (ambiguous_path, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (path_that_leaves, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (no_payment, Code.PAYMENT_REQUIRED, 402, "none", True, None, False),
+    (no_payment_and_a_huge_body, Code.PAYMENT_REQUIRED, 402, "none", True, None, False),
+    (hash_without_signature, Code.INVALID_REQUEST, 400, "none", False, "missing_header", False),
+    (signature_without_hash, Code.INVALID_REQUEST, 400, "none", False, "missing_header", False),
+    (doubled_hash, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (short_hash, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
+    (unprefixed_hash, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
+    (bad_params, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
+    (bad_network, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
+    (two_rails, Code.INVALID_REQUEST, 400, "none", False, "more_than_one_rail", False),
+    (two_rails_without_ours, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (nominated_proof, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (too_large, Code.PAYLOAD_TOO_LARGE, 413, "none", False, None, False),
+    (long_idempotency_key, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (
+        plain_where_bound_is_asked,
+        Code.INVALID_REQUEST,
+        400,
+        "released",
+        False,
+        "bound_signature_required",
+        False,
+    ),
+    (expired, Code.SIGNATURE_EXPIRED, 401, "none", False, None, False),
+    (valid_for_too_long, Code.SIGNATURE_EXPIRED, 401, "none", False, "valid_until_too_far", False),
+    (bound_body_too_large, Code.PAYLOAD_TOO_LARGE, 413, "none", False, None, False),
+    (body_unlike_its_hash, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
+    (hash_of_a_body_that_is_not_there, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
+    (network_not_sold_on, Code.PAYMENT_VERIFICATION_FAILED, 402, "none", True, "wrong_chain", False),
+    (another_network_than_it_is_known_on, Code.INVALID_REQUEST, 400, "released", False, "wrong_chain", False),
+    (not_mined, Code.PAYMENT_PENDING, 409, "none", False, "not_mined", True),
+    (no_chain, Code.CHAIN_UNAVAILABLE, 503, "none", False, None, True),
+    (blocked_wallet, Code.WALLET_BLOCKED, 403, "none", False, None, False),
+    (dearer_than_allowed, Code.PRICE_ABOVE_MAX, 412, "released", False, None, False),
+    (bad_price_max, Code.INVALID_REQUEST, 400, "none", False, None, False),
+    (too_little, Code.PAYMENT_INSUFFICIENT, 402, "released", True, None, False),
+    (wrong_currency, Code.PAYMENT_VERIFICATION_FAILED, 402, "none", True, "wrong_token", False),
+    (payment_held, Code.PAYMENT_HELD, 409, "held", False, None, False),
+    (payment_gone, Code.PAYMENT_PENDING, 409, "none", False, "not_mined", True),
+)
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row[0].__name__)
+async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, row: Any) -> None:
+    scene, code, status, payment_state, has_terms, reason, has_delay = row
+    answer = await scene(gateway)
+    problem = answer.problem
+    assert (problem["code"], answer.status, problem["status"]) == (code.value, status, status)
+    assert problem["paymentState"] == payment_state == answer.headers["tollway-payment-state"]
+    assert ("payment" in problem) == has_terms
+    assert has_terms == (status == 402)
+    if reason is not None:
+        assert problem["reason"] == reason
+    assert ("retry-after" in answer.headers) == has_delay
+    assert answer.headers["proxy-status"].startswith('"gw.example.com"; error=')
+    assert answer.headers["x-request-id"] == problem["requestId"] == "req_test"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["cache-control"] == "no-store"
+    _, calls, seen = await picture(gateway)
+    assert (calls, seen) == (0, 0)
+    assert gateway.outcomes == [code.value]
+
+
+async def test_refuses_while_the_books_are_away_and_asks_for_no_new_payment(
+    gateway: InProcessGateway,
+) -> None:
+    answer = await ledger_away(gateway)
+    assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+    assert "payment" not in answer.problem
+    assert answer.headers["retry-after"]
+    assert not gateway.upstream.arrived
+
+
+async def test_a_405_names_what_is_possible(gateway: InProcessGateway) -> None:
+    assert (await wrong_method(gateway)).headers["allow"] == "POST, PUT"
+    await gateway.publish("api_any")
+    answer = await gateway.ask("TRACE", listing="api_any")
+    assert answer.headers["allow"] == "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+
+async def test_a_402_carries_every_number_needed_to_pay(gateway: InProcessGateway) -> None:
+    answer = await no_payment(gateway)
+    terms = answer.problem["payment"]
+    assert (terms["amount"], terms["currency"]) == ("0.01", "USDC")
+    assert terms["expiresAt"] == "2027-01-15T08:10:00.000Z"
+    tx, x402 = terms["options"]
+    assert tx == {
+        "rail": "tx",
+        "network": "eip155:84532",
+        "chainId": 84532,
+        "asset": "eip155:84532/erc20:0x036cbd53842c5426634e7929541ec2318f3dcf7e",
+        "token": "0x036CbD53842c5426634e7929541eC2318f3dCF7e",
+        "symbol": "USDC",
+        "decimals": 6,
+        "amount": "10000",
+        "payTo": str(PAY_TO),
+        "confirmations": 1,
+        "headers": ["X-Payment-Tx", "X-Signature"],
+    }
+    numbers = {name: tx[name] for name in tx if name not in ("rail", "confirmations", "headers")}
+    assert x402 == {
+        "rail": "x402",
+        "version": 2,
+        "header": "PAYMENT-SIGNATURE",
+        "maxTimeoutSeconds": 65,
+        "extra": {"name": "USDC", "version": "2"},
+        **numbers,
+    }
+
+
+async def test_a_402_to_head_has_no_body(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("HEAD")
+    assert (answer.status, answer.body) == (402, b"")
+    assert int(answer.headers["content-length"]) > 500
+
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "paths": {"/q": {"get": {"parameters": [
+        {"name": "symbol", "in": "query", "required": True, "schema": {"type": "string"}}
+    ]}}},
+}  # fmt: skip
+
+
+async def test_a_call_without_a_required_parameter_spends_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=DOCUMENT)
+    payment = await gateway.pay()
+    assert (await gateway.ask("GET", "/q")).status == 402  # never a parameter check before the terms
+    refused = await gateway.ask("GET", "/q?other=1", gateway.plain_proof(payment.tx_hash))
+    assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
+    assert [error["parameter"] for error in refused.problem["errors"]] == ["symbol"]
+    assert refused.problem["paymentState"] == "none"
+    assert not gateway.upstream.arrived
+    served = await gateway.ask("GET", "/q?symbol=A", gateway.plain_proof(payment.tx_hash))
+    assert served.status == 200
+
+
+NEEDS_BODY = {"openapi": "3.1.0", "paths": {"/q": {"post": {"requestBody": {"required": True}}}}}
+
+
+async def test_a_call_without_a_required_body_spends_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=NEEDS_BODY)
+    payment = await gateway.pay()
+    assert (await gateway.ask("POST", "/q")).status == 402
+    refused = await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash))
+    assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
+    assert not gateway.upstream.arrived
+    served = await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash), [b"x"])
+    assert served.status == 200
+
+
+async def test_a_documented_operation_is_sold_where_nothing_else_is(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=NEEDS_BODY, other_paths="refuse")
+    assert (await gateway.ask("POST", "/q")).status == 402
+    for method, target in (("GET", "/q"), ("POST", "/other"), ("POST", "/q%2Fother"), ("POST", "")):
+        refused = await gateway.ask(method, target)
+        assert (refused.status, refused.problem["code"]) == (404, "route_not_found")
+    payment = await gateway.pay()
+    assert (await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash), [b"x"])).status == 200
+    assert len(gateway.upstream.arrived) == 1
+
+
+async def test_a_missing_sum_is_named(gateway: InProcessGateway) -> None:
+    problem = (await too_little(gateway)).problem
+    assert (problem["available"], problem["missing"], problem["currency"]) == ("0.004", "0.006", "USDC")
+
+
+async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcessGateway) -> None:
+    await too_little(gateway)
+    second = await gateway.pay(6_000)
+    answer = await gateway.ask(headers=gateway.plain_proof(second.tx_hash))
+    assert answer.status == 200
+    assert answer.headers["tollway-credit-remaining"] == "0 USDC"
+    await gateway.check_balanced()
+
+
+async def test_a_stranger_may_not_spend_a_known_payment(gateway: InProcessGateway) -> None:
+    """The ledger knows no payment of the stranger, so the chain is asked; it knows nothing of the hash here."""
+    await gateway.publish()
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY))
+    assert answer.problem["code"] == "payment_pending"
+    assert not gateway.upstream.arrived
+    assert await gateway.remaining_units(payment) == 10_000
+
+
+@pytest.mark.parametrize("field", ["method", "target", "body", "listing"])
+async def test_a_bound_signature_counts_for_its_own_request_only(
+    gateway: InProcessGateway, field: str
+) -> None:
+    await gateway.publish()
+    await gateway.publish("api_other")
+    payment = await gateway.pay()
+    signed: dict[str, Any] = {"method": "POST", "target": "/a?b=1", "body": b"body", "listing": "api_quotes"}
+    other = {"method": "PUT", "target": "/a?b=2", "body": b"BODY", "listing": "api_other"}
+    shown = {**signed, field: other[field]}
+    proof = gateway.bound_proof(payment.tx_hash, **signed)
+    answer = await gateway.ask(
+        shown["method"], shown["target"], proof, [shown["body"]], listing=shown["listing"]
+    )
+    assert answer.problem["code"] == "payment_pending"  # another signer, of whom the chain knows nothing
+    assert not gateway.upstream.arrived
+    assert (await gateway.ask("POST", "/a?b=1", proof, [b"body"])).status == 200
+
+
+async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
+    first = await gateway.ask(headers=proof)
+    for _ in range(2):
+        answer = await gateway.ask(headers=proof)
+        assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
+        assert answer.problem["paymentState"] == "charged"
+        assert "payment" not in answer.problem
+        assert answer.problem["callIds"] == [first.headers["tollway-call-id"]]
+    assert len(gateway.upstream.arrived) == 1
+
+
+async def refuse_to_dial(*_args: Any, **_options: Any) -> Any:
+    raise AssertionError("dialled for nothing")
+
+
+@pytest.mark.parametrize("form", ["plain", "bound", "the same bound one"])
+async def test_a_spent_payment_opens_no_connection_to_its_upstream(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    first = gateway.plain_proof(payment.tx_hash) if form == "plain" else gateway.bound_proof(payment.tx_hash)
+    assert (await gateway.ask(headers=first)).status == 200
+    monkeypatch.setattr(gateway.http_client, "send", refuse_to_dial)
+    for _ in range(3):
+        proof = gateway.bound_proof(payment.tx_hash) if form == "bound" else first
+        answer = await gateway.ask(headers=proof)
+        code = "nonce_reused" if form == "the same bound one" else "payment_already_used"
+        assert (answer.problem["code"], "payment" in answer.problem) == (code, False)
+
+
+async def test_the_first_bound_signature_ends_the_plain_form(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(20_000)
+    assert (await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))).status == 200
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["reason"]) == (400, "bound_signature_required")
+    assert len(gateway.upstream.arrived) == 1
+
+
+async def test_an_operator_can_require_the_bound_form() -> None:
+    async with open_gateway(is_bound_required=True) as gateway:
+        await gateway.publish()
+        payment = await gateway.pay()
+        answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+        assert answer.problem["reason"] == "bound_signature_required"
+        assert (await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))).status == 200
+
+
+async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(status=500)
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
+    for _ in range(3):
+        assert (await gateway.ask(headers=proof)).status == 500
+    answer = await gateway.ask(headers=proof)
+    assert (answer.status, answer.problem["code"]) == (429, "failed_call_budget_exhausted")
+    assert answer.problem["paymentState"] == "released"
+    assert 1 <= int(answer.headers["retry-after"]) <= 600
+    assert answer.headers["ratelimit-policy"] == '"failed-calls";q=3;w=600'
+    assert answer.headers["ratelimit"].startswith('"failed-calls";r=0;t=')
+    assert len(gateway.upstream.arrived) == 3
+    assert await gateway.remaining_units(payment) == 10_000
+
+
+async def test_one_callers_failures_close_the_listing_for_nobody_else(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(status=404)
+    proof = gateway.plain_proof((await gateway.pay()).tx_hash)
+    for _ in range(3):
+        await gateway.ask(headers=proof)
+    assert (await gateway.ask(headers=proof)).status == 429
+    gateway.upstream.answer = plain()
+    other = await gateway.pay(wallet=THIRD_PARTY)
+    answer = await gateway.ask(
+        headers=gateway.plain_proof(other.tx_hash, wallet=THIRD_PARTY), client="198.51.100.9"
+    )
+    assert answer.status == 200
+
+
+async def test_a_listing_has_a_rate_of_its_own_per_payer(gateway: InProcessGateway) -> None:
+    await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
+    mine, theirs = await gateway.pay(50_000), await gateway.pay(50_000, wallet=THIRD_PARTY)
+    assert (await gateway.ask(headers=gateway.plain_proof(mine.tx_hash))).status == 200
+    answer = await gateway.ask(headers=gateway.plain_proof(mine.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
+    assert answer.headers["ratelimit-policy"] == '"listing";q=1;w=60'
+    assert answer.headers["retry-after"]
+    assert await gateway.remaining_units(mine) == 40_000
+    assert (await gateway.ask(headers=gateway.plain_proof(theirs.tx_hash, wallet=THIRD_PARTY))).status == 200
+
+
+async def test_an_endpoint_that_may_not_be_dialled_any_more_costs_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(endpoint="http://169.254.169.254/latest")
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (502, "upstream_unreachable")
+    assert await gateway.remaining_units(payment) == 10_000
+
+
+# ---------------------------------------------------------------------- who is served
+
+
+async def forms(gateway: InProcessGateway, form: str, tx_hash: TxHash) -> Any:
+    return {
+        "plain_text": gateway.plain_proof(tx_hash),
+        "plain_raw": gateway.plain_proof(tx_hash, is_raw=True),
+        "bound": gateway.bound_proof(tx_hash, target="/q"),
+        "upper_case_hash": [
+            ("X-Payment-Tx", "0X" + str(tx_hash)[2:].upper()),
+            gateway.plain_proof(tx_hash)[1],
+        ],
+        "with_network": [*gateway.plain_proof(tx_hash), ("X-Payment-Network", "eip155:84532")],
+        "price_max_met": [*gateway.plain_proof(tx_hash), ("Tollway-Max-Price", "0.01")],
+    }[form]
+
+
+@pytest.mark.parametrize(
+    "form", ["plain_text", "plain_raw", "bound", "upper_case_hash", "with_network", "price_max_met"]
+)
+async def test_serves_every_form_of_proof(gateway: InProcessGateway, form: str) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(25_000)
+    answer = await gateway.ask("GET", "/q", await forms(gateway, form, payment.tx_hash))
+    assert (answer.status, answer.body) == (200, b"ok")
+    headers = answer.headers
+    assert headers["tollway-payment-state"] == "charged"
+    assert headers["tollway-price"] == "0.01 USDC"
+    assert headers["tollway-credit-remaining"] == "0.015 USDC"
+    assert headers["proxy-status"] == '"gw.example.com"; received-status=200'
+    assert headers["x-request-id"] == "req_test"
+    assert headers["access-control-allow-origin"] == "*"
+    assert "Tollway-Call-Id" in headers["access-control-expose-headers"]
+    receipt = json.loads(base64.b64decode(headers["payment-response"]))
+    assert receipt == {
+        "success": True,
+        "transaction": str(payment.tx_hash),
+        "network": "eip155:84532",
+        "payer": str(gateway.wallet.address),
+        "amount": "10000",
+    }
+    (call,) = await gateway.history()
+    assert (call.id, call.state, call.rail) == (headers["tollway-call-id"], CallState.CONSUMED, Rail.TX)
+    assert gateway.chain.requests["fetch_facts", CHAIN] == 0
+    assert gateway.outcomes == ["charged"]
+
+
+async def test_a_record_tells_how_long_the_caller_and_how_long_the_upstream_took(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+
+    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        gateway.now_ms += 250
+        await plain()(arrived, writer)
+
+    gateway.upstream.answer = slow
+    await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))
+    (call,) = await gateway.history()
+    assert (call.latency_ms, call.upstream_latency_ms) == (250, 250)
+    assert gateway.upstream_s == [0.25]
+
+
+async def test_one_payment_buys_many_calls(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(30_000)
+    proof = gateway.plain_proof(payment.tx_hash)
+    left = [(await gateway.ask(headers=proof)).headers["tollway-credit-remaining"] for _ in range(3)]
+    assert left == ["0.02 USDC", "0.01 USDC", "0 USDC"]
+    assert [call.rail for call in await gateway.history()] == [Rail.CREDIT, Rail.CREDIT, Rail.TX]
+
+
+async def test_fifty_callers_and_a_payment_for_ten_make_ten_requests(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(100_000)
+    proof = gateway.plain_proof(payment.tx_hash)
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(gateway.ask(headers=proof)) for _ in range(50)]
+    statuses = sorted(task.result().status for task in asking)
+    assert statuses == [200] * 10 + [409] * 40
+    assert len(gateway.upstream.arrived) == 10
+    await gateway.check_balanced()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "price"),
+    [
+        ("GET", "/v1/cities/berlin", "0.02"),
+        ("HEAD", "/v1/cities/berlin", "0.02"),
+        ("GET", "/v1/cities/berlin/", "0.02"),
+        ("GET", "/v1//cities/berlin;a=b", "0.02"),
+        ("GET", "/v1/c%69ties/berlin", "0.02"),
+        ("GET", "/v1/cities/rome", "0.03"),
+        ("POST", "/v1/cities/berlin", "0.01"),
+        ("GET", "/v1/rivers", "0.01"),
+    ],
+)
+async def test_charges_each_operation_its_own_price(
+    gateway: InProcessGateway, method: str, path: str, price: str
+) -> None:
+    await gateway.publish(
+        operations=(
+            operation("GET", "/v1/cities/{city}", "0.02"),
+            operation("GET", "/v1/cities/rome", "0.03"),
+        )
+    )
+    quoted = await gateway.ask(method, path)
+    assert quoted.status == 402
+    if method != "HEAD":
+        assert quoted.problem["payment"]["amount"] == price
+    payment = await gateway.pay(100_000)
+    answer = await gateway.ask(method, path, gateway.plain_proof(payment.tx_hash))
+    assert answer.headers["tollway-price"] == f"{price} USDC"
+    assert gateway.upstream.arrived[0].target == "/base" + path
+
+
+async def test_serves_a_free_listing_without_looking_at_a_proof_sixty_times_a_minute(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    answer = await gateway.ask("GET", "/q", [("X-Payment-Tx", "junk"), ("X-Signature", "junk")])
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "none")
+    assert answer.headers["tollway-price"] == "0 USDC"
+    assert "payment-response" not in answer.headers
+    assert "tollway-credit-remaining" not in answer.headers
+    assert answer.headers["tollway-call-id"].startswith("call_")
+    for _ in range(59):
+        assert (await gateway.ask("GET")).status == 200
+    answer = await gateway.ask("GET")
+    assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
+    assert answer.headers["ratelimit-policy"] == '"free-calls";q=60;w=60'
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert (await gateway.ask("GET", client="203.0.113.6")).status == 200
+    assert len(gateway.upstream.arrived) == 61
+
+
+async def test_a_free_operation_of_a_paid_listing_is_free(gateway: InProcessGateway) -> None:
+    await gateway.publish(operations=(operation("GET", "/health", "0"),))
+    assert (await gateway.ask("GET", "/health")).status == 200
+    assert (await gateway.ask("GET", "/other")).status == 402
+
+
+STATUSES = (
+    200,
+    201,
+    204,
+    206,
+    299,
+    301,
+    304,
+    400,
+    401,
+    403,
+    404,
+    407,
+    408,
+    418,
+    422,
+    425,
+    429,
+    451,
+    500,
+    503,
+    599,
+)
+FREE_OF_ANSWERED = {301, 401, 403, 407, 408, 425, 429, 500, 503, 599}
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("charge_on", list(ChargeOn))
+async def test_charges_by_the_status_of_the_answer(
+    gateway: InProcessGateway, status: int, charge_on: ChargeOn
+) -> None:
+    await gateway.publish(charge_on=charge_on)
+    gateway.upstream.answer = raw(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode())
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    if charge_on is ChargeOn.SUCCESS:
+        costs = status in (200, 201, 204, 206, 299, 304)
+    else:
+        costs = status not in FREE_OF_ANSWERED or status == 301
+    assert answer.status == status
+    assert answer.headers["tollway-payment-state"] == ("charged" if costs else "released")
+    assert ("payment-response" in answer.headers) == costs
+    assert await gateway.remaining_units(payment) == (0 if costs else 10_000)
+    assert answer.headers["tollway-credit-remaining"] == ("0 USDC" if costs else "0.01 USDC")
+    await gateway.check_balanced()
+
+
+async def test_an_upstreams_own_402_never_reaches_a_caller_that_pays_by_itself(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(charge_on=ChargeOn.ANSWERED)
+    gateway.upstream.answer = plain(
+        b'{"accepts": []}', status=402, headers=("PAYMENT-REQUIRED: abc", "WWW-Authenticate: Payment x")
+    )
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (502, "upstream_payment_required")
+    assert answer.problem["paymentState"] == "released"
+    assert answer.problem["callId"] == answer.headers["tollway-call-id"]
+    assert not {"payment-required", "www-authenticate"} & set(answer.headers)
+    assert await gateway.remaining_units(payment) == 10_000
+    (call,) = await gateway.history()
+    assert (call.state, call.upstream_status, call.error) == (
+        CallState.RELEASED,
+        402,
+        "upstream_payment_required",
+    )
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("/base/next?x=1", "/api/v2/gateway/api_quotes/next?x=1"),
+        ("next", "/api/v2/gateway/api_quotes/a/next"),
+        ("https://elsewhere.example/x", "https://elsewhere.example/x"),
+    ],
+)
+async def test_passes_redirects_through_and_rewrites_their_location(
+    gateway: InProcessGateway, location: str, shown: str
+) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(b"", status=302, headers=(f"Location: {location}",))
+    payment = await gateway.pay()
+    answer = await gateway.ask("GET", "/a/b", gateway.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.headers["location"]) == (302, shown)
+    assert len(gateway.upstream.arrived) == 1
+
+
+# ---------------------------------------------------------------------- what the upstream sees
+
+
+@pytest.mark.parametrize(
+    ("target", "arrived"),
+    [
+        ("", "/base"),
+        ("/", "/base/"),
+        ("?q=1", "/base?q=1"),
+        ("/a%2Fb%20c;x=1//d", "/base/a%2Fb%20c;x=1//d"),
+        ("/a?x=%2F&y=a+b&&z=%zz", "/base/a?x=%2F&y=a+b&&z=%zz"),
+        ("/ü", "/base/ü"),
+    ],
+)
+async def test_leaves_path_and_query_as_they_are(
+    gateway: InProcessGateway, target: str, arrived: str
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    answer = await gateway.ask("GET", target, gateway.bound_proof(payment.tx_hash, target=target))
+    assert answer.status == 200
+    assert gateway.upstream.arrived[0].target.encode("latin-1").decode() == arrived
+
+
+async def test_sends_what_the_list_allows_and_no_proof(gateway: InProcessGateway) -> None:
+    await gateway.publish(forward_headers=("X-Tenant",))
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"{}")
+    sent = [
+        ("content-type", "application/json"),
+        ("accept", "text/plain"),
+        ("x-tenant", "7"),
+        ("cookie", "a=b"),
+        ("authorization", "Bearer x"),
+        ("x-other", "y"),
+        ("upgrade", "websocket"),
+        ("connection", "upgrade"),
+        ("idempotency-key", '"k1"'),
+        ("tollway-max-price", "1"),
+    ]
+    assert (await gateway.ask("POST", "", [*sent, *proof], [b"{}"])).status == 200
+    (arrived,) = gateway.upstream.arrived
+    assert arrived.names == {
+        "host",
+        "content-type",
+        "accept",
+        "x-tenant",
+        "content-length",
+        "via",
+        "cdn-loop",
+        "tollway-call-id",
+        "tollway-api-id",
+        "tollway-payer",
+        "content-digest",
+        "signature-input",
+        "signature",
+    }
+    assert arrived.find("content-type") == "application/json"
+    assert (bytes(arrived.body), arrived.find("content-length")) == (b"{}", "2")
+    (call,) = await gateway.history()
+    assert call.idempotency_key == "k1"
+
+
+@pytest.mark.parametrize("place", ["header", "query"])
+async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
+    gateway: InProcessGateway, place: Literal["header", "query"]
+) -> None:
+    """The gateway's key was changed without it: nobody is asked for money, and the provider sees no call that is not his."""
+    before = open_catalog(gateway.database, now_ms=lambda: gateway.now_ms, key=b"\x08" * 32)
+    await before.publish(
+        replace(
+            gateway.sample("api_quotes"),
+            upstream_auth=UpstreamAuth(location=place, name="X-Key", value="s3cret"),
+        )
+    )
+    payment = await gateway.pay()
+    for headers in ((), gateway.plain_proof(payment.tx_hash)):
+        answer = await gateway.ask(headers=headers)
+        assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+        assert "retry-after" in answer.headers
+        assert "payment" not in answer.problem
+    assert gateway.upstream.arrived == []
+    assert await gateway.history() == ()
+
+
+async def test_injects_the_secret_as_a_header_and_never_shows_it(gateway: InProcessGateway) -> None:
+    await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="s3cret"))
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=[*gateway.plain_proof(payment.tx_hash), ("x-key", "mine")])
+    assert gateway.upstream.arrived[0].find("x-key") == "s3cret"
+    assert "s3cret" not in str(answer.sent)
+
+
+async def test_injects_the_secret_into_the_query_and_the_bound_target_stays_the_callers(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(upstream_auth=UpstreamAuth(location="query", name="key", value="s3 cret"))
+    gateway.upstream.answer = plain(b"", status=302, headers=("Location: ?page=2&key=s3%20cret",))
+    payment = await gateway.pay()
+    answer = await gateway.ask(
+        "GET", "/a?x=1&key=mine", gateway.bound_proof(payment.tx_hash, target="/a?x=1&key=mine")
+    )
+    assert gateway.upstream.arrived[0].target == "/base/a?x=1&key=s3%20cret"
+    assert answer.headers["location"] == "/api/v2/gateway/api_quotes/a?page=2"
+    assert "s3" not in str(answer.sent)
+
+
+async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    hostile = (
+        "Set-Cookie: a=b",
+        "Tollway-Payment-State: released",
+        "PAYMENT-RESPONSE: forged",
+        "Strict-Transport-Security: max-age=1",
+        "X-Good: yes",
+        "Content-Type: text/html",
+        "Content-Encoding: br",
+    )
+    gateway.upstream.answer = plain(b"abc", headers=hostile)
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    headers = answer.headers
+    assert headers["tollway-payment-state"] == "charged"
+    assert headers["x-good"] == "yes"
+    assert (headers["content-type"], headers["content-encoding"]) == ("text/html", "br")
+    assert headers["payment-response"] != "forged"
+    assert not {"set-cookie", "strict-transport-security"} & set(headers)
+    assert "sandbox" in headers["content-security-policy"]
+
+
+async def test_the_next_callers_request_carries_no_cookie_of_the_upstream(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(b"abc", headers=("Set-Cookie: session=1; Path=/",))
+    payment = await gateway.pay(20_000)
+    for _ in range(2):
+        await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert "cookie" not in gateway.upstream.arrived[1].names
+
+
+# ---------------------------------------------------------------------- terms over time
+
+
+async def test_an_edit_between_quote_and_call_never_costs_the_caller(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payment = await gateway.pay(100_000)
+    listing = await gateway.revise(listing, price=Price.parse("0.05"))
+    proof = gateway.plain_proof(payment.tx_hash)
+    assert (await gateway.ask()).problem["payment"]["amount"] == "0.05"
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
+    gateway.now_ms += 599_000
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
+    gateway.now_ms += 2_000
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.05 USDC"
+
+
+async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(
+    gateway: InProcessGateway,
+) -> None:
+    listing = await gateway.publish(operations=(operation("GET", "/dear", "5"),))
+    payment = await gateway.pay()
+    assert (await gateway.ask("GET", "/DEAR")).status == 400
+    gateway.now_ms += 1_000
+    await gateway.revise(listing, operations=())
+    answer = await gateway.ask("GET", "/DEAR", gateway.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.headers["tollway-price"]) == (200, "0.01 USDC")
+
+
+async def test_a_payer_in_debt_is_told_what_and_to_whom(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.ledger.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
+    )
+    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
+    other = await gateway.pay(50_000)
+    await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
+    assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.01", str(PAY_TO))
+    assert (answer.problem["currency"], answer.problem["network"]) == ("USDC", "eip155:84532")
+    assert "payment" not in answer.problem
+    assert len(gateway.upstream.arrived) == 1
+
+
+async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.ledger.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
+    )
+    other = await gateway.pay(50_000)
+    for _ in range(2):
+        assert (await gateway.ask(headers=gateway.plain_proof(other.tx_hash))).status == 200
+    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
+    await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
+
+
+async def test_a_debt_on_another_chain_stands_in_nobodys_way(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.ledger.record_payments(
+        [gateway.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gateway.now_ms
+    )
+    claim = claim_on(lost, 10_000)
+    await gateway.ledger.claim(claim)
+    await gateway.ledger.close(close_of(claim))
+    assert await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms) == 10_000
+    assert (await gateway.ask(headers=gateway.plain_proof((await gateway.pay()).tx_hash))).status == 200
+
+
+async def test_a_revised_listing_keeps_its_id_and_serves_its_new_endpoint(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payment = await gateway.pay()
+    await gateway.revise(listing, endpoint=gateway.upstream.url + "/other")
+    await gateway.ask("GET", "/x", gateway.plain_proof(payment.tx_hash))
+    assert gateway.upstream.arrived[0].target == "/other/x"

@@ -1,0 +1,222 @@
+"""The words of the passage, as tables: what is closed, which methods, which rails, and which codes may ask for money."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.gateway import NOW_MS, USDC, gateway_listing
+from tollway.errors import (
+    ChainUnavailable,
+    Code,
+    Problem,
+    Refusal,
+    StorageUnavailable,
+    TollwayError,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.gateway.messages import BodyRefused, ClientGone, IncomingCall, Quote
+from tollway.gateway.problems import (
+    check_idempotency_key,
+    check_listing,
+    check_price_max,
+    check_rails,
+    explain_failure,
+    find_idempotency_key,
+    name_proxy_error,
+    refuse_call,
+)
+from tollway.gateway.target import Target
+from tollway.ids import ListingId
+from tollway.money import Price
+from tollway.payments.pricing import AmountDue
+from tollway.registry.listing import CatalogEntry, ChargeOn
+
+LISTING = gateway_listing()
+SHELF = CatalogEntry(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))
+OFFER = Quote(entry=SHELF, price=LISTING.price, expires_ms=NOW_MS)
+
+
+def call(method: str = "GET", **headers: str) -> IncomingCall:
+    return IncomingCall(
+        method=method,
+        listing_id=ListingId("api_quotes"),
+        target=Target(api_id="api_quotes", rest="", query=""),
+        headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+        body=None,  # type: ignore[arg-type]
+        client_address="203.0.113.5",
+        request_id="req_1",
+        received_ms=NOW_MS,
+    )
+
+
+def code_of(problem: Problem | None) -> Code | None:
+    return None if problem is None else problem.code
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, None),
+        ({"status": "paused"}, Code.API_PAUSED),
+        ({"suspended_ms": 1}, Code.API_PAUSED),
+        ({"suspended_ms": 1, "retired_ms": 1, "status": "paused"}, Code.API_RETIRED),
+        ({"methods": ("POST",)}, Code.METHOD_NOT_ALLOWED),
+        ({"methods": ("POST",), "status": "paused"}, Code.API_PAUSED),
+    ],
+)
+def test_says_what_is_closed_in_the_order_of_the_contract(changes: Any, code: Code | None) -> None:
+    entry = replace(SHELF, listing=replace(LISTING, **changes))
+    assert code_of(check_listing(entry, call())) is code
+
+
+def test_no_listing_is_not_found() -> None:
+    assert code_of(check_listing(None, call())) is Code.API_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("methods", "method", "is_served"),
+    [
+        ((), "GET", True),
+        ((), "PROPFIND", True),
+        ((), "OPTIONS", True),
+        ((), "TRACE", False),
+        ((), "CONNECT", False),
+        ((), "get", False),
+        ((), "Get", False),
+        (("GET",), "GET", True),
+        (("GET",), "HEAD", True),
+        (("HEAD",), "GET", False),
+        (("POST",), "HEAD", False),
+        (("POST",), "post", False),
+        (("TRACE",), "TRACE", False),
+    ],
+)
+def test_knows_which_methods_are_served(methods: tuple[str, ...], method: str, is_served: bool) -> None:
+    problem = check_listing(replace(SHELF, listing=replace(LISTING, methods=methods)), call(method))
+    assert code_of(problem) is (None if is_served else Code.METHOD_NOT_ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("headers", "has_proof", "is_refused"),
+    [
+        ({}, True, False),
+        ({"payment_signature": "x"}, False, False),
+        ({"payment_signature": "x"}, True, True),
+        ({"x_payment": "x"}, True, True),
+        ({"x_payment": "x", "payment_signature": "x"}, False, True),
+        ({"authorization": "Payment abc"}, True, True),
+        ({"authorization": "payment\tabc"}, True, True),
+        ({"authorization": "Bearer abc"}, True, False),
+        ({"authorization": "Payments abc"}, True, False),
+    ],
+)
+def test_takes_one_kind_of_payment(headers: dict[str, str], has_proof: bool, is_refused: bool) -> None:
+    problem = check_rails(call(**headers), has_proof=has_proof)
+    assert (problem is not None and problem.reason == "more_than_one_rail") == is_refused
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "is_refused"),
+    [
+        ("k", "k", False),
+        ('"k"', "k", False),
+        ('"', '"', False),
+        ("é" * 255, "é" * 255, False),
+        ("k" * 256, "k" * 256, True),
+        ("", "", True),
+        ('""', "", True),
+    ],
+)
+def test_reads_an_idempotency_key(value: str, key: str, is_refused: bool) -> None:
+    asked = call(idempotency_key=value)
+    assert find_idempotency_key(asked) == key
+    assert (check_idempotency_key(asked) is not None) == is_refused
+    assert find_idempotency_key(call()) is None
+    assert check_idempotency_key(call()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("0.01", None),
+        ("0.010", None),
+        ("1", None),
+        ("0.009999999", Code.PRICE_ABOVE_MAX),
+        ("0", Code.PRICE_ABOVE_MAX),
+        ("", Code.INVALID_REQUEST),
+        ("-1", Code.INVALID_REQUEST),
+        ("1e3", Code.INVALID_REQUEST),
+        ("01", Code.INVALID_REQUEST),
+        ("0.01 USDC", Code.INVALID_REQUEST),
+        ("NaN", Code.INVALID_REQUEST),
+        ("٠.٠١", Code.INVALID_REQUEST),
+        ("0.0000000001", Code.INVALID_REQUEST),
+    ],
+)
+def test_compares_with_the_most_that_is_allowed(text: str, code: Code | None) -> None:
+    price = Price.parse("0.01")
+    due = AmountDue(asset=USDC, price=price, units=price.units_in(USDC), charge_on=ChargeOn.SUCCESS)
+    assert code_of(check_price_max(call(tollway_max_price=text), due.price, due.asset)) is code
+
+
+MAY_ASK = {
+    Code.PAYMENT_REQUIRED,
+    Code.PAYMENT_MALFORMED,
+    Code.PAYMENT_EXPIRED,
+    Code.PAYMENT_METHOD_UNSUPPORTED,
+    Code.PAYMENT_SETTLEMENT_FAILED,
+    Code.PAYMENT_INSUFFICIENT,
+    Code.PAYMENT_VERIFICATION_FAILED,
+}
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
+    refusal = refuse_call(Problem(code=code, detail=""), OFFER, call(authorization="Payment e30"))
+    assert (refusal.quote is OFFER) == (code in MAY_ASK)
+
+
+@pytest.mark.parametrize(
+    ("shown", "has_terms"),
+    [
+        ({"payment_signature": "!"}, False),
+        ({"x_payment": "!"}, False),
+        ({"authorization": "Payment !"}, True),
+        ({"authorization": "payment"}, True),
+        ({"payment_signature": "!", "authorization": "Bearer x"}, False),
+    ],
+)
+def test_an_unreadable_payment_gets_terms_on_mpp_only(shown: dict[str, str], has_terms: bool) -> None:
+    refusal = refuse_call(Problem(code=Code.PAYMENT_MALFORMED, detail=""), OFFER, call(**shown))
+    assert (refusal.quote is OFFER) == has_terms
+
+
+def bad_response(cause: Exception | None) -> UpstreamBadResponse:
+    exc = UpstreamBadResponse()
+    exc.__cause__ = cause
+    return exc
+
+
+@pytest.mark.parametrize(
+    ("exc", "code", "proxy_error"),
+    [
+        (UpstreamUnreachable(), Code.UPSTREAM_UNREACHABLE, "destination_unavailable"),
+        (UpstreamTimeout(), Code.UPSTREAM_TIMEOUT, "http_response_timeout"),
+        (bad_response(None), Code.UPSTREAM_BAD_RESPONSE, "http_protocol_error"),
+        (bad_response(ValueError()), Code.UPSTREAM_BAD_RESPONSE, "http_protocol_error"),
+        (bad_response(ConnectionResetError()), Code.UPSTREAM_TIMEOUT, "connection_terminated"),
+        (StorageUnavailable(), Code.STORAGE_UNAVAILABLE, "proxy_internal_error"),
+        (ChainUnavailable(), Code.CHAIN_UNAVAILABLE, "proxy_internal_error"),
+        (Refusal(Problem(code=Code.OVERLOADED, detail="")), Code.OVERLOADED, "connection_limit_reached"),
+        (BodyRefused(Problem(code=Code.PAYLOAD_TOO_LARGE, detail="")), Code.PAYLOAD_TOO_LARGE, "http_request_denied"),
+        (ClientGone(), Code.INVALID_REQUEST, "http_request_denied"),
+    ],
+)  # fmt: skip
+def test_explains_a_call_without_an_answer(
+    exc: TollwayError | ClientGone | BodyRefused, code: Code, proxy_error: str
+) -> None:
+    problem = explain_failure(exc)
+    assert (problem.code, name_proxy_error(problem)) == (code, proxy_error)

@@ -1,0 +1,245 @@
+"""Whatever a call is paid with, and wherever it comes from: what reaches the upstream carries the gateway's signature over
+what went over the wire, and nothing that looks like one from anybody else.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
+from tests.kit.mcp import QUOTES, mcp_request, mcp_services
+from tests.kit.payer import Payer
+from tests.kit.upstream import Arrived, hang_up, plain
+from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
+from tollway.gateway.request_signing import format_digest
+from tollway.ledger.records import Dialect
+from tollway.money import Price
+from tollway.registry.listing import UpstreamAuth
+from tollway.web.mcp_tools import McpTools, ToolInvocation
+
+LARGE = b"x" * 200_000
+
+
+class Provider:
+    """The provider's side of one gateway: every request that arrived, judged."""
+
+    def __init__(self, gateway: InProcessGateway, *api_ids: str) -> None:
+        self.gateway = gateway
+        self.verifier = ForwardedVerifier(
+            PUBLIC_URL,
+            endpoint=gateway.upstream.url + "/base",
+            api_ids=api_ids or ["api_quotes"],
+            fetch=lambda url: to_json(gateway.signer.describe()),
+            now_s=lambda: gateway.now_ms / 1000,
+        )
+
+    def verifier(self, arrived: Arrived) -> Forwarded:
+        return self.verifier.verify(arrived.method, arrived.target, arrived.headers, bytes(arrived.body))
+
+    def judge_last(self) -> Forwarded:
+        return self.verifier(self.gateway.upstream.arrived[-1])
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway(settle_wait_s=1.0) as small:
+        yield small
+
+
+@pytest.fixture
+def provider(gateway: InProcessGateway) -> Provider:
+    return Provider(gateway)
+
+
+async def test_a_call_paid_by_a_transaction(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish()
+    one, other = await gateway.pay(), await gateway.pay()
+    proofs = (gateway.bound_proof(one.tx_hash, target="/q?a=%20b"), gateway.plain_proof(other.tx_hash))
+    for proof in proofs:
+        answer = await gateway.ask("GET", "/q?a=%20b", proof)
+        forwarded = provider.judge_last()
+        assert forwarded.call_id == answer.headers["tollway-call-id"]
+        assert (forwarded.api_id, forwarded.payer) == ("api_quotes", str(gateway.wallet.address))
+        assert forwarded.covers == "nothing"
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_a_call_paid_by_an_authorisation(
+    gateway: InProcessGateway, provider: Provider, dialect: Dialect
+) -> None:
+    await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(10_000)
+    answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
+    forwarded = provider.judge_last()
+    assert (forwarded.call_id, forwarded.covers) == (answer.headers["tollway-call-id"], "digest")
+    assert forwarded.payer == str(gateway.wallet.address)
+
+
+async def test_a_free_call_names_no_payer_even_when_it_is_told_one(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask(headers=[("Tollway-Payer", str(gateway.wallet.address)), ("Tollway-Call-Id", "mine")])
+    forwarded = provider.judge_last()
+    assert (forwarded.payer, forwarded.call_id.startswith("call_")) == (None, True)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "REPORT"])
+@pytest.mark.parametrize(
+    "target", ["", "/", "/a%2Fb//c;d=1?x=1&x=2&y", "/caf%C3%A9?q=a+b%20c", "/~a:b@c!$&'()*+,="]
+)
+async def test_method_and_target_are_those_on_the_wire(
+    gateway: InProcessGateway, provider: Provider, method: str, target: str
+) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask(method, target)
+    assert provider.judge_last()
+
+
+async def test_the_secret_in_the_query_is_signed_too(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish(
+        price=Price.parse("0"), upstream_auth=UpstreamAuth(location="query", name="key", value="s3 cret")
+    )
+    await gateway.ask("GET", "/q?a=1")
+    (arrived,) = gateway.upstream.arrived
+    assert arrived.target == "/base/q?a=1&key=s3%20cret"
+    assert provider.verifier(arrived)
+
+
+# ---- Bodies.
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "headers", "covers"),
+    [
+        (b"hello", {}, [], "digest"),
+        (b"hello", {}, [("Content-Digest", format_digest(b"another"))], "digest"),
+        (b"hello", {}, [("Content-Digest", "rubbish")], "digest"),
+        (b"", {}, [("Content-Digest", format_digest(b""))], "nothing"),
+        (LARGE, {}, [], "length"),
+        (LARGE, {}, [("Content-Digest", "rubbish")], "length"),
+        (LARGE, {}, [("Content-Digest", format_digest(LARGE))], "digest"),
+        (LARGE, {"is_chunked": True}, [("Content-Digest", format_digest(LARGE))], "digest"),
+    ],
+)
+async def test_a_body_by_its_digest_or_by_its_length(
+    gateway: InProcessGateway,
+    provider: Provider,
+    body: bytes,
+    more: dict[str, Any],
+    headers: Any,
+    covers: str,
+) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    chunks = [body] if body else []
+    assert (await gateway.ask("POST", "/q", headers, chunks, **more)).status == 200
+    (arrived,) = gateway.upstream.arrived
+    assert provider.verifier(arrived).covers == covers
+    assert ("content-digest" in arrived.names) is (covers == "digest")
+
+
+async def test_a_body_without_a_length_is_told_by_whom_and_not_by_what(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask("POST", "/q", [], [LARGE], is_chunked=True)
+    with pytest.raises(ForwardedRefused) as caught:
+        Provider(gateway).judge_last()
+    assert caught.value.reason == "body_not_covered"
+
+
+async def test_a_body_that_is_covered_by_the_payers_signature_is_read_first_and_digested(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/q", body=LARGE)
+    assert (await gateway.ask("POST", "/q", proof, [LARGE])).status == 200
+    assert provider.judge_last().covers == "digest"
+
+
+async def test_a_wrong_digest_of_the_callers_is_seen_by_the_provider(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask("POST", "/q", [("Content-Digest", format_digest(b"another"))], [LARGE])
+    with pytest.raises(ForwardedRefused) as caught:
+        provider.judge_last()
+    assert caught.value.reason == "digest_mismatch"
+
+
+# ---- Again.
+
+
+async def test_a_repeat_under_the_same_claim_is_signed_anew(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = hang_up
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
+    await gateway.ask("GET", "/q", proof)
+    gateway.upstream.answer = plain(b"late")
+    gateway.now_ms += 3_600_000
+    assert (await gateway.ask("GET", "/q", proof)).status == 200
+    first, second = gateway.upstream.arrived
+    assert provider.verifier(second).call_id == first.find("tollway-call-id")
+    with pytest.raises(ForwardedRefused) as caught:
+        provider.verifier(second)
+    assert caught.value.reason == "replayed"
+
+
+async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish(openapi=QUOTES, price=Price.parse("0"))
+    room = McpTools(mcp_services(gateway))
+
+    async def ask(name: str, **arguments: Any) -> Any:
+        answer = await room.run(
+            ToolInvocation(name=name, arguments=arguments, payment=None, mcp_request=mcp_request())
+        )
+        assert answer is not None
+        assert not answer.is_error, answer.content
+        return answer.content
+
+    tools = {tool["path"]: tool["toolName"] for tool in (await ask("get_api", apiId="api_quotes"))["tools"]}
+    await ask("proxy_tool_call", toolName=tools["/quote/{asset}"], arguments={"asset": "ETH"})
+    assert provider.judge_last().api_id == "api_quotes"
+
+
+# ---- What looks like the gateway's.
+
+
+FORGED = (
+    ("Signature", "tollway=:AAAA:"),
+    ("Signature-Input", 'tollway=("@method");tag="tollway-forward"'),
+    ("Tollway-Call-Id", "forged"),
+    ("Tollway-Api-Id", "forged"),
+    ("Tollway-Payer", "forged"),
+    ("Tollway-Anything", "forged"),
+    ("Content-Digest", "forged"),
+)
+
+
+@pytest.mark.parametrize("change", [str, str.lower, str.upper])
+async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for(
+    gateway: InProcessGateway, provider: Provider, change: Any
+) -> None:
+    names = tuple(change(name) for name, _ in FORGED)
+    await gateway.publish(price=Price.parse("0"), forward_headers=names)
+    await gateway.ask(headers=FORGED)
+    (arrived,) = gateway.upstream.arrived
+    assert provider.verifier(arrived)
+    assert not [value for _, value in arrived.headers if "forged" in value or "AAAA" in value]
+    for one in ("signature", "signature-input", "tollway-call-id", "tollway-api-id"):
+        assert [key.lower() for key, _ in arrived.headers].count(one) == 1
+
+
+async def test_a_listing_of_somebody_else_that_leads_to_the_same_host_is_told_apart(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish("api_thief", price=Price.parse("0"))
+    await gateway.ask(listing="api_thief")
+    with pytest.raises(ForwardedRefused) as caught:
+        provider.judge_last()
+    assert caught.value.reason == "wrong_listing"

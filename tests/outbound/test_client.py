@@ -1,0 +1,1273 @@
+"""The dialer against servers that lie, stall, reset and poison: sent at most once, claimed before the first byte."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.kit.upstream import reset_connection
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.outbound.client import HttpClient, Progress, UpstreamRequest, UpstreamResponse
+from tollway.outbound.policy import Endpoint, parse_endpoint
+
+LIMITS = replace(
+    DEFAULT_LIMITS, dns_deadline_s=0.3, connect_deadline_s=0.3, chunk_idle_s=0.3, unsafe_reuse_idle_s=60.0
+)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+Handler = Callable[["Upstream", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Upstream:
+    """A server of raw bytes on loopback. `requests`: every head that arrived; `accepted`: connections so far."""
+
+    handler: Handler
+    requests: list[bytes] = field(default_factory=list)
+    accepted: int = 0
+    closed: int = 0
+    port: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.writers.append(writer)
+        try:
+            await self.handler(self, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def read_head(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(head)
+        return head
+
+    def endpoint(self, host: str = "127.0.0.1") -> Endpoint:
+        endpoint = parse_endpoint(f"http://{host}:{self.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        return endpoint
+
+
+@contextlib.asynccontextmanager
+async def running(handler: Handler) -> AsyncIterator[Upstream]:
+    upstream = Upstream(handler)
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
+        for writer in upstream.writers:
+            writer.transport.abort()
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+@contextlib.asynccontextmanager
+async def dialing(
+    limits: Limits = LIMITS,
+    *,
+    allow_private: bool = True,
+    lookup: Callable[[str, int], list[str]] = lambda host, port: ["127.0.0.1"],
+    own_origins: frozenset[str] = frozenset(),
+    own_listeners: frozenset[tuple[str, int]] = frozenset(),
+    ticks_ms: Callable[[], int] = lambda: 0,
+) -> AsyncIterator[HttpClient]:
+    http_client = HttpClient(
+        ticks_ms=ticks_ms,
+        limits=limits,
+        allow_private=allow_private,
+        lookup=lookup,
+        own_origins=own_origins,
+        own_listeners=own_listeners,
+    )
+    try:
+        yield http_client
+    finally:
+        await http_client.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def no_claim() -> None:
+    pass
+
+
+def get(upstream: Upstream, method: str = "GET", **changes: object) -> UpstreamRequest:
+    request = UpstreamRequest(method=method, endpoint=upstream.endpoint(), target="/x", headers=[])
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+async def read_all(response: UpstreamResponse) -> bytes:
+    body = b""
+    while chunk := await response.read_chunk():
+        body += chunk
+    return body
+
+
+async def call(
+    http_client: HttpClient,
+    request: UpstreamRequest,
+    *,
+    before_send: Callable[[], Awaitable[None]] = no_claim,
+    deadline_s: float = 2.0,
+    progress: Progress | None = None,
+) -> tuple[int, bytes]:
+    response = await http_client.send(
+        request, before_send=before_send, head_deadline_s=deadline_s, progress=progress
+    )
+    try:
+        return response.status, await read_all(response)
+    finally:
+        response.close()
+
+
+def answer(*parts: bytes, keep: bool = True) -> Handler:
+    """One answer per request on the same connection; `keep` False closes after the first."""
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await upstream.read_head(reader)
+            for part in parts:
+                writer.write(part)
+            await writer.drain()
+            if not keep:
+                return
+
+    return handler
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+async def test_sends_the_bytes_as_they_are_and_adds_host_only() -> None:
+    target = "/a%2Fb//c;d/%2e%2e/../%zz/é?q=%20&&x[]={}|"
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        headers = [("X-B", "1"), ("x-a", "ü"), ("X-B", "2")]
+        assert await call(http_client, get(upstream, target=target, headers=headers)) == (200, b"ok")
+        host = f"127.0.0.1:{upstream.port}"
+        assert upstream.requests == [
+            f"GET {target} HTTP/1.1\r\nHost: {host}\r\nX-B: 1\r\nx-a: ü\r\nX-B: 2\r\n\r\n".encode()
+        ]
+
+
+async def test_returns_raw_headers_and_undecoded_bodies() -> None:
+    head = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a: \xff\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    async with running(answer(head)) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert list(response.headers) == [
+            (b"X-A", b"1"),
+            (b"x-a", b"\xff"),
+            (b"Content-Encoding", b"gzip"),
+            (b"Content-Length", b"3"),
+        ]
+        assert await read_all(response) == b"abc"
+
+
+async def test_keeps_no_cookies_and_follows_no_redirect() -> None:
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /y\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n"
+    async with running(answer(moved)) as upstream, dialing() as http_client:
+        assert await call(http_client, get(upstream)) == (302, b"")
+        assert await call(http_client, get(upstream)) == (302, b"")
+        assert len(upstream.requests) == 2
+        assert b"cookie" not in upstream.requests[1].lower()
+        assert upstream.accepted == 1
+
+
+async def test_ignores_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"headers": [("a:b", "1")]},
+        {"headers": [("", "1")]},
+        {"headers": [("a", "b\r\nc: d")]},
+        {"headers": [("a", "\x00")]},
+        {"headers": [("a", "\udcff")]},
+        {"target": "x"},
+        {"target": ""},
+        {"target": "/a b"},
+        {"target": "/a\r\nb"},
+        {"target": "/a#b"},
+        {"target": "//\udcff"},
+        {"method": "GE T"},
+        {"method": ""},
+        {"method": "CONNECT"},
+    ],
+)
+async def test_refuses_to_claim_for_what_cannot_be_written(changes: dict[str, object]) -> None:
+    claims: list[int] = []
+
+    async def claim() -> None:
+        claims.append(1)
+
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        with pytest.raises(Refusal):
+            await http_client.send(get(upstream, **changes), before_send=claim, head_deadline_s=1)
+        assert (claims, upstream.accepted) == ([], 0)
+
+
+# ---------------------------------------------------------------------- bodies
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def echo(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        head = (await upstream.read_head(reader)).lower()
+        if b"transfer-encoding: chunked" in head:
+            body = b""
+            while size := int((await reader.readline()).strip() or b"0", 16):
+                body += await reader.readexactly(size)
+                await reader.readline()
+            await reader.readline()
+        else:
+            length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+            body = await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "framing"),
+    [
+        (b"abc", None, b"content-length: 3"),
+        (b"", None, b"content-length: 0"),
+        (None, None, b"content-length: 0"),
+        (b"abc" * 100_000, None, b"content-length: 300000"),
+        ((b"ab", b"", b"c"), 3, b"content-length: 3"),
+        ((b"ab", b"", b"c"), None, b"transfer-encoding: chunked"),
+        ((), None, b"transfer-encoding: chunked"),
+        ((), 0, b"content-length: 0"),
+    ],
+)
+async def test_frames_the_body_itself(
+    body: bytes | tuple[bytes, ...] | None, length: int | None, framing: bytes
+) -> None:
+    progress = Progress()
+    streamed = chunks(*body) if isinstance(body, tuple) else body
+    async with running(echo) as upstream, dialing() as http_client:
+        request = get(upstream, "POST", body=streamed, content_length=length)
+        expected = b"".join(body) if isinstance(body, tuple) else body or b""
+        assert await call(http_client, request, progress=progress) == (200, expected)
+        assert framing in upstream.requests[0].lower()
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+
+
+@pytest.mark.parametrize("parts", [(b"ab",), (b"ab", b"cd"), ()])
+async def test_a_body_of_another_length_is_cut_and_refused(parts: tuple[bytes, ...]) -> None:
+    progress = Progress()
+    async with running(echo) as upstream, dialing() as http_client:
+        request = get(upstream, "POST", body=chunks(*parts), content_length=3)
+        with pytest.raises(Refusal) as caught:
+            await call(http_client, request, progress=progress)
+        assert caught.value.problem.code is Code.INVALID_REQUEST
+        assert not progress.body_wholly_sent
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+async def test_what_the_body_raises_reaches_the_caller_and_cuts_the_request() -> None:
+    class CallerGone(Exception):
+        pass
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"ab"
+        raise CallerGone
+
+    progress = Progress()
+    async with running(echo) as upstream, dialing() as http_client:
+        with pytest.raises(CallerGone):
+            await call(http_client, get(upstream, "POST", body=body()), progress=progress)
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> None:
+    stopped = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            yield b"ab"
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    too_large = b"HTTP/1.1 413 X\r\nContent-Length: 0\r\n\r\n"
+    async with running(answer(too_large)) as upstream, dialing() as http_client:
+        response = await http_client.send(
+            get(upstream, "POST", body=body()), before_send=no_claim, head_deadline_s=2
+        )
+        assert (response.status, response.body_wholly_sent) == (413, False)
+        assert await read_all(response) == b""
+        response.close()
+        async with asyncio.timeout(2):
+            await stopped.wait()
+        await until(lambda: upstream.closed == 1)
+
+
+# ---------------------------------------------------------------------- the claim
+
+
+async def test_claims_after_connecting_and_before_the_first_byte() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        seen: list[tuple[int, int]] = []
+
+        async def claim() -> None:
+            await until(lambda: upstream.accepted == 1)
+            seen.append((upstream.accepted, len(upstream.requests)))
+
+        await call(http_client, get(upstream), before_send=claim)
+        assert seen == [(1, 0)]
+        assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, OSError, TimeoutError, ConnectionResetError, Refusal, KeyError]
+)
+async def test_a_claim_that_fails_sends_nothing_and_reaches_the_caller_unchanged(
+    error: type[Exception],
+) -> None:
+    raised = UpstreamTimeoutProblem if error is Refusal else error("no")
+
+    async def claim() -> None:
+        raise raised
+
+    progress = Progress()
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        with pytest.raises(type(raised)) as caught:
+            await call(http_client, get(upstream), before_send=claim, progress=progress)
+        assert caught.value is raised
+        assert progress == Progress()
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        assert upstream.accepted == 1, "the untouched connection went back to the pool"
+        assert len(upstream.requests) == 1
+
+
+UpstreamTimeoutProblem = Refusal(UpstreamTimeout().problem)
+
+
+async def test_a_cancelled_claim_sends_nothing() -> None:
+    started = asyncio.Event()
+
+    async def claim() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(http_client, get(upstream), before_send=claim))
+            await started.wait()
+            task.cancel()
+        assert task.cancelled()
+        await until(lambda: upstream.closed == 1)
+        assert upstream.requests == []
+
+
+Ending = Callable[[asyncio.WriteTransport], None]
+
+
+def close_connection(transport: asyncio.WriteTransport) -> None:
+    transport.close()
+
+
+ENDINGS: list[Ending] = [close_connection, reset_connection]
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim(end: Ending) -> None:
+    claims: list[int] = []
+
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+
+        async def claim() -> None:
+            claims.append(1)
+            end(upstream.writers[0].transport)
+            await until(lambda: upstream.closed == 1)
+
+        assert await call(http_client, get(upstream, "POST"), before_send=claim) == (200, b"ok")
+        assert (len(claims), len(upstream.requests), upstream.accepted) == (1, 2, 2)
+
+
+HALF_LEASE_MS = int(LIMITS.owner_lease_s * 500)
+
+
+@pytest.mark.parametrize(("passed_ms", "is_sent"), [(HALF_LEASE_MS, True), (HALF_LEASE_MS + 1, False)])
+async def test_a_claim_that_has_grown_old_is_not_sent(passed_ms: int, is_sent: bool) -> None:
+    """The process stood still: the others may take it for dead, and its call may run elsewhere by now."""
+    ticks = [1_000_000]
+    progress = Progress()
+
+    async def claim_and_stall() -> None:
+        ticks[0] += passed_ms
+
+    async with running(answer(OK)) as upstream, dialing(ticks_ms=lambda: ticks[0]) as http_client:
+        if is_sent:
+            assert await call(http_client, get(upstream), before_send=claim_and_stall) == (200, b"ok")
+            return
+        with pytest.raises(Refusal) as caught:
+            await call(http_client, get(upstream), before_send=claim_and_stall, progress=progress)
+        assert caught.value.problem.code is Code.OVERLOADED
+        assert progress == Progress(claimed=True)
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        assert upstream.accepted == 1, "the untouched connection went back to the pool"
+        assert len(upstream.requests) == 1
+
+
+async def test_a_claim_grows_old_while_it_is_dialled_again() -> None:
+    ticks = [0]
+
+    async def claim_and_lose() -> None:
+        upstream.writers[0].transport.abort()
+        await until(lambda: upstream.closed == 1)
+
+    def resolve(host: str, port: int) -> list[str]:
+        ticks[0] += HALF_LEASE_MS + 1
+        return ["127.0.0.1"]
+
+    async with (
+        running(answer(OK)) as upstream,
+        dialing(ticks_ms=lambda: ticks[0], lookup=resolve) as http_client,
+    ):
+        named = upstream.endpoint("api.example.com")
+        await call(http_client, get(upstream, endpoint=named))
+        with pytest.raises(Refusal):
+            await call(http_client, get(upstream, "POST", endpoint=named), before_send=claim_and_lose)
+        assert len(upstream.requests) == 1
+
+
+async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
+    progress = Progress()
+
+    async def close_all() -> None:
+        upstream.writers[0].transport.abort()
+        server.close()
+        await server.wait_closed()
+        await until(lambda: upstream.closed == 1)
+
+    upstream = Upstream(answer(OK))
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
+    async with dialing() as http_client:
+        await call(http_client, get(upstream))
+        with pytest.raises(UpstreamUnreachable):
+            await call(http_client, get(upstream), before_send=close_all, progress=progress)
+        assert progress == Progress(claimed=True)
+
+
+# ---------------------------------------------------------------------- sent at most once
+
+
+async def hang_up(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+
+
+async def reset(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    reset_connection(writer.transport)
+
+
+async def reset_in_head(
+    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await upstream.read_head(reader)
+    writer.write(OK[:10])
+    await writer.drain()
+    reset_connection(writer.transport)
+
+
+@pytest.mark.parametrize("handler", [hang_up, reset, reset_in_head])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
+async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> None:
+    progress = Progress()
+    async with running(handler) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(http_client, get(upstream, method), progress=progress)
+        assert caught.value.sent
+        assert progress.sent
+        assert len(upstream.requests) == 1
+
+
+async def test_a_reset_is_one_for_the_gateway_s_side_too() -> None:
+    """Or else the tests of a reset are tests of a close."""
+    seen: list[type[BaseException] | bytes] = []
+    async with running(reset) as upstream:
+        reader, writer = await asyncio.open_connection("127.0.0.1", upstream.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        try:
+            seen.append(await reader.read())
+        except OSError as exc:
+            seen.append(type(exc))
+        writer.close()
+    assert seen == [ConnectionResetError]
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+async def test_a_reset_while_the_body_is_on_its_way_was_sent_and_is_not_sent_again(method: str) -> None:
+    progress, endless = Progress(), asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        while not endless.is_set():
+            yield bytes(65_536)
+
+    async with running(reset) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(http_client, get(upstream, method, body=content()), progress=progress)
+        endless.set()
+        assert caught.value.sent
+        assert progress.sent
+        assert not progress.body_wholly_sent
+        assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(method: str) -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(OK)
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as http_client:
+        for _ in range(5):
+            assert await call(http_client, get(upstream, method)) == (200, b"ok")
+            await until(lambda: upstream.closed == upstream.accepted)
+        assert (len(upstream.requests), upstream.accepted) == (5, 5)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("is_seen_by_the_loop", [True, False])
+async def test_stray_bytes_on_an_idle_connection_answer_nobody(
+    method: str, is_seen_by_the_loop: bool
+) -> None:
+    evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        assert await call(http_client, get(upstream, method)) == (200, b"ok")
+        if is_seen_by_the_loop:
+            upstream.writers[0].write(evil)
+            await upstream.writers[0].drain()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        else:
+            os.write(upstream.writers[0].get_extra_info("socket").fileno(), evil)
+        assert await call(http_client, get(upstream, method)) == (200, b"ok")
+        assert upstream.accepted == 2
+
+
+async def test_an_unsafe_method_takes_no_connection_that_idled() -> None:
+    limits = replace(LIMITS, unsafe_reuse_idle_s=0.0)
+    async with running(answer(OK)) as upstream, dialing(limits) as http_client:
+        for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+            await call(http_client, get(upstream, method, headers=[]))
+        assert upstream.accepted == 1
+        for expected, method in enumerate(("POST", "PATCH", "PURGE"), start=2):
+            await call(http_client, get(upstream, "GET"))
+            before = upstream.accepted
+            await call(http_client, get(upstream, method))
+            assert upstream.accepted == before + 1, expected
+
+
+async def test_connections_are_reused_within_one_generation_only() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        await call(http_client, get(upstream))
+        assert upstream.accepted == 1
+    async with running(answer(OK)) as upstream, dialing(replace(LIMITS, connection_age_s=0.0)) as http_client:
+        await call(http_client, get(upstream))
+        await call(http_client, get(upstream))
+        assert upstream.accepted == 2
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_a_retired_generation_finishes_its_calls() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(OK[:-2])
+        if upstream.accepted == 1:
+            await go_on.wait()
+        writer.write(b"ok")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing(replace(LIMITS, connection_age_s=0.0)) as http_client:
+        first = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        go_on.set()
+        assert await read_all(first) == b"ok"
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        assert upstream.accepted == 3, "one generation does not take the connections of another"
+
+
+# ---------------------------------------------------------------------- answers that are none
+
+
+def head(status: str, *more: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\n".encode() + b"".join(more) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("099 X", b"Content-Length: 0\r\n"),
+        head("000 X", b"Content-Length: 0\r\n"),
+        head("101 Switching", b"Upgrade: x\r\nConnection: upgrade\r\n"),
+        head("600 X", b"Content-Length: 0\r\n"),
+        head("999 X", b"Content-Length: 0\r\n"),
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"",
+        head("200 OK", b"Content-Length: 2\r\nContent-Length: 3\r\n") + b"abc",
+        head("200 OK", b"Content-Length: +2\r\n") + b"ab",
+        head("200 OK", b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n") + b"0\r\n\r\n",
+        head("200 OK", b"X: " + b"x" * 20_000 + b"\r\n"),
+        head("200 OK", *[b"X-%d: 1\r\n" % n for n in range(200)]),
+        head("200 OK", *[b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(10)]),
+        head("200 " + "x" * 10_000),
+        head("200 OK", b"bad name: 1\r\n"),
+    ],
+)
+async def test_a_head_that_is_none_is_a_bad_response_after_sending(raw: bytes) -> None:
+    progress = Progress()
+    async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(http_client, get(upstream), progress=progress)
+        assert caught.value.sent
+        assert progress.sent
+        assert len(upstream.requests) == 1
+        assert http_client._in_flight == {}
+
+
+async def silent(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    await reader.read()
+
+
+async def dribble(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    for byte in b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 100_000:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.002)
+
+
+async def informational(
+    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await upstream.read_head(reader)
+    while True:
+        writer.write(b"HTTP/1.1 103 Early\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("handler", [silent, dribble, informational])
+async def test_the_head_has_a_deadline_whatever_trickles_in(handler: Handler) -> None:
+    progress = Progress()
+    async with running(handler) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamTimeout) as caught:
+            await call(http_client, get(upstream), deadline_s=0.05, progress=progress)
+        assert caught.value.sent
+        assert progress.body_wholly_sent
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_the_head_deadline_does_not_count_the_claim() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+
+        async def claim() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await asyncio.Event().wait()
+
+        assert await call(http_client, get(upstream), before_send=claim, deadline_s=0.05) == (200, b"ok")
+
+
+async def pause(seconds: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+async def test_the_head_deadline_counts_from_the_last_piece_of_the_body() -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            await pause(0.15)
+            yield b"x"
+
+    async with running(echo) as upstream, dialing() as http_client:
+        request = get(upstream, "POST", body=slow(), content_length=3)
+        assert await call(http_client, request, deadline_s=0.3) == (200, b"xxx")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "length", "is_handed_over"),
+    [([b"x"], 2, False), ([], 2, False), ([b"x"], None, False), ([b"x", b"y"], 2, True)],
+)
+async def test_a_body_that_stalls_is_handed_over_only_with_its_last_byte(
+    pieces: list[bytes], length: int | None, is_handed_over: bool
+) -> None:
+    async def stalling() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        await pause(None)
+
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as http_client:
+        request = get(upstream, "POST", body=stalling(), content_length=length)
+        with pytest.raises(UpstreamTimeout):
+            await call(http_client, request, deadline_s=0.05, progress=progress)
+        assert progress.body_handed_over is is_handed_over
+
+
+@pytest.mark.parametrize("body", [None, b"", b"x", b"x" * 100_000])
+async def test_a_body_that_is_here_is_handed_over(body: bytes | None) -> None:
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamTimeout):
+            await call(http_client, get(upstream, "POST", body=body), deadline_s=0.1, progress=progress)
+        assert progress.body_handed_over
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 10\r\n") + b"short",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\n",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\nZZ\r\n",
+    ],
+)
+async def test_a_cut_body_never_ends_cleanly(raw: bytes) -> None:
+    async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamBadResponse):
+            await call(http_client, get(upstream))
+        assert http_client._in_flight == {}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 10\r\n") + b"short",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\n",
+        head("200 OK", b"Connection: close\r\n") + b"short",
+        b"HTTP/1.0 200 OK\r\n\r\nshort",
+    ],
+)
+async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
+    """Nor one that goes on until its connection is closed: nobody has closed it."""
+    is_read = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(raw)
+        await is_read.wait()
+        reset_connection(writer.transport)
+
+    async with running(handler) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2.0)
+        assert await response.read_chunk() == b"short"
+        is_read.set()
+        with pytest.raises(UpstreamBadResponse):
+            await response.read_chunk()
+        assert http_client._in_flight == {}
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
+async def test_an_answer_without_a_body_is_whole_whatever_comes_after_it(method: str, status: str) -> None:
+    raw = head(status)
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(raw)
+        await is_here.wait()
+        reset_connection(writer.transport)
+
+    is_here = asyncio.Event()
+    async with running(handler) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream, method), before_send=no_claim, head_deadline_s=2.0)
+        is_here.set()
+        await until(lambda: upstream.closed == 1)
+        assert await read_all(response) == b""
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
+async def test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer(
+    method: str, status: str
+) -> None:
+    handler = answer(head(status, b"Content-Length: 9\r\n"), b"a body at all")
+    async with running(handler) as upstream, dialing() as http_client:
+        for number in (1, 2):
+            assert await call(http_client, get(upstream, method)) == (int(status[:3]), b"")
+            assert upstream.accepted == number
+
+
+async def test_a_body_that_falls_silent_is_a_timeout() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK", b"Content-Length: 10\r\n") + b"short")
+        await reader.read()
+
+    async with running(handler) as upstream, dialing(replace(LIMITS, chunk_idle_s=0.05)) as http_client:
+        with pytest.raises(UpstreamTimeout):
+            await call(http_client, get(upstream))
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_a_body_until_the_close_is_read_to_its_end() -> None:
+    async with running(answer(head("200 OK"), b"abc", keep=False)) as upstream, dialing() as http_client:
+        assert await call(http_client, get(upstream)) == (200, b"abc")
+
+
+async def test_chunks_arrive_as_they_are_sent() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"3\r\none\r\n")
+        await go_on.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await response.read_chunk() == b"one"
+        go_on.set()
+        assert [await response.read_chunk(), await response.read_chunk()] == [b"two", b""]
+
+
+async def test_head_and_empty_answers_keep_the_connection() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            request = await upstream.read_head(reader)
+            is_head = request.startswith(b"HEAD")
+            writer.write(head("200 OK", b"Content-Length: 9\r\n") if is_head else head("204 No Content"))
+
+    async with running(handler) as upstream, dialing() as http_client:
+        assert await call(http_client, get(upstream, "HEAD")) == (200, b"")
+        assert await call(http_client, get(upstream)) == (204, b"")
+        assert await call(http_client, get(upstream)) == (204, b"")
+        assert upstream.accepted == 1
+
+
+# ---------------------------------------------------------------------- leaving early
+
+
+async def test_a_response_closed_early_cuts_the_upstream() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK"))
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async with running(handler) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await response.read_chunk()
+        response.close()
+        response.close()
+        await until(lambda: upstream.closed == 1)
+        assert http_client._in_flight == {}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 2\r\n") + b"ok",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"2\r\nok\r\n0\r\n\r\n",
+    ],
+)
+async def test_the_last_byte_frees_the_connection(raw: bytes) -> None:
+    async with running(answer(raw)) as upstream, dialing() as http_client:
+        first = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert (first.is_read, http_client._in_flight) == (False, {upstream.endpoint().origin: 1})
+        assert (await first.read_chunk(), first.is_read, http_client._in_flight) == (b"ok", True, {})
+        second = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        first.close()  # has nothing to do with the connection any more
+        assert await first.read_chunk() == b""
+        assert await read_all(second) == b"ok"
+        assert upstream.accepted == 1
+
+
+async def test_an_answer_that_was_given_up_has_no_end() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response.close()
+        with pytest.raises(UpstreamBadResponse):
+            await response.read_chunk()
+        assert not response.is_read
+
+
+async def test_closing_an_unread_answer_leaves_its_pooled_connection_alone() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response.close()
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        assert upstream.accepted <= 2
+
+
+async def test_cancelling_the_wait_for_the_head_cuts_the_upstream() -> None:
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as http_client:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(http_client, get(upstream), progress=progress))
+            await until(lambda: len(upstream.requests) == 1)
+            task.cancel()
+        assert task.cancelled()
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+        await until(lambda: upstream.closed == 1)
+        assert http_client._in_flight == {}
+
+
+async def unread(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Takes the head, answers one of its own, and reads no body; notices only a cut connection."""
+    await upstream.read_head(reader)
+    writer.write(head("200 OK", b"Content-Length: 5\r\n") if b"/answer" in upstream.requests[0] else b"")
+    while not writer.transport.is_closing():
+        await asyncio.sleep(0.005)
+        writer.write(b"." if b"/answer" in upstream.requests[0] else b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+HUGE = 32 * 1024 * 1024  # more than two kernel buffers take
+
+
+async def huge() -> AsyncIterator[bytes]:
+    yield b"x" * HUGE
+
+
+async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() -> None:
+    progress = Progress()
+    async with running(unread) as upstream, dialing() as http_client:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(http_client, get(upstream, "POST", body=huge()), progress=progress))
+            await until(lambda: len(upstream.requests) == 1)
+            task.cancel()
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_closing_an_answer_cuts_the_upload_that_nobody_reads() -> None:
+    async with running(unread) as upstream, dialing() as http_client:
+        response = await http_client.send(
+            get(upstream, "POST", target="/answer", body=huge()), before_send=no_claim, head_deadline_s=2
+        )
+        assert not response.body_wholly_sent
+        response.close()
+        await until(lambda: upstream.closed == 1)
+
+
+# ---------------------------------------------------------------------- dials that fail look alike
+
+
+def public_endpoint(host: str, port: int) -> Endpoint:
+    endpoint = parse_endpoint(f"http://{host}:{port}", allow_private=True)
+    assert isinstance(endpoint, Endpoint)
+    return endpoint
+
+
+def failing_lookup(host: str, port: int) -> list[str]:
+    raise OSError("no such name")
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        failing_lookup,
+        lambda host, port: [],
+        lambda host, port: ["8.8.8.8"] * 17,
+        lambda host, port: ["127.0.0.1"],
+        lambda host, port: ["8.8.8.8", "10.0.0.1"],
+        lambda host, port: ["2606:4700::1", "::ffff:127.0.0.1"],
+        lambda host, port: ["169.254.169.254"],
+        lambda host, port: ["fe80::1%1"],
+        lambda host, port: ["another.name"],
+    ],
+    ids=["no_name", "empty", "many", "loopback", "mixed", "mixed6", "metadata", "scope", "name"],
+)
+async def test_a_name_that_must_not_be_dialled_is_unreachable(
+    lookup: Callable[[str, int], list[str]],
+) -> None:
+    claims: list[int] = []
+
+    async def claim() -> None:
+        claims.append(1)
+
+    progress = Progress()
+    async with dialing(allow_private=False, lookup=lookup) as http_client:
+        endpoint = public_endpoint("api.example.com", 8080)
+        send = UpstreamRequest(method="GET", endpoint=endpoint, target="/", headers=[])
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(http_client, send, before_send=claim, progress=progress)
+        assert caught.value.problem == UpstreamUnreachable().problem
+        assert not caught.value.sent
+        assert (claims, progress) == ([], Progress())
+        with pytest.raises(EndpointNotAllowed) as denied:
+            await http_client.check_endpoint(endpoint)
+        assert denied.value.problem.detail.startswith("The endpoint's host does not lead to")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "[::ffff:127.0.0.1]"])
+async def test_literal_addresses_are_judged_at_the_socket(host: str) -> None:
+    # A record made by hand, as if the parser at the door had let it through.
+    async with running(answer(OK)) as upstream, dialing(allow_private=False) as http_client:
+        origin = f"http://{host}:{upstream.port}"
+        endpoint = Endpoint(
+            scheme="http", host=host, port=upstream.port, path="", base_path="", origin=origin
+        )
+        with pytest.raises(UpstreamUnreachable):
+            await call(http_client, get(upstream, endpoint=endpoint))
+        with pytest.raises(EndpointNotAllowed):
+            await http_client.check_endpoint(endpoint)
+        assert upstream.accepted == 0
+
+
+async def test_a_refused_connect_is_unreachable() -> None:
+    async with running(answer(OK)) as upstream:
+        request = get(upstream)
+    async with dialing() as http_client:
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(http_client, request)
+        assert caught.value.problem == UpstreamUnreachable().problem
+        assert http_client._in_flight == {}
+
+
+async def test_a_connect_that_hangs_is_unreachable() -> None:
+    # TLS against a server that never speaks: connected, and then nothing.
+    async with running(silent) as upstream, dialing(replace(LIMITS, connect_deadline_s=0.05)) as http_client:
+        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(http_client, get(upstream, endpoint=endpoint))
+        assert caught.value.problem == UpstreamUnreachable().problem
+
+
+async def test_broken_tls_is_unreachable() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as http_client:
+        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        with pytest.raises(UpstreamUnreachable):
+            await call(http_client, get(upstream, endpoint=endpoint))
+
+
+async def test_name_resolution_has_a_deadline_and_is_shared() -> None:
+    release, asked = threading.Event(), []
+
+    def lookup(host: str, port: int) -> list[str]:
+        asked.append(host)
+        release.wait(5)
+        return ["127.0.0.1"]
+
+    try:
+        async with (
+            running(answer(OK)) as upstream,
+            dialing(replace(LIMITS, dns_deadline_s=0.05), lookup=lookup) as http_client,
+        ):
+            request = get(upstream, endpoint=upstream.endpoint("slow.example"))
+            results = await asyncio.gather(
+                *(call(http_client, request) for _ in range(5)), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [UpstreamUnreachable] * 5
+            assert asked == ["slow.example"]
+    finally:
+        release.set()
+
+
+async def test_a_name_is_judged_again_on_every_new_connection() -> None:
+    answers = [["127.0.0.1"], ["169.254.169.254"]]
+    last = head("200 OK", b"Connection: close\r\nContent-Length: 2\r\n") + b"ok"
+    async with (
+        running(answer(last, keep=False)) as upstream,
+        dialing(lookup=lambda host, port: answers.pop(0)) as http_client,
+    ):
+        request = get(upstream, endpoint=upstream.endpoint("rebind.example"))
+        assert await call(http_client, request) == (200, b"ok")
+        with pytest.raises(UpstreamUnreachable):
+            await call(http_client, request)
+        assert answers == []
+        assert upstream.accepted == 1
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
+    asked: list[str] = []
+
+    def lookup(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    async with running(answer(OK)) as upstream, dialing(lookup=lookup) as http_client:
+        request = get(upstream, endpoint=upstream.endpoint("name.example"))
+        await call(http_client, request)
+        await call(http_client, request)
+        assert asked == ["name.example"], "once for a connection, and not again on reuse"
+        assert f"Host: name.example:{upstream.port}".encode() in upstream.requests[0]
+
+
+async def test_the_gateway_does_not_call_itself() -> None:
+    async with running(answer(OK)) as upstream:
+        for own in (
+            {"own_origins": frozenset({f"http://self.example:{upstream.port}"})},
+            {"own_listeners": frozenset({("127.0.0.1", upstream.port)})},
+            {"own_listeners": frozenset({("0.0.0.0", upstream.port)})},
+        ):
+            async with dialing(**own) as http_client:  # type: ignore[arg-type]
+                for host in ("self.example", "self.example."):
+                    endpoint = upstream.endpoint(host)
+                    with pytest.raises(UpstreamUnreachable):
+                        await call(http_client, get(upstream, endpoint=endpoint))
+                    with pytest.raises(EndpointNotAllowed):
+                        await http_client.check_endpoint(endpoint)
+                assert http_client._in_flight == {}
+        assert upstream.accepted == 0
+
+
+async def test_probe_asks_the_resolver_and_connects_to_nothing() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        await http_client.check_endpoint(upstream.endpoint("name.example"))
+        await http_client.check_endpoint(upstream.endpoint())
+        assert upstream.accepted == 0
+
+
+# ---------------------------------------------------------------------- crowds
+
+
+async def test_calls_in_flight_per_origin_are_limited() -> None:
+    limits = replace(LIMITS, in_flight_per_origin_max=2)
+    async with running(silent) as upstream, running(answer(OK)) as other, dialing(limits) as http_client:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call(http_client, get(upstream))) for _ in range(2)]
+            await until(lambda: len(upstream.requests) == 2)
+            with pytest.raises(Refusal) as caught:
+                await call(http_client, get(upstream))
+            assert caught.value.problem.code is Code.OVERLOADED
+            assert caught.value.problem.retry_after_s
+            assert await call(http_client, get(other)) == (200, b"ok")
+            for task in tasks:
+                task.cancel()
+        assert http_client._in_flight == {}
+        assert len(upstream.requests) == 2
+
+
+async def test_a_closed_dialer_reaches_nobody() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        await http_client.close()
+        with pytest.raises(UpstreamUnreachable):
+            await call(http_client, get(upstream))
+        assert len(upstream.requests) == 1
+
+
+# ---------------------------------------------------------------------- fetch
+
+
+async def test_fetches_a_small_document_with_its_query() -> None:
+    document = head("200 OK", b"Content-Type: application/json\r\nContent-Length: 2\r\n") + b"{}"
+    async with running(answer(document)) as upstream, dialing() as http_client:
+        url = f"http://127.0.0.1:{upstream.port}/openapi.json?v=1"
+        fetched = await http_client.fetch(url, bytes_max=2, deadline_s=2)
+        assert (fetched.status, fetched.content_type, fetched.body) == (200, "application/json", b"{}")
+        assert upstream.requests[0].startswith(b"GET /openapi.json?v=1 HTTP/1.1\r\n")
+        with pytest.raises(UpstreamBadResponse):
+            await http_client.fetch(url, bytes_max=1, deadline_s=2)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "http://169.254.169.254/", "http://u@127.0.0.1:8080/", "http://a.example/#x"],
+)
+async def test_fetches_only_what_an_endpoint_may_be(url: str) -> None:
+    async with dialing() as http_client:
+        with pytest.raises(EndpointNotAllowed):
+            await http_client.fetch(url, bytes_max=10, deadline_s=1)
+
+
+async def test_a_fetch_in_production_is_refused_before_anything_is_dialled() -> None:
+    async with running(answer(OK)) as upstream, dialing(allow_private=False) as http_client:
+        with pytest.raises(EndpointNotAllowed):
+            await http_client.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10, deadline_s=1)
+        assert upstream.accepted == 0
+
+
+async def test_a_fetch_has_one_deadline_for_everything() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK"))
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+    async with running(handler) as upstream, dialing() as http_client:
+        with pytest.raises(UpstreamTimeout):
+            await http_client.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10**9, deadline_s=0.05)
+        await until(lambda: upstream.closed == 1)
+
+
+# ---- Knocking.
+
+
+async def test_a_knock_connects_sends_nothing_and_leaves() -> None:
+    left = asyncio.Event()
+
+    async def wait_for_the_end(
+        upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        assert await reader.read() == b""
+        left.set()
+
+    async with running(wait_for_the_end) as upstream, dialing() as http_client, asyncio.timeout(10):
+        await http_client.check_connection(upstream.endpoint())
+        await left.wait()
+        assert upstream.accepted == 1
+
+
+async def test_a_knock_is_judged_like_a_call() -> None:
+    async def answer(
+        upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None: ...
+
+    async with running(answer) as upstream:
+        own = frozenset({("127.0.0.1", upstream.port)})
+        for shut in (
+            dialing(allow_private=False),
+            dialing(own_listeners=own),
+            dialing(own_origins=frozenset({upstream.endpoint("gw.example.com").origin})),
+            dialing(lookup=lambda host, port: ["127.0.0.1", "192.168.0.1"], allow_private=False),
+        ):
+            async with shut as http_client:
+                with pytest.raises(UpstreamUnreachable):
+                    await http_client.check_connection(upstream.endpoint("gw.example.com"))
+        async with dialing() as http_client:
+            await http_client.close()
+            with pytest.raises(UpstreamUnreachable):
+                await http_client.check_connection(upstream.endpoint())
+        assert upstream.accepted == 0

@@ -1,0 +1,268 @@
+"""One record for three dialects, and the one requirement that it meets exactly."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kit.payer import (
+    CHALLENGER,
+    NOW_S,
+    PAY_TO,
+    ROUTE,
+    USDC,
+    AuthorizationSigner,
+    decode_header,
+    encode_header,
+    requirement_of,
+)
+from tollway.errors import Code, Problem
+from tollway.ids import Address, ChainId, keccak256
+from tollway.ledger.records import Authorization, Dialect
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Asset, TokenDomain
+from tollway.payments.authorization_check import PresentedAuthorization, match_requirement, parse_presented
+from tollway.payments.eip3009 import recover_signer
+
+VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
+OTHER_PAYEE = Address(b"\x99" * 20)
+
+
+def parse(*headers: tuple[bytes, bytes], **given_: Any) -> PresentedAuthorization | Problem | None:
+    fields = {"challenger": CHALLENGER, "route": ROUTE, "now_s": NOW_S, **given_}
+    return parse_presented(headers, **fields)
+
+
+def shown(dialect: Dialect, payer: AuthorizationSigner | None = None) -> tuple[bytes, bytes]:
+    payer = payer or AuthorizationSigner()
+    if dialect is Dialect.X402_V2:
+        return b"payment-signature", encode_header(payer.payment())
+    if dialect is Dialect.X402_V1:
+        return b"x-payment", encode_header(payer.payment_v1())
+    return b"authorization", b"Payment " + encode_header(payer.credential(), is_urlsafe=True)
+
+
+def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> PresentedAuthorization:
+    presented = parse(shown(dialect, payer))
+    assert isinstance(presented, PresentedAuthorization)
+    return presented
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_dialect_says_the_same(dialect: Dialect) -> None:
+    presented = read(dialect)
+    assert presented.dialect is dialect
+    assert (presented.payer, presented.payee, presented.base_units) == (
+        AuthorizationSigner().address,
+        PAY_TO,
+        10_000,
+    )
+    assert (presented.valid_after, presented.valid_before) == (0, AuthorizationSigner().valid_before)
+    assert presented.token == (None if dialect is Dialect.X402_V1 else USDC.token)
+    assert bool(presented.challenge_id) is (dialect is Dialect.MPP)
+    matched = match_requirement(presented, [requirement_of()])
+    assert isinstance(matched, tuple)
+    requirement, authorization = matched
+    assert requirement == requirement_of()
+    assert isinstance(authorization, Authorization)
+    assert (authorization.dialect, authorization.challenge_id) == (dialect, presented.challenge_id)
+    assert (
+        recover_signer(authorization, TokenDomain(name="USDC", version="2")) == AuthorizationSigner().address
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-payment-tx", b"0x")],
+        [(b"authorization", b"Bearer token")],
+        [(b"authorization", b"Payments abc")],
+        [(b"authorization", b"")],
+        [(b"payment-required", b"e30=")],
+    ],
+)
+def test_nothing_of_the_kind_is_none(headers: list[tuple[bytes, bytes]]) -> None:
+    assert parse(*headers) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"Payment", b"payment ", b"PAYMENT\t", b"Payment garbage", b"Payment !", b"Payment e30", b"Payment \xff\xfe",
+     b'Payment id="x", realm="y"', b"Payment " + b"A" * 20_000],
+)  # fmt: skip
+def test_garbage_in_a_payment_credential_is_malformed(value: bytes) -> None:
+    problem = parse((b"authorization", value))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
+
+
+@pytest.mark.parametrize("name", [b"payment-signature", b"x-payment"])
+@pytest.mark.parametrize("value", [b"", b"garbage!", b"e30=", b"\xff", b"A" * 20_000])
+def test_garbage_in_an_x402_header_is_malformed(name: bytes, value: bytes) -> None:
+    problem = parse((name, value))
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_MALFORMED
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(Dialect.X402_V2, Dialect.X402_V1), (Dialect.X402_V2, Dialect.MPP), (Dialect.X402_V2, Dialect.X402_V2)],
+)
+def test_more_than_one_is_refused_without_terms(names: tuple[Dialect, Dialect]) -> None:
+    problem = parse(*(shown(dialect) for dialect in names))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
+
+
+def test_mpp_can_be_off() -> None:
+    problem = parse(shown(Dialect.MPP), challenger=None)
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_METHOD_UNSUPPORTED
+    assert isinstance(parse(shown(Dialect.X402_V2), challenger=None), PresentedAuthorization)
+
+
+def test_the_header_is_bounded_by_the_limit() -> None:
+    header = shown(Dialect.X402_V2)
+    tight = replace(DEFAULT_LIMITS, payment_header_bytes_max=len(header[1]) - 1)
+    assert isinstance(parse(header, limits=tight), Problem)
+
+
+def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
+    """The ledger come first: an authorisation that has paid must not be answered with a new challenge."""
+    presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
+    assert isinstance(presented, PresentedAuthorization)
+    refused = match_requirement(presented, [requirement_of()])
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason) == (Code.PAYMENT_EXPIRED, "challenge_expired")
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_unknown_member_is_told_only_when_the_terms_are_matched(dialect: Dialect) -> None:
+    """The ledger come first here as well: the same authorisation may have paid, in plainer dress."""
+    name, value = shown(dialect)
+    content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
+    prefix = b"Payment " if dialect is Dialect.MPP else b""
+    presented = parse((name, prefix + encode_header(content, is_urlsafe=dialect is Dialect.MPP)))
+    assert isinstance(presented, PresentedAuthorization)
+    assert presented.nonce == read(dialect).nonce
+    refused = match_requirement(presented, [requirement_of()])
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
+    assert "`note`" in refused.detail
+
+
+BRIDGED = replace(USDC, token=Address(b"\x77" * 20))
+ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
+
+
+@pytest.mark.parametrize(
+    ("payer", "requirements", "code", "reason"),
+    [
+        (AuthorizationSigner(), [], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(ELSEWHERE)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(BRIDGED)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_exact_evm_eip3009_not_supported"),
+        (AuthorizationSigner(payee=OTHER_PAYEE), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_recipient_mismatch"),
+        (AuthorizationSigner(payee=AuthorizationSigner().address), [requirement_of(pay_to=AuthorizationSigner().address)], Code.PAYMENT_VERIFICATION_FAILED, "returned"),
+        (AuthorizationSigner(base_units=9_999), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=10_001), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+    ],
+)  # fmt: skip
+def test_the_nearest_miss_is_told(
+    payer: AuthorizationSigner, requirements: Any, code: Code, reason: str
+) -> None:
+    refused = match_requirement(read(Dialect.X402_V2, payer), requirements)
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason, refused.payment_state) == (code, reason, "none")
+
+
+def test_payee_and_amount_must_meet_in_one_requirement() -> None:
+    """The old payee at the new price is neither version."""
+    old = requirement_of(pay_to=OTHER_PAYEE, units=20_000)
+    new = requirement_of()
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE)), [new, old]), Problem
+    )
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(base_units=20_000)), [new, old]), Problem
+    )
+    both = match_requirement(
+        read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE, base_units=20_000)), [new, old]
+    )
+    assert isinstance(both, tuple)
+    assert both[0] == old
+
+
+def test_version_1_means_the_token_that_was_signed_for() -> None:
+    euro = Asset(
+        chain_id=USDC.chain_id,
+        token=Address(b"\x66" * 20),
+        symbol="EURC",
+        decimals=6,
+        domain=TokenDomain(name="EURC", version="2"),
+    )
+    requirements = [requirement_of(euro), requirement_of()]
+    matched = match_requirement(read(Dialect.X402_V1), requirements)
+    assert isinstance(matched, tuple)
+    assert matched[0].asset == USDC
+    # Of a contract wallet nobody can tell here; the first is as good as any, and its token will say.
+    smart = replace(read(Dialect.X402_V1), signature=b"\1" * 80)
+    matched = match_requirement(smart, requirements)
+    assert isinstance(matched, tuple)
+    assert matched[0].asset == euro
+
+
+# ---- What stock clients really send.
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in VECTORS if path.stem != "siwx"], ids=lambda path: path.stem
+)
+def test_a_stock_clients_payment_is_read(path: Path) -> None:
+    vector = json.loads(path.read_text())
+    headers = [
+        (name.lower().encode(), value.encode()) for name, value in vector["paid"]["request"]["headers"]
+    ]
+    presented = parse(*headers)
+    assert isinstance(presented, PresentedAuthorization)
+    payer = Address.parse(vector["signer"]["address"])
+    assert (presented.payer, presented.base_units) == (payer, 10_000)
+    if presented.dialect is Dialect.MPP:  # its challenge was another server's; everything else must hold
+        assert presented.fault is not None
+        assert presented.fault.reason == "invalid_challenge"
+        challenge = vector["paid"]["decoded"]["challenge"]
+        assert presented.nonce == keccak256((challenge["id"] + challenge["realm"]).encode())
+        presented = replace(presented, fault=None)
+    matched = match_requirement(presented, [requirement_of(pay_to=presented.payee)])
+    assert isinstance(matched, tuple)
+    requirement, authorization = matched
+    assert requirement.asset.domain is not None
+    assert recover_signer(authorization, requirement.asset.domain) == payer
+
+
+def test_the_vectors_hold_every_dialect() -> None:
+    stems = " ".join(path.stem for path in VECTORS)
+    assert all(
+        name in stems for name in ("x402_v2_fetch", "x402_v2_axios", "x402_v2_httpx", "x402_v2_requests")
+    )
+    assert all(name in stems for name in ("x402_v1_fetch", "mpp"))
+
+
+NAMES = st.sampled_from([b"payment-signature", b"x-payment", b"authorization", b"x-other"])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(NAMES, st.binary(max_size=60) | st.binary(max_size=60).map(lambda v: b"Payment " + v)),
+        max_size=3,
+    )
+)
+def test_nothing_raises(headers: list[tuple[bytes, bytes]]) -> None:
+    presented = parse(*headers)
+    assert presented is None or isinstance(presented, PresentedAuthorization | Problem)

@@ -1,0 +1,330 @@
+"""A facilitator by URL: what it is asked, and that its word decides nothing."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_records import close_of
+from tests.kit.payer import CHAIN, PAY_TO, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
+from tests.kit.settlement import (
+    HASTY,
+    LISTING,
+    ScriptedFacilitator,
+    SettlementHarness,
+    facilitator_at,
+    settlement_rules,
+)
+from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.ids import Address
+from tollway.ledger.records import CallState, Cover
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.gas import CHECKS_UNTIL_STALE
+from tollway.payments.settlement import NotSettled, Settled, Undecided
+
+ELSEWHERE = Address(b"\xee" * 20)
+
+
+def open_scene(
+    line: ScriptedFacilitator, *, block_time_s: float = 0.01, depth: int = 1, **limits: Any
+) -> SettlementHarness:
+    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), block_time_s=block_time_s)
+    facilitator = FacilitatorClient(facilitator_at(), line)
+    return SettlementHarness(
+        rules=rules,
+        limits=replace(HASTY, **limits),
+        facilitators={CHAIN: facilitator},
+        confirmations=((0, depth),),
+    )
+
+
+async def test_it_is_asked_in_the_words_of_x402_with_its_own_headers() -> None:
+    line = ScriptedFacilitator()
+    facilitator, payer = (
+        FacilitatorClient(facilitator_at("https://f.example/x402/"), line),
+        AuthorizationSigner(),
+    )
+    assert await facilitator.verify(payer.authorize(), USDC, timeout_s=90) is None
+    await facilitator.settle(payer.authorize(), USDC, timeout_s=90)
+    (verify_url, verified, verify_headers), (settle_url, settled, settle_headers) = line.requests
+    assert (verify_url, settle_url) == ("https://f.example/x402/verify", "https://f.example/x402/settle")
+    assert verify_headers == {"Authorization": "Bearer for-verify"}
+    assert settle_headers == {"Authorization": "Bearer for-settle"}
+    assert verified == settled
+    assert verified["x402Version"] == verified["paymentPayload"]["x402Version"] == 2
+    assert verified["paymentRequirements"] == verified["paymentPayload"]["accepted"]
+    assert verified["paymentRequirements"] == {
+        "scheme": "exact",
+        "network": "eip155:84532",
+        "amount": "10000",
+        "asset": str(USDC.token),
+        "payTo": str(PAY_TO),
+        "maxTimeoutSeconds": 90,
+        "extra": {"name": "USDC", "version": "2"},
+    }
+    assert verified["paymentPayload"]["payload"] == payer.payload()
+
+
+JUNK: list[object] = [
+    b"not json",
+    b"[]",
+    b"{}",
+    {"isValid": "yes"},
+    b"[" * 100_000,
+    ChainUnavailable("away"),
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+async def test_an_unclear_answer_is_neither_yes_nor_no(junk: object) -> None:
+    line = ScriptedFacilitator()
+    line.answers = {"verify": junk, "settle": junk}
+    facilitator = FacilitatorClient(facilitator_at(), line)
+    with pytest.raises(ChainUnavailable):
+        await facilitator.verify(AuthorizationSigner().authorize(), USDC, timeout_s=90)
+    assert await facilitator.settle(AuthorizationSigner().authorize(), USDC, timeout_s=90) is None
+
+
+async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
+    line = ScriptedFacilitator()
+    line.answers["verify"] = {"isValid": False, "invalidReason": "blocked\nwallet"}
+    async with open_scene(line) as harness:
+        refused = await harness.settlement.check(
+            harness.payer().authorize(),
+            requirement_of(),
+            timeout_s=TIMEOUT_S,
+            lookup=harness.settlement.open_lookup("192.0.2.1"),
+            listing_id=LISTING,
+        )
+        assert isinstance(refused, Problem)
+        assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "blockedwallet")
+        line.answers["verify"] = {"isValid": True}
+        covered = await harness.settlement.check(
+            harness.payer().authorize(),
+            requirement_of(),
+            timeout_s=TIMEOUT_S,
+            lookup=harness.settlement.open_lookup("192.0.2.1"),
+            listing_id=LISTING,
+        )
+        assert isinstance(covered, Cover)
+
+
+async def test_the_chain_says_that_it_settled() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        line.settling = call = await harness.claim()
+        assert isinstance(await harness.settlement.settle(call.order()), Settled)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line, block_time_s=20.0, depth=2) as harness, asyncio.timeout(10):
+        line.settling = call = await harness.claim()
+        settling = asyncio.get_running_loop().create_task(harness.settlement.settle(call.order()))
+        while harness.chain.requests["find_authorization_use", CHAIN] < 2:
+            await asyncio.sleep(0)
+        assert not settling.done()
+        harness.chain.bury(CHAIN, 1)
+        assert isinstance(await settling, Settled)
+
+
+@pytest.mark.parametrize(
+    "answer", [{"success": False, "errorReason": "x", "transaction": ""}, ChainUnavailable("away"), b"?"]
+)
+async def test_money_that_moved_counts_whatever_it_says(answer: object) -> None:
+    line = ScriptedFacilitator()
+    line.answers["settle"] = answer
+    async with open_scene(line) as harness:
+        line.settling = call = await harness.claim()
+        assert isinstance(await harness.settlement.settle(call.order()), Settled)
+
+
+@pytest.mark.parametrize("is_success", [True, False])
+async def test_money_that_did_not_move_is_undecided_whatever_it_says(is_success: bool) -> None:
+    line = ScriptedFacilitator()
+    line.answers["settle"] = {"success": is_success, "transaction": "0x" + "12" * 32}
+    async with open_scene(line) as harness:
+        call = await harness.claim()
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.read_state() is CallState.SETTLING
+
+
+async def test_the_books_know_before_it_is_told() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        call = await harness.claim()
+        states: list[CallState] = []
+        post = line.post
+
+        async def watch(*arguments: Any, **options: Any) -> bytes:
+            states.append(await call.read_state())
+            return await post(*arguments, **options)
+
+        line.post = watch  # type: ignore[method-assign]  # the fake's own hook
+        await harness.settlement.settle(call.order())
+        assert states == [CallState.SETTLING]
+
+
+@pytest.mark.parametrize("trouble", ["no money", "refused", "expired"])
+async def test_what_simulation_refuses_at_the_head_is_undecided_and_not_told_to_it(trouble: str) -> None:
+    """It was shown the authorisation before the call and may have sent it: only the token knows what becomes of it."""
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        payer = harness.payer(balance=0 if trouble == "no money" else 10**9)
+        call = await harness.claim(payer)
+        if trouble == "refused":
+            harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+        if trouble == "expired":
+            harness.chain.mine(CHAIN, time=payer.valid_before)
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.read_state() is CallState.SETTLING
+        assert line.settle_requests == []
+
+
+async def test_what_it_lands_after_a_refused_simulation_is_paid() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        call = await harness.claim(harness.payer(balance=0))
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+        call.land()
+        await harness.settlement_recovery.run_once()
+        held = await harness.ledger.find_authorized_call(call.authorization.key)
+        assert held is not None
+        assert held.transfer is not None
+
+
+async def test_a_nonce_that_was_used_for_something_else_surely_failed() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        call = await harness.claim()
+        call.land(payee=ELSEWHERE)
+        assert isinstance(await harness.settlement.settle(call.order()), NotSettled)
+        assert await call.read_state() is CallState.RELEASED
+
+
+async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        call = await harness.claim(
+            harness.payer(valid_before=harness.now_ms // 1000 + 2 * HASTY.unknown_hold_s)
+        )
+        await harness.ledger.close(close_of(call.claim, CallState.UNKNOWN))
+        harness.pass_time(HASTY.unknown_hold_s)
+        await harness.settlement_recovery.run_once()
+        assert line.requests == []
+        assert await call.read_state() is CallState.UNKNOWN
+
+
+async def test_the_sweeper_tells_it_again_now_and_then() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        call = await harness.claim()
+        await harness.settlement.settle(call.order())
+        await call.mark_orphaned()
+        for _ in range(3):
+            await harness.settlement_recovery.run_once()
+        assert len(line.settle_requests) == 2
+        line.settling = call
+        harness.pass_time(31)
+        for _ in range(2):
+            await harness.settlement_recovery.run_once()
+        assert len(line.settle_requests) == 3
+        assert await call.read_state() is CallState.CONSUMED
+
+
+# ---- One that does not answer.
+
+
+def is_offered(harness: SettlementHarness) -> bool:
+    return harness.settlement.is_offered(USDC, 10_000, LISTING)
+
+
+async def check(harness: SettlementHarness) -> Any:
+    return await harness.settlement.check(
+        harness.payer().authorize(),
+        requirement_of(),
+        timeout_s=TIMEOUT_S,
+        lookup=harness.settlement.open_lookup("192.0.2.1"),
+        listing_id=LISTING,
+    )
+
+
+@pytest.mark.parametrize(("status", "offered"), [(200, True), (401, True), (404, True), (None, False)])
+async def test_nothing_is_offered_before_it_has_answered_anything(status: int | None, offered: bool) -> None:
+    line = ScriptedFacilitator()
+    line.status = status
+    async with open_scene(line) as harness:
+        assert (is_offered(harness), harness.settlement.is_reachable(CHAIN)) == (offered, offered)
+
+
+async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        line.answers["verify"], line.status = ChainUnavailable("away"), None
+        with pytest.raises(ChainUnavailable):
+            await check(harness)
+        assert not is_offered(harness)
+        assert not harness.settlement.is_reachable(CHAIN)  # nobody is asked to pay otherwise for an outage
+        await harness.gas_budget.refresh()
+        assert not is_offered(harness)
+        line.status = 200
+        await harness.gas_budget.refresh()
+        assert is_offered(harness)
+
+
+async def test_one_that_answers_again_is_offered_at_once() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        good, line.answers["verify"] = line.answers["verify"], ChainUnavailable("away")
+        with pytest.raises(ChainUnavailable):
+            await check(harness)
+        line.answers["verify"] = good
+        assert isinstance(await check(harness), Cover)
+        assert is_offered(harness)
+
+
+@pytest.mark.parametrize("answer", [b"?", {"isValid": False, "invalidReason": "x"}, {"isValid": "yes"}])
+async def test_what_it_says_of_one_payment_withdraws_nothing(answer: object) -> None:
+    """Whoever makes it stumble over his own payment must not close the rail for others."""
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        line.answers["verify"] = answer
+        with contextlib.suppress(ChainUnavailable):
+            await check(harness)
+        assert is_offered(harness)
+
+
+async def test_a_settlement_that_it_is_slow_with_withdraws_nothing() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        line.answers["settle"] = ChainUnavailable("away")
+        assert await harness.settlement.settle((await harness.claim()).order()) == Undecided()
+        assert is_offered(harness)
+
+
+async def test_one_that_is_well_is_not_looked_at() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        assert line.looks == ["https://facilitator.example/supported"]
+        await harness.gas_budget.refresh()
+        assert len(line.looks) == 1
+
+
+async def test_a_look_at_it_has_a_deadline() -> None:
+    line = ScriptedFacilitator()
+    line.is_silent = True
+    async with open_scene(line, rpc_deadline_s=0.01) as harness:
+        assert not is_offered(harness)
+
+
+async def test_a_chain_that_is_away_withdraws_its_rail_too() -> None:
+    line = ScriptedFacilitator()
+    async with open_scene(line) as harness:
+        harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s + 1)
+        assert not is_offered(harness)
+        await harness.gas_budget.refresh()
+        assert is_offered(harness)

@@ -1,0 +1,164 @@
+"""Rails that are withdrawn: each reason is seen, told once when it comes and once when it goes, and counted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.kit.chain_blocks import authorizing_token
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import (
+    LISTING,
+    TOKEN,
+    ScriptedFacilitator,
+    SettlementHarness,
+    facilitator_at,
+    make_gas_key,
+    settlement_rules,
+)
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import TokenDomain
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.gas import (
+    CHECKS_UNTIL_STALE,
+    RailStatus,
+    SettlementMetrics,
+    WithdrawalReason,
+    WithdrawnRail,
+)
+from tollway.payments.settlement import Settled
+
+KEY = make_gas_key().address
+NETWORK = {"chain_id": CHAIN}
+
+
+def withdrawn(harness: SettlementHarness) -> set[object]:
+    """The reasons that the latest look counted at least once."""
+    counts = {note[2]: note[3] for note in harness.metrics if note[0] == "withdrawn"}
+    return {reason for reason, count in counts.items() if count}
+
+
+def lose_chain(harness: SettlementHarness) -> None:
+    harness.chain.disconnect(CHAIN)
+    harness.pass_time(CHECKS_UNTIL_STALE * DEFAULT_LIMITS.gas_refresh_s + 1)
+
+
+CAUSES: list[
+    tuple[WithdrawalReason, Callable[[SettlementHarness], None], Callable[[SettlementHarness], None]]
+] = [
+    (WithdrawalReason.GAS_UNKNOWN, lose_chain, lambda harness: harness.chain.reconnect(CHAIN)),
+    (
+        WithdrawalReason.GAS_TOO_DEAR,
+        lambda harness: harness.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=1),
+        lambda harness: harness.chain.set_fees(CHAIN, base_fee_wei=10**6, tip_wei=1),
+    ),
+    (
+        WithdrawalReason.GAS_KEYS_LOW,
+        lambda harness: harness.chain.fund_gas(CHAIN, KEY, 10**15 - 1),
+        lambda harness: harness.chain.fund_gas(CHAIN, KEY, 10**15),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "cause", "cure"), CAUSES, ids=[reason.value for reason, _, _ in CAUSES])
+async def test_a_network_that_cannot_be_settled_on_is_told_once_and_when_it_is_back(
+    reason: WithdrawalReason,
+    cause: Callable[[SettlementHarness], None],
+    cure: Callable[[SettlementHarness], None],
+) -> None:
+    async with SettlementHarness() as harness:
+        assert withdrawn(harness) == set()
+        cause(harness)
+        with capture_logs() as lines:
+            await harness.gas_budget.refresh()
+            await harness.gas_budget.refresh()
+        assert not harness.gas_budget.is_offered(USDC, 10_000, LISTING)
+        assert withdrawn(harness) == {reason}
+        told = {"log_level": "warning", "event": "rail_withdrawn", **NETWORK, "reason": reason.value}
+        assert [line for line in lines if line["event"] == "rail_withdrawn"] == [told]
+        cure(harness)
+        with capture_logs() as lines:
+            await harness.gas_budget.refresh()
+            await harness.gas_budget.refresh()
+        assert harness.gas_budget.is_offered(USDC, 10_000, LISTING)
+        assert withdrawn(harness) == set()
+        told = {"log_level": "info", "event": "rail_is_back", **NETWORK, "reason": reason.value}
+        assert [line for line in lines if line["event"] == "rail_is_back"] == [told]
+
+
+async def test_a_low_key_is_told_once() -> None:
+    async with SettlementHarness() as harness:
+        harness.chain.fund_gas(CHAIN, KEY, 1)
+        with capture_logs() as lines:
+            for _ in range(3):
+                await harness.gas_budget.refresh()
+        assert [line["event"] for line in lines].count("gas_key_low") == 1
+
+
+async def test_a_token_that_is_another_than_the_settings_say_is_named() -> None:
+    harness = SettlementHarness()
+    domain = TokenDomain(name="Another", version="9")
+    harness.chain.deploy(CHAIN, TOKEN, authorizing_token(replace(USDC, domain=domain)))
+    with capture_logs() as lines:
+        async with harness:
+            pass
+    assert withdrawn(harness) == {WithdrawalReason.TOKEN}
+    (line,) = [line for line in lines if line["event"] == "rail_withdrawn"]
+    assert line["subject"] == str(TOKEN)
+
+
+async def test_a_listing_whose_budget_is_spent_is_named_and_its_network_is_not() -> None:
+    async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
+        assert harness.gas_budget.is_offered(USDC, 10_000, LISTING)
+        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        with capture_logs() as lines:
+            await harness.gas_budget.refresh()
+        assert withdrawn(harness) == {WithdrawalReason.LISTING_BUDGET}
+        (line,) = [line for line in lines if line["event"] == "rail_withdrawn"]
+        assert (line["reason"], line["subject"]) == ("listing_gas_budget", LISTING)
+
+
+async def test_a_network_whose_budget_is_spent_is_told() -> None:
+    async with SettlementHarness(rules=settlement_rules(network_budget_wei=1)) as harness:
+        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        await harness.gas_budget.refresh()
+        assert withdrawn(harness) == {WithdrawalReason.NETWORK_BUDGET}
+
+
+async def test_where_a_facilitator_settles_gas_is_its_own_business() -> None:
+    rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedFacilitator()
+    facilitators = {CHAIN: FacilitatorClient(facilitator_at(), line)}
+    async with SettlementHarness(rules=rules, facilitators=facilitators) as harness:
+        harness.chain.set_fees(CHAIN, base_fee_wei=10**15, tip_wei=1)
+        await harness.gas_budget.refresh()
+        assert withdrawn(harness) == set()
+        lose_chain(harness)
+        await harness.gas_budget.refresh()
+        assert withdrawn(harness) == {WithdrawalReason.GAS_UNKNOWN}
+
+
+async def test_a_facilitator_that_does_not_answer_withdraws_its_network() -> None:
+    rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedFacilitator()
+    facilitators = {CHAIN: FacilitatorClient(facilitator_at(), line)}
+    line.status = None
+    async with SettlementHarness(rules=rules, facilitators=facilitators) as harness:
+        assert withdrawn(harness) == {WithdrawalReason.FACILITATOR_AWAY}
+        line.status = 200
+        await harness.gas_budget.refresh()
+        assert withdrawn(harness) == set()
+
+
+def test_each_reason_of_each_network_has_a_count_from_the_beginning() -> None:
+    counted: dict[tuple[Any, Any], int] = {}
+    withdrawals = RailStatus(
+        [CHAIN],
+        SettlementMetrics(
+            withdrawn=lambda chain_id, reason, count: counted.update({(chain_id, reason): count})
+        ),
+    )
+    withdrawals.update([])
+    assert counted == {(CHAIN, reason): 0 for reason in WithdrawalReason}
+    withdrawals.update([WithdrawnRail(CHAIN, WithdrawalReason.LISTING_BUDGET, name) for name in "ab"])
+    assert counted[CHAIN, WithdrawalReason.LISTING_BUDGET] == 2

@@ -1,0 +1,82 @@
+"""A sequence's guess of the next nonce, and how it is put right."""
+
+import pytest
+
+from tests.kit.settlement import make_gas_key
+from tollway.ids import ChainId
+from tollway.payments.nonces import NonceProgress, NonceSequence
+
+
+def sequence_at(nonce: int) -> NonceSequence:
+    sequence = NonceSequence(ChainId(1), make_gas_key())
+    sequence.start_at(nonce)
+    return sequence
+
+
+def test_nonces_are_given_out_in_order() -> None:
+    sequence = sequence_at(7)
+    assert [sequence.issue_nonce().nonce for _ in range(3)] == [7, 8, 9]
+
+
+def test_whoever_asks_the_books_late_does_not_turn_it_back() -> None:
+    sequence = sequence_at(7)
+    sequence.issue_nonce()
+    sequence.start_at(7)
+    assert sequence.issue_nonce().nonce == 8
+
+
+def test_of_several_that_were_refused_together_the_first_corrects() -> None:
+    sequence = sequence_at(0)
+    taken = [sequence.issue_nonce() for _ in range(3)]
+    sequence.correct(taken[0], next_nonce=5)
+    assert sequence.issue_nonce().nonce == 5
+    sequence.correct(taken[1], next_nonce=5)
+    assert sequence.issue_nonce().nonce == 6
+    sequence.forget(taken[2])
+    assert sequence.is_known
+
+
+def test_an_unknown_end_makes_it_ask_the_books_again() -> None:
+    sequence = sequence_at(3)
+    sequence.forget(sequence.issue_nonce())
+    assert not sequence.is_known
+    sequence.start_at(4)
+    assert sequence.issue_nonce().nonce == 4
+
+
+IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_stuck"),
+    [
+        ([WAITS] * 4, True),
+        ([WAITS] * 3, False),
+        ([IDLE] * 9, False),
+        ([IDLE] * 9 + [WAITS] * 3, True),  # it began to wait after the last look that saw it idle
+        ([IDLE] * 9 + [WAITS] * 2, False),
+        ([WAITS] * 3 + [MOVES] * 3, False),
+        ([WAITS] * 9 + [MOVES], False),
+        ([WAITS] * 9 + [(9, 9)], False),
+        ([MOVES, WAITS] * 9, False),  # nodes that are not equally far
+    ],
+)
+def test_a_lane_is_stuck_when_nothing_is_mined_for_some_looks_while_something_waits(
+    looks: list[tuple[int, int]], is_stuck: bool
+) -> None:
+    progress = NonceProgress()
+    for number, (mined_nonce, next_nonce) in enumerate(looks):
+        progress.record_check(
+            mined_nonce=mined_nonce, next_nonce=next_nonce, now_s=10.0 * number, interval_s=10.0
+        )
+    assert progress.is_stuck is is_stuck
+
+
+def test_looks_in_quick_succession_and_a_gateway_that_stood_still_say_nothing() -> None:
+    quick, still = NonceProgress(), NonceProgress()
+    for number in range(20):
+        quick.record_check(mined_nonce=5, next_nonce=9, now_s=number, interval_s=10.0)
+        assert quick.is_stuck is False
+    for now_s in (0.0, 3_600.0, 3_601.0):
+        still.record_check(mined_nonce=5, next_nonce=9, now_s=now_s, interval_s=10.0)
+        assert still.is_stuck is False

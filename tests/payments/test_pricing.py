@@ -1,0 +1,260 @@
+"""The terms rule as tables: no edit between quote and call costs the caller."""
+
+from typing import Any
+
+import pytest
+
+from tollway.chain.networks import ChainRules
+from tollway.ids import Address, ChainId
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Asset, Price
+from tollway.payments.pricing import (
+    OperationPrice,
+    Payee,
+    does_credit_count,
+    find_amount_due,
+    find_assets,
+    find_chains,
+    find_payees,
+)
+from tollway.registry.listing import ChargeOn, Terms
+
+BASE, OTHER, TEST = ChainId(8453), ChainId(10), ChainId(84532)
+NOW_S = 1_800_000_000
+P, Q, R = (Address(bytes([n]) * 20) for n in (1, 2, 3))
+TOKEN = Address(b"\xcc" * 20)
+USDC = Asset(chain_id=BASE, token=TOKEN, symbol="USDC", decimals=6)
+COARSE = Asset(chain_id=BASE, token=Address(b"\xcd" * 20), symbol="USDC", decimals=2)
+ETH = Asset(chain_id=BASE, token=None, symbol="ETH", decimals=18)
+
+
+def rules(chain_id: ChainId, kind: Any = "main") -> ChainRules:
+    assets = (
+        Asset(chain_id=chain_id, token=TOKEN, symbol="USDC", decimals=6),
+        Asset(chain_id=chain_id, token=None, symbol="ETH", decimals=18),
+    )
+    return ChainRules(chain_id=chain_id, kind=kind, confirmations=((0, 1),), assets=assets)
+
+
+RULES = {BASE: rules(BASE), OTHER: rules(OTHER), TEST: rules(TEST, "test")}
+
+
+def version(since_s: int, until_s: int | None = None, **fields: Any) -> Terms:
+    """In force from `since_s` to `until_s`, both in seconds before now."""
+    defaults: dict[str, Any] = {
+        "price": Price.parse("0.01"),
+        "currency": "USDC",
+        "networks": (BASE,),
+        "pay_to": P,
+        "operations": (),
+        "other_paths": "serve",
+        "methods": (),
+        "described": (),
+        "status": "active",
+        "charge_on": ChargeOn.SUCCESS,
+        "since_ms": (NOW_S - since_s) * 1000,
+        "until_ms": None if until_s is None else (NOW_S - until_s) * 1000,
+    }
+    return Terms(**{**defaults, **fields})
+
+
+def operation_prices(*versions: tuple[str, int, int | None], currency: str = "USDC") -> list[OperationPrice]:
+    """(price, since, until) each, newest first."""
+    return [
+        OperationPrice(terms=version(since, until, currency=currency), price=Price.parse(price))
+        for price, since, until in versions
+    ]
+
+
+def due(given: list[OperationPrice], *, block_s: int | None = None, asset: Asset = USDC) -> str | None:
+    """`block_s`: seconds before now of a payment that has bought nothing yet."""
+    found = find_amount_due(
+        given,
+        asset,
+        now_ms=NOW_S * 1000,
+        limits=DEFAULT_LIMITS,
+        first_block_s=None if block_s is None else NOW_S - block_s,
+    )
+    return None if found is None else found.price.text
+
+
+@pytest.mark.parametrize(
+    ("versions", "price"),
+    [
+        ([("0.01", 9_999, None)], "0.01"),
+        ([("0.02", 60, None), ("0.01", 9_999, 60)], "0.01"),  # raised a minute ago
+        ([("0.02", 600, None), ("0.01", 9_999, 600)], "0.01"),  # ten minutes ago to the second
+        ([("0.02", 601, None), ("0.01", 9_999, 601)], "0.02"),
+        ([("0.01", 60, None), ("0.02", 9_999, 60)], "0.01"),  # lowered
+        ([("0.03", 10, None), ("0.01", 20, 10), ("0.02", 9_999, 20)], "0.01"),  # a dip between
+        (
+            [("0.03", 10, None), ("0", 20, 10), ("0.02", 9_999, 20)],
+            "0.02",
+        ),  # a free moment gives nothing away
+        ([("0.02", 60, None), ("0", 9_999, 60)], "0.02"),
+    ],
+)
+def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price: str) -> None:
+    assert due(operation_prices(*versions)) == price
+
+
+@pytest.mark.parametrize(
+    ("raised_s", "block_s", "price"),
+    [
+        (3_000, 3_600, "0.01"),  # paid before the raise, shown long after
+        (3_600, 3_000, "0.01"),  # paid ten minutes after the raise
+        (3_601, 3_000, "0.02"),  # paid later than that
+        (86_000, 86_400, "0.01"),  # shown on the last moment
+        (60, -30, "0.01"),  # a block a little ahead of our clock is as good as now
+        (590, -30, "0.01"),
+        (630, -30, "0.02"),
+    ],
+)
+def test_the_first_call_of_a_payment_looks_back_from_its_block(
+    raised_s: int, block_s: int, price: str
+) -> None:
+    given = operation_prices(("0.02", raised_s, None), ("0.01", 99_999, raised_s))
+    assert due(given, block_s=block_s) == price
+
+
+def test_a_later_price_counts_for_the_first_call_when_it_is_lower() -> None:
+    assert due(operation_prices(("0.01", 60, None), ("0.02", 99_999, 60)), block_s=3_600) == "0.01"
+
+
+def test_another_currency_asks_for_nothing_here() -> None:
+    assert due(operation_prices(("0.01", 9_999, None), currency="ETH")) is None
+    assert due(operation_prices(("0.01", 9_999, None), currency="ETH"), asset=ETH) == "0.01"
+
+
+def test_a_changed_currency_is_remembered_like_a_price() -> None:
+    old = operation_prices(("0.01", 9_999, 60))
+    new = operation_prices(("0.00001", 60, None), currency="ETH")
+    assert due(new + old) == "0.01"
+    assert due(new + old, asset=ETH) == "0.00001"
+    old = operation_prices(("0.01", 9_999, 3_000))
+    assert due(new + old) is None
+    assert due(new + old, block_s=3_300) == "0.01"
+
+
+def test_a_free_listing_has_no_due() -> None:
+    assert due(operation_prices(("0", 9_999, None))) is None
+
+
+def test_no_price_becomes_free_in_a_coarser_asset() -> None:
+    found = find_amount_due(
+        operation_prices(("0.001", 60, None)),
+        COARSE,
+        now_ms=NOW_S * 1000,
+        limits=DEFAULT_LIMITS,
+        first_block_s=None,
+    )
+    assert found is not None
+    assert found.units == 1
+
+
+def test_the_version_that_is_charged_says_what_costs() -> None:
+    new = OperationPrice(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
+    old = OperationPrice(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
+    found = find_amount_due([new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None)
+    assert found is not None
+    assert found.charge_on is ChargeOn.SUCCESS
+
+
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    ("versions", "payees"),
+    [
+        ([version(9_999_999)], {P: 9_999_999}),
+        ([version(60, pay_to=Q), version(9_999, 60)], {Q: 60, P: 9_999}),
+        ([version(DAY + 3_600, pay_to=Q), version(999_999, DAY + 3_600)], {Q: DAY + 3_600, P: 999_999}),
+        ([version(DAY + 3_601, pay_to=Q), version(999_999, DAY + 3_601)], {Q: DAY + 3_601}),
+        ([version(10), version(20, 10, pay_to=Q), version(9_999, 20)], {P: 9_999, Q: 20}),
+        ([version(10), version(9_999, 10, price=Price.parse("5"))], {P: 9_999}),
+        ([version(9_999, 10, price=Price.parse("5")), version(10)], {P: 9_999}),
+    ],
+    ids=[
+        "one",
+        "changed",
+        "changed 24 h before the block",
+        "changed earlier",
+        "there and back",
+        "another price",
+        "in any order",
+    ],
+)
+def test_a_payee_counts_from_a_day_before_the_block(
+    versions: list[Terms], payees: dict[Address, int]
+) -> None:
+    found = find_payees(versions, block_time_s=NOW_S - 3_600, limits=DEFAULT_LIMITS)
+    assert {payee.address: NOW_S - payee.since_s for payee in found} == payees
+    assert len(found) == len(payees)
+    assert all(isinstance(payee, Payee) for payee in found)
+
+
+def test_assets_are_those_of_the_networks_and_currencies_of_that_time() -> None:
+    def assets(*versions: Terms, chain_id: ChainId = BASE) -> list[str]:
+        found = find_assets(versions, RULES[chain_id], block_time_s=NOW_S - 3_600, limits=DEFAULT_LIMITS)
+        return [asset.symbol for asset in found]
+
+    assert assets(version(999_999)) == ["USDC"]
+    assert assets(version(999_999), chain_id=OTHER) == []
+    assert assets(version(60, currency="ETH"), version(9_999, 60)) == ["ETH", "USDC"]
+    assert assets(version(60, networks=(OTHER,)), version(9_999, 60)) == ["USDC"]
+    assert assets(version(60, networks=(OTHER,)), version(9_999, 60), chain_id=OTHER) == ["USDC"]
+    long_ago = DAY + 3_601
+    assert assets(version(long_ago, networks=(OTHER,)), version(999_999, long_ago)) == []
+
+
+@pytest.mark.parametrize(
+    ("networks", "chains"),
+    [
+        ([(BASE,)], (BASE,)),
+        ([(OTHER, BASE)], (OTHER, BASE)),
+        ([(OTHER,), (BASE,)], (OTHER, BASE)),
+        ([(BASE,), (TEST,)], (BASE,)),
+        ([(TEST,), (BASE,)], (TEST,)),
+        ([(BASE, TEST), (OTHER,)], (BASE, TEST, OTHER)),
+        ([(ChainId(5),)], ()),
+        ([(ChainId(5),), (BASE,)], ()),
+        ([(BASE, ChainId(5))], (BASE,)),
+    ],
+    ids=[
+        "one",
+        "in order",
+        "a removed one still counts",
+        "play money never buys what is sold for real now",
+        "nor the other way",
+        "sold for both",
+        "not configured",
+        "only the old one is configured",
+        "half configured",
+    ],
+)
+def test_candidate_networks(networks: Any, chains: tuple[ChainId, ...]) -> None:
+    assert find_chains([version(10 * n, networks=given) for n, given in enumerate(networks)], RULES) == chains
+
+
+@pytest.mark.parametrize(
+    ("versions", "payee", "chain_id", "counts"),
+    [
+        ([version(60)], P, BASE, True),  # credit is older than the listing, and counts all the same
+        ([version(60)], Q, BASE, False),
+        ([version(60)], P, OTHER, False),
+        ([version(60, pay_to=Q), version(9_999, 60)], P, BASE, True),
+        ([version(60, networks=(OTHER,)), version(9_999, 60)], P, BASE, True),
+        ([version(DAY + 3_601, pay_to=Q), version(999_999, DAY + 3_601)], P, BASE, False),
+        ([version(DAY + 3_600, pay_to=Q), version(999_999, DAY + 3_600)], P, BASE, True),
+    ],
+)
+def test_credit_counts_where_its_payee_is_paid(
+    versions: list[Terms], payee: Address, chain_id: ChainId, counts: bool
+) -> None:
+    block_time_s = NOW_S - 3_600
+    assert (
+        does_credit_count(
+            versions, payee=payee, chain_id=chain_id, block_time_s=block_time_s, limits=DEFAULT_LIMITS
+        )
+        is counts
+    )

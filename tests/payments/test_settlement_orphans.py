@@ -1,0 +1,63 @@
+"""Settlements whose waiter left: orphaned when their time has come, and never twice."""
+
+from tests.kit.settlement import ClaimedCall, SettlementHarness
+from tollway.ledger.ledger import Closed
+from tollway.ledger.records import CallState
+from tollway.payments.settlement import ORPHAN_AFTER_S, Orphans
+
+
+def orphans_of(harness: SettlementHarness) -> Orphans:
+    return Orphans(harness.ledger, clock=lambda: harness.read_clock() / 1000)
+
+
+async def begin(harness: SettlementHarness, *, is_settling: bool) -> ClaimedCall:
+    call = await harness.claim()
+    if is_settling:
+        assert isinstance(await harness.ledger.settle(call.order().close, attempt=None, digest=None), Closed)
+    return call
+
+
+async def is_orphaned(call: ClaimedCall) -> bool:
+    held = await call.harness.ledger.find_authorized_call(call.authorization.key)
+    assert held is not None
+    return held.is_orphaned
+
+
+async def test_one_that_nobody_waits_for_goes_adrift_at_once() -> None:
+    harness = SettlementHarness()
+    call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
+    orphans.note(call.order().close, is_waited_for=False)
+    await orphans.mark_due_orphans()
+    assert await is_orphaned(call)
+
+
+async def test_whoever_stores_the_answer_first_is_given_time() -> None:
+    harness = SettlementHarness()
+    call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
+    orphans.note(call.order().close, is_waited_for=True)
+    await orphans.mark_due_orphans()
+    assert not await is_orphaned(call)
+    harness.pass_time(ORPHAN_AFTER_S)
+    await orphans.mark_due_orphans()
+    assert await is_orphaned(call)
+
+
+async def test_one_that_never_got_into_settling_is_unknown() -> None:
+    """Its bytes left, and nobody knows more."""
+    harness = SettlementHarness()
+    call, orphans = await begin(harness, is_settling=False), orphans_of(harness)
+    orphans.note(call.order().close, is_waited_for=False)
+    await orphans.mark_due_orphans()
+    assert await call.read_state() is CallState.UNKNOWN
+    record = await harness.ledger.find_call(call.order().close.call_id)
+    assert record is not None
+    assert record.error == "outcome_lost"
+
+
+async def test_one_that_is_finished_meanwhile_is_left_alone() -> None:
+    async with SettlementHarness() as harness:
+        call, orphans = await harness.claim(), orphans_of(harness)
+        orphans.note(call.order().close, is_waited_for=False)
+        await harness.settlement.settle(call.order())
+        await orphans.mark_due_orphans()
+        assert await call.read_state() is CallState.CONSUMED

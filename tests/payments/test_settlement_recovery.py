@@ -1,0 +1,575 @@
+"""Settlement recovery on the twins: what it finishes, what it leaves, and that several of them do no harm."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import authorizing_token
+from tests.kit.ledger_records import close_of
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import (
+    HASTY,
+    LISTING,
+    TOKEN,
+    ClaimedCall,
+    SettlementHarness,
+    make_gas_key,
+    settlement_rules,
+)
+from tollway.chain.port import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
+from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.records import CallState
+from tollway.payments import settlement
+from tollway.payments.settlement import Settled, Undecided
+from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, POSTPONE_MIN_MS
+
+ELSEWHERE = Address(b"\xee" * 20)
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with SettlementHarness(limits=HASTY) as harness:
+        harness.chain.is_automining = False
+        yield harness
+
+
+async def leave_orphaned(harness: SettlementHarness, **given: object) -> ClaimedCall:
+    """Signed, broadcast, not mined by the deadline, and nobody waits any more."""
+    call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.mark_orphaned()
+    return call
+
+
+async def sweep(harness: SettlementHarness, times: int = 1) -> None:
+    for _ in range(times):
+        await harness.settlement_recovery.run_once()
+
+
+async def test_what_was_mined_meanwhile_is_concluded(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+    assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_what_is_not_deep_enough_waits() -> None:
+    async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
+        harness.chain.is_automining = False
+        call = await leave_orphaned(harness)
+        harness.chain.mine_sent(CHAIN)
+        await sweep(harness)
+        assert await call.read_state() is CallState.SETTLING
+        harness.chain.bury(CHAIN, 1)
+        await sweep(harness)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_transaction_that_no_node_knows_is_sent_again(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    await sweep(harness)
+    assert len(set(harness.chain.broadcasts)) == 1
+    assert len(harness.chain.sent(CHAIN)) == 1
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_call_without_a_transaction_gets_one(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    harness.chain.disconnect(CHAIN)
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await call.mark_orphaned()
+    await sweep(harness)
+    assert await harness.ledger.attempts_of(call.claim.call_id) == ()
+    harness.chain.reconnect(CHAIN)
+    await sweep(harness)
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
+    assert attempt.raw in harness.chain.broadcasts
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_whoever_landed_it_paid(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    call.land()
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_nonce_used_otherwise_is_released(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    call.land(payee=ELSEWHERE)
+    await sweep(harness)
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_nothing_is_released_before_its_time_and_then_at_depth_only() -> None:
+    async with SettlementHarness(limits=HASTY, confirmations=((0, 3),)) as harness:
+        harness.chain.is_automining = False
+        payer = harness.payer()
+        harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
+        call = await harness.claim(payer)
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+        harness.chain.mine_sent(CHAIN)
+        for moment in (payer.valid_before - 1, payer.valid_before, payer.valid_before + EXPIRY_SLACK_S - 1):
+            harness.chain.mine(CHAIN, time=moment)
+            await sweep(harness, 3)
+            assert await call.read_state() is CallState.SETTLING
+        harness.chain.mine(CHAIN, time=payer.valid_before + EXPIRY_SLACK_S)
+        await sweep(harness, 3)  # expired, but not deep enough
+        assert await call.read_state() is CallState.SETTLING
+        harness.chain.bury(CHAIN, 2)
+        await sweep(harness)
+        assert await call.read_state() is CallState.RELEASED
+        assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_expiry_is_believed_at_a_second_look_only(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
+    await sweep(harness)
+    assert await call.read_state() is CallState.SETTLING
+    await sweep(harness)
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_nothing_is_done_for_one_that_has_expired(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.mine(CHAIN, time=call.authorization.valid_before)
+    sent = len(harness.chain.broadcasts)
+    await sweep(harness, 3)
+    assert len(harness.chain.broadcasts) == sent
+    assert await call.read_state() is CallState.SETTLING
+
+
+class ForgetfulChain(MemoryChain):
+    """While `is_late`, its heads are news, and its states and receipts are of before anything was sent."""
+
+    is_late = False
+
+    async def fetch_authorization(self, chain_id: ChainId, **asked: Any) -> AuthorizationFacts:
+        facts = await super().fetch_authorization(chain_id, **asked)
+        return replace(facts, is_used=False) if self.is_late else facts
+
+    async def fetch_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], **asked: Any
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        told = await super().fetch_receipts(chain_id, tx_hashes, **asked)
+        unseen = NotMined(chain_id=chain_id, is_pending=True)
+        return dict.fromkeys(told, unseen) if self.is_late else told
+
+
+@pytest.mark.parametrize("slack_s", [0, EXPIRY_SLACK_S])
+async def test_what_was_paid_is_not_given_away_by_a_node_that_lags_for_two_looks(slack_s: int) -> None:
+    chain = ForgetfulChain(CHAIN)
+    chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+    async with SettlementHarness(limits=HASTY, chain=chain) as harness:
+        chain.is_automining = False
+        call = await leave_orphaned(harness)
+        chain.mine_sent(CHAIN)  # paid, just in time
+        chain.mine(CHAIN, time=call.authorization.valid_before + slack_s)
+        chain.is_late = True
+        await sweep(harness)
+        chain.bury(CHAIN, 2)
+        await sweep(harness)
+        chain.is_late = False
+        await sweep(harness)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_an_end_that_is_not_deep_enough_yet_releases_nothing() -> None:
+    """Cancelled in the last moment, and the state that is told is older."""
+    chain = ForgetfulChain(CHAIN)
+    chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+    async with SettlementHarness(limits=HASTY, chain=chain, confirmations=((0, 4),)) as harness:
+        chain.is_automining = False
+        call = await leave_orphaned(harness)
+        chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
+        chain.is_late = True
+        await sweep(harness)
+        chain.bury(CHAIN, 2)
+        call.land(payee=ELSEWHERE)
+        await sweep(harness)
+        assert await call.read_state() is CallState.SETTLING
+        chain.bury(CHAIN, 3)
+        await sweep(harness)
+        assert await call.read_state() is CallState.RELEASED
+
+
+async def test_one_that_landed_in_the_last_block_before_its_end_is_paid(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.mine_sent(CHAIN)
+    harness.chain.mine(CHAIN, time=call.authorization.valid_before + 100)
+    await sweep(harness, 2)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_chain_away_changes_nothing(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.disconnect(CHAIN)
+    await sweep(harness, 3)
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_a_transfer_that_keeps_reverting_is_not_paid_for_again_and_again(
+    harness: SettlementHarness,
+) -> None:
+    payer = harness.payer()
+    harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
+    harness.chain.is_automining = True
+    call = await harness.claim(payer)
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await call.mark_orphaned()
+    await sweep(harness, 5)
+    assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 2
+
+
+async def test_what_waits_for_its_end_only_does_not_take_the_turn_of_others() -> None:
+    """A wallet whose transfers pass each simulation and revert in each block, again and again, and one honest caller."""
+    async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
+        for call in await harness.claim_many(5):
+            harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
+            assert await harness.settlement.settle(call.order()) == Undecided()
+            await call.mark_orphaned()
+        await sweep(harness, 9)
+        asked = harness.chain.requests["fetch_authorization", CHAIN]
+        await sweep(harness, 9)
+        assert harness.chain.requests["fetch_authorization", CHAIN] == asked
+        harness.chain.is_automining = False
+        honest = await leave_orphaned(harness)
+        harness.chain.mine_sent(CHAIN)
+        await sweep(harness)
+        assert await honest.read_state() is CallState.CONSUMED
+
+
+async def test_it_is_looked_at_less_and_less_often_until_it_is_over(harness: SettlementHarness) -> None:
+    harness.chain.is_automining = True
+    (call,) = await harness.claim_many(1)
+    harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await call.mark_orphaned()
+    await sweep(harness, 2)
+    looks = []
+    while await call.read_state() is CallState.SETTLING:
+        asked = harness.chain.requests["fetch_authorization", CHAIN]
+        await sweep(harness)
+        if harness.chain.requests["fetch_authorization", CHAIN] > asked:
+            looks.append(harness.now_ms)
+        harness.pass_time(5)
+        harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
+        await harness.gas_budget.refresh()
+    ended_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    gaps = [after - before for before, after in pairwise(looks) if after < ended_ms]
+    assert gaps[0] >= POSTPONE_MIN_MS
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 10 * gaps[0]
+    assert harness.now_ms - ended_ms <= 4 * POSTPONE_MIN_MS
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_a_call_of_a_network_that_is_gone_takes_nobodys_turn(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    async with harness.another() as other:
+        other.rules.clear()
+        await sweep(other)
+        assert await harness.ledger.unsettled(limit=9) == ()
+    harness.pass_time(POSTPONE_MIN_MS / 1000)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_one_that_reverted_by_chance_is_tried_once_more(harness: SettlementHarness) -> None:
+    payer = harness.payer()
+    harness.chain.is_automining = True
+    harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
+    call = await harness.claim(payer)
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await call.mark_orphaned()
+    harness.chain.allow_transfer(CHAIN, payer.address, payer.nonce)
+    await sweep(harness, 2)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_nonce_lost_to_a_stranger_is_signed_under_the_next(harness: SettlementHarness) -> None:
+    """Somebody used the gas key elsewhere: what was signed can never be mined."""
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    async with SettlementHarness(chain=harness.chain) as elsewhere:
+        harness.chain.is_automining = True
+        stranger = await elsewhere.claim(elsewhere.payer(nonce=b"\x55" * 32))
+        assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+    await harness.gas_budget.refresh()
+    await sweep(harness, 2)
+    attempts = await harness.ledger.attempts_of(call.claim.call_id)
+    assert [attempt.nonce for attempt in attempts] == [0, 1]
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_several_sweepers_at_once_move_a_call_once(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    async with harness.another("b") as b, harness.another("c") as c:
+        harness.chain.mine_sent(CHAIN)
+        await asyncio.gather(*(one.settlement_recovery.run_once() for one in (harness, b, c)))
+    assert await call.read_state() is CallState.CONSUMED
+    assert (await harness.ledger.audit()).is_balanced
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
+    (payment,) = await harness.ledger.find_payments(attempt.tx_hash)
+    assert payment.value_units == payment.taken_units == 10_000
+
+
+async def test_a_call_that_somebody_waits_for_is_not_touched(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.SETTLING
+
+
+@pytest.mark.parametrize(("patience_s", "state"), [(3600.0, CallState.SETTLING), (0.0, CallState.CONSUMED)])
+async def test_an_undecided_one_for_which_nobody_came_back_in_time_goes_adrift(
+    harness: SettlementHarness, monkeypatch: pytest.MonkeyPatch, patience_s: float, state: CallState
+) -> None:
+    """By the machine's own clock, which nobody sets."""
+    monkeypatch.setattr(settlement, "ORPHAN_AFTER_S", patience_s)
+    call = await harness.claim()
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    harness.chain.mine_sent(CHAIN)
+    await harness.settlement.mark_due_orphans()
+    await sweep(harness)
+    assert await call.read_state() is state
+
+
+async def test_an_unsafe_call_without_an_answer_becomes_credit(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness, method="POST")
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.RELEASED
+    (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
+    (payment,) = await harness.ledger.find_payments(attempt.tx_hash)
+    assert (payment.value_units, payment.taken_units) == (10_000, 0)
+
+
+async def test_one_call_that_cannot_be_looked_at_does_not_stop_the_others(harness: SettlementHarness) -> None:
+    bad, good = await harness.claim_many(2)
+    for call in (bad, good):
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+    harness.chain.mine_sent(CHAIN)
+    attempts_of = harness.ledger.attempts_of
+
+    async def fail(call_id: object) -> object:
+        if call_id == bad.claim.call_id:
+            raise RuntimeError("a bug")
+        return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
+
+    harness.ledger.attempts_of = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
+    await sweep(harness)
+    assert await good.read_state() is CallState.CONSUMED
+    assert await bad.read_state() is CallState.SETTLING
+
+
+async def leave_unknown(harness: SettlementHarness, **given: Any) -> ClaimedCall:
+    """The upstream got the request and never answered, and its time is over; the authorisation is still valid."""
+    payer = harness.payer(valid_before=harness.now_ms // 1000 + 2 * HASTY.unknown_hold_s)
+    call = await harness.claim(payer, **given)
+    await harness.ledger.close(close_of(call.claim, CallState.UNKNOWN))
+    harness.pass_time(HASTY.unknown_hold_s)
+    harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
+    await harness.gas_budget.refresh()
+    return call
+
+
+async def test_a_call_without_an_outcome_is_never_settled_by_the_sweeper(harness: SettlementHarness) -> None:
+    call = await leave_unknown(harness)
+    await sweep(harness, 3)
+    assert harness.chain.broadcasts == []
+    assert await harness.ledger.attempts_of(call.claim.call_id) == ()
+    assert await call.read_state() is CallState.UNKNOWN
+    assert await harness.ledger.unsettled(limit=9) == ()  # it rests
+    assert {note for note in harness.metrics if note[0] == "orphaned"} == {("orphaned", 0)}
+    harness.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
+    await sweep(harness, 2)
+    assert await call.read_state() is CallState.RELEASED
+    assert (await harness.ledger.audit()).is_balanced
+
+
+@pytest.mark.parametrize(("method", "after"), [("GET", CallState.CONSUMED), ("POST", CallState.RELEASED)])
+async def test_a_call_without_an_outcome_that_somebody_paid_is_paid_or_credit(
+    harness: SettlementHarness, method: str, after: CallState
+) -> None:
+    call = await leave_unknown(harness, method=method)
+    call.land()
+    await sweep(harness)
+    assert await call.read_state() is after
+    assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_a_key_without_money_leaves_the_call_for_later() -> None:
+    async with SettlementHarness(limits=HASTY) as harness:
+        harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.INSUFFICIENT_FUNDS))
+        call = await leave_orphaned(harness)
+        await sweep(harness)
+        harness.chain.refuse_sends(CHAIN, None)
+        await sweep(harness, 2)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def strand(harness: SettlementHarness) -> ClaimedCall:
+    """Its gas key ran dry after the last look, so no node has ever taken its transaction."""
+    harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 1)
+    return await leave_orphaned(harness)
+
+
+async def test_another_key_carries_what_is_stranded_on_one_that_ran_dry() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
+        call = await strand(harness)
+        await harness.gas_budget.refresh()
+        await sweep(harness, 3)
+        assert (
+            len(await harness.ledger.attempts_of(call.claim.call_id)) == 1
+        )  # it may be filled again any moment
+        harness.pass_time(harness.limits.fee_bump_after_s)
+        await harness.gas_budget.refresh()
+        await sweep(harness, 2)
+        assert await call.read_state() is CallState.CONSUMED
+        harness.chain.fund_gas(CHAIN, keys[0].address, 10**18)
+        await harness.gas_budget.refresh()
+        await sweep(harness)  # the sequence goes on: what it waited for is mined, and moves nothing
+        first, second = await harness.ledger.attempts_of(call.claim.call_id)
+        assert [first.sender, second.sender] == [key.address for key in keys]
+        told = await harness.chain.fetch_receipts(CHAIN, [first.tx_hash, second.tx_hash])
+        assert [facts.succeeded for facts in told.values() if isinstance(facts, ChainFacts)] == [False, True]
+        assert harness.chain.balance(CHAIN, TOKEN, call.authorization.payee) == 10_000
+        assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_what_the_sweeper_signs_counts_at_once() -> None:
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(listing_budget_wei=10**12)) as harness:
+        call = await harness.claim()
+        harness.chain.disconnect(CHAIN)
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+        harness.chain.reconnect(CHAIN)
+        assert harness.settlement.is_offered(USDC, 10_000, LISTING)
+        await sweep(harness)
+        assert not harness.settlement.is_offered(USDC, 10_000, LISTING)
+
+
+async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
+    rules = settlement_rules(gas_keys=(make_gas_key("one"),))
+    async with SettlementHarness(limits=HASTY, rules=rules) as harness:
+        call = await strand(harness)
+        harness.pass_time(harness.limits.fee_bump_after_s)
+        await harness.gas_budget.refresh()
+        await sweep(harness, 3)
+        assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 1
+        harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 10**18)
+        await harness.gas_budget.refresh()
+        await sweep(harness, 2)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_what_was_offered_more_often_may_still_be_signed_anew() -> None:
+    async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=2)) as harness:
+        harness.chain.is_automining = False
+        payer = harness.payer(valid_before=harness.now_ms // 1000 + 3_600)
+        call = await harness.claim(payer)
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+        for _ in range(3):
+            harness.pass_time(harness.limits.fee_bump_after_s)
+            await harness.gas_budget.refresh()
+            await sweep(harness)
+        await use_gas_key_elsewhere(harness, 1)
+        await sweep(harness)
+        attempts = await harness.ledger.attempts_of(call.claim.call_id)
+        assert [attempt.nonce for attempt in attempts] == [0, 0, 0, 0, 1]
+
+
+async def use_gas_key_elsewhere(harness: SettlementHarness, number: int) -> None:
+    """Its next nonce goes to a transaction that this ledger do not know."""
+    harness.chain.drop_sent(CHAIN)
+    async with SettlementHarness(chain=harness.chain) as elsewhere:
+        harness.chain.is_automining = True
+        stranger = await elsewhere.claim(elsewhere.payer(nonce=bytes([number]) * 32))
+        assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+        harness.chain.is_automining = False
+    await harness.gas_budget.refresh()
+
+
+async def test_a_call_takes_so_many_nonces_at_most() -> None:
+    """Each time a stranger uses the gas key's next nonce first, so that what was signed can never be mined."""
+    async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=3)) as harness:
+        harness.chain.is_automining = False
+        call = await leave_orphaned(harness)
+        for number in range(5):
+            await use_gas_key_elsewhere(harness, number + 1)
+            await sweep(harness)
+        attempts = await harness.ledger.attempts_of(call.claim.call_id)
+        assert [attempt.nonce for attempt in attempts] == [0, 1, 2]
+
+
+async def test_one_look_takes_so_many_and_all_have_their_turn() -> None:
+    async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
+        harness.chain.is_automining = False
+        calls = await harness.claim_many(3)
+        for call in calls:
+            assert await harness.settlement.settle(call.order()) == Undecided()
+            await call.mark_orphaned()
+        harness.chain.mine_sent(CHAIN)
+        await sweep(harness)
+        assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 2
+        await sweep(harness)
+        assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 3
+
+
+async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
+    async with SettlementHarness(limits=replace(HASTY, sweep_in_flight_max=2)) as harness:
+        harness.chain.is_automining = False
+        for call in await harness.claim_many(6):
+            await harness.settlement.settle(call.order())
+            await call.mark_orphaned()
+        attempts_of, together, most = harness.ledger.attempts_of, 0, 0
+
+        async def count(call_id: object) -> object:
+            nonlocal together, most
+            together += 1
+            most = max(most, together)
+            await asyncio.sleep(0)
+            together -= 1
+            return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
+
+        harness.ledger.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
+        await sweep(harness)
+        assert most == 2
+
+
+@pytest.mark.parametrize(("above_nano", "state"), [(10**7, CallState.CONSUMED), (1, CallState.SETTLING)])
+async def test_one_nodes_word_concludes_what_is_small_and_nothing_else(
+    harness: SettlementHarness, above_nano: int, state: CallState
+) -> None:
+    harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", above_nano),))
+    call = await leave_orphaned(harness)
+    harness.chain.mine_sent(CHAIN)
+    harness.chain.leave_one_node(CHAIN)
+    await sweep(harness, times=2)
+    assert await call.read_state() is state
+    harness.chain.reconnect(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED

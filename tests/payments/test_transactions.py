@@ -1,0 +1,104 @@
+"""The transaction that carries an authorisation: what is in it, and what it may cost."""
+
+import pytest
+
+from tests.kit.chain_blocks import parse_authorized_transfer, parse_sent
+from tests.kit.payer import CHAIN, AuthorizationSigner
+from tests.kit.settlement import LISTING, TOKEN, make_gas_key
+from tollway.chain.port import Fees
+from tollway.ids import CallId
+from tollway.payments.transactions import (
+    TransactionFees,
+    TransferCall,
+    bump_fees,
+    choose_fees,
+    encode_transfer_call,
+    limit_gas,
+    read_fees,
+    read_valid_before,
+    sign_attempt,
+    sign_filler,
+    sign_replacement,
+)
+
+GWEI = 10**9
+
+
+def fees(base_gwei: float, tip_gwei: float) -> Fees:
+    return Fees(chain_id=CHAIN, base_fee_wei=round(base_gwei * GWEI), tip_wei=round(tip_gwei * GWEI))
+
+
+def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
+    authorization = AuthorizationSigner().authorize()
+    transfer_call = TransferCall(
+        authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000
+    )
+    tx_fees = TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    attempt = sign_attempt(transfer_call, make_gas_key(), nonce=4, tx_fees=tx_fees, now_ms=5)
+    sent = parse_sent(attempt.raw)
+    assert (sent.sender, sent.nonce, sent.recipient) == (make_gas_key().address, 4, TOKEN)
+    assert (sent.gas, sent.max_fee_wei, sent.tip_wei) == (90_000, 3 * GWEI, GWEI)
+    assert sent.calldata == encode_transfer_call(authorization)
+    assert sent.tx_hash == attempt.tx_hash
+    assert attempt.fee_max_wei == 90_000 * 3 * GWEI
+    transfer = parse_authorized_transfer(sent.calldata)
+    assert transfer is not None
+    assert (transfer.payer, transfer.payee, transfer.base_units) == (
+        authorization.payer,
+        authorization.payee,
+        authorization.base_units,
+    )
+    assert read_fees(attempt) == tx_fees
+    assert read_valid_before(attempt) == authorization.valid_before
+
+
+@pytest.mark.parametrize("signature", [b"\1" * 65, b"\2" * 300], ids=["of a key", "of a contract"])
+def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
+    key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    authorization = AuthorizationSigner().authorize(signature=signature)
+    transfer_call = TransferCall(
+        authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000
+    )
+    first = sign_attempt(transfer_call, key, nonce=4, tx_fees=tx_fees, now_ms=5)
+    more = TransactionFees(max_fee_wei=4 * GWEI, tip_wei=2 * GWEI)
+    replacement = sign_replacement(first, key, tx_fees=more, now_ms=6)
+    assert replacement == sign_attempt(transfer_call, key, nonce=4, tx_fees=more, now_ms=6)
+    assert read_valid_before(replacement) == authorization.valid_before
+
+
+def test_a_filler_moves_nothing_and_has_the_nonce_of_what_it_replaces() -> None:
+    key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    transfer_call = TransferCall(
+        authorization=AuthorizationSigner().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
+    )
+    first = sign_attempt(transfer_call, key, nonce=4, tx_fees=tx_fees, now_ms=5)
+    filler = sign_filler(first, key, tx_fees=tx_fees, now_ms=6)
+    sent = parse_sent(filler.raw)
+    assert (sent.sender, sent.recipient, sent.nonce) == (key.address, key.address, 4)
+    assert (sent.calldata, sent.gas, sent.tx_hash) == (b"", 90_000, filler.tx_hash)
+    assert (filler.call_id, filler.fee_max_wei, filler.created_ms) == ("c", 90_000 * 3 * GWEI, 6)
+    assert read_valid_before(filler) == 0
+
+
+@pytest.mark.parametrize(("estimate", "limit"), [(60_000, 90_000), (400_000, 300_000)])
+def test_gas_is_the_estimate_and_a_margin_within_the_maximum(estimate: int, limit: int) -> None:
+    assert limit_gas(estimate, gas_max=300_000) == limit
+
+
+@pytest.mark.parametrize(
+    ("base", "tip", "max_fee", "offered_tip"), [(1, 0.5, 2.5, 0.5), (4, 1, 5, 1), (0.1, 9, 5, 5)]
+)
+def test_an_offer_never_goes_above_the_ceiling(
+    base: float, tip: float, max_fee: float, offered_tip: float
+) -> None:
+    tx_fees = choose_fees(fees(base, tip), price_max_wei=5 * GWEI)
+    assert tx_fees == TransactionFees(max_fee_wei=round(max_fee * GWEI), tip_wei=round(offered_tip * GWEI))
+
+
+def test_a_bump_raises_both_by_an_eighth_at_least() -> None:
+    earlier = TransactionFees(max_fee_wei=8 * GWEI, tip_wei=GWEI)
+    bumped = bump_fees(earlier, fees(1, 0.1), price_max_wei=20 * GWEI)
+    assert bumped == TransactionFees(max_fee_wei=9 * GWEI + 1, tip_wei=GWEI * 9 // 8 + 1)
+    assert bump_fees(earlier, fees(1, 0.1), price_max_wei=9 * GWEI) is None
+    risen = bump_fees(earlier, fees(9, 2), price_max_wei=50 * GWEI)
+    assert risen == TransactionFees(max_fee_wei=20 * GWEI, tip_wei=2 * GWEI)

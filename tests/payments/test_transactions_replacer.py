@@ -1,0 +1,486 @@
+"""Lanes that go on: what is lost is sent again, and what a sequence waits for is offered more, whatever its call became."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.kit.chain_blocks import parse_sent
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import (
+    HASTY,
+    LISTING,
+    ClaimedCall,
+    SettlementHarness,
+    make_gas_key,
+    settlement_rules,
+)
+from tollway.chain.port import SendFault, SendRefused
+from tollway.ids import keccak256
+from tollway.ledger.records import CallState
+from tollway.payments.gas import WithdrawalReason
+from tollway.payments.nonces import CHECKS_UNTIL_STUCK
+from tollway.payments.settlement import Settled, Undecided
+from tollway.payments.settlement_recovery import EXPIRY_SLACK_S
+from tollway.payments.transactions import GAP_MAX, OPEN_MAX, read_fees
+
+KEY = make_gas_key().address
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with SettlementHarness(limits=HASTY) as harness:
+        harness.chain.is_automining = False
+        yield harness
+
+
+async def leave_orphaned(harness: SettlementHarness, **given: object) -> ClaimedCall:
+    call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.mark_orphaned()
+    return call
+
+
+async def sweep(harness: SettlementHarness, times: int = 1) -> None:
+    for _ in range(times):
+        await harness.settlement_recovery.run_once()
+
+
+async def wait_and_sweep(harness: SettlementHarness, times: int = 1) -> None:
+    """So long that what waits is due each time."""
+    for _ in range(times):
+        harness.pass_time(harness.limits.fee_bump_after_s)
+        await harness.gas_budget.refresh()
+        await sweep(harness)
+
+
+async def attempts_of(call: ClaimedCall) -> Any:
+    return await call.harness.ledger.attempts_of(call.claim.call_id)
+
+
+async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
+    """Its transaction was never mined, and its authorisation is over."""
+    harness.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
+    await harness.gas_budget.refresh()
+    for _ in range(3):
+        await sweep(harness)
+        harness.chain.bury(CHAIN, 1)
+    assert await call.read_state() is CallState.RELEASED
+
+
+# ---- What a sequence waits for.
+
+
+async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    await wait_and_sweep(harness)
+    assert len(await attempts_of(call)) == 1
+
+
+async def test_a_transaction_that_waits_too_long_is_offered_more(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    await wait_and_sweep(harness)
+    first, second = await attempts_of(call)
+    assert first.nonce == second.nonce
+    before, after = read_fees(first), read_fees(second)
+    assert after.max_fee_wei * 8 >= before.max_fee_wei * 9
+    assert after.tip_wei * 8 >= before.tip_wei * 9
+    assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_what_was_just_offered_more_has_its_time(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    await wait_and_sweep(harness)
+    harness.pass_time(harness.limits.fee_bump_after_s - 1)
+    await sweep(harness, 3)
+    assert len(await attempts_of(call)) == 2
+
+
+async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.pass_time(-3_600)
+    await sweep(harness)
+    assert len(await attempts_of(call)) == 2
+    await sweep(harness)
+    assert len(await attempts_of(call)) == 2  # from now on by the clock as it is
+
+
+async def test_one_that_no_node_takes_at_its_price_is_offered_more(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
+    await sweep(harness)
+    assert len(await attempts_of(call)) == 1
+    await wait_and_sweep(harness)
+    first, second = await attempts_of(call)
+    assert first.nonce == second.nonce
+    assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
+
+
+@pytest.mark.parametrize("fault", [SendFault.INSUFFICIENT_FUNDS, SendFault.OTHER, SendFault.NONCE_TOO_LOW])
+async def test_more_is_not_offered_where_money_does_not_help(
+    harness: SettlementHarness, fault: SendFault
+) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
+    await wait_and_sweep(harness, 2)
+    assert len(await attempts_of(call)) == 1
+
+
+async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(harness: SettlementHarness) -> None:
+    first, second = await harness.claim_many(2)
+    for call in (first, second):
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        await call.mark_orphaned()
+    await wait_and_sweep(harness)
+    assert [len(await attempts_of(call)) for call in (first, second)] == [2, 1]
+
+
+async def test_it_is_offered_more_while_its_caller_still_waits_too(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await wait_and_sweep(harness)
+    assert len(await attempts_of(call)) == 2
+
+
+async def test_nothing_is_ever_offered_above_the_ceiling() -> None:
+    rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
+    async with SettlementHarness(limits=HASTY, rules=rules) as harness:
+        harness.chain.is_automining = False
+        call = await leave_orphaned(harness)
+        with capture_logs() as lines:
+            await wait_and_sweep(harness, 5)
+        assert len(await attempts_of(call)) == 1
+        assert [line["event"] for line in lines].count("lane_waits_at_ceiling") == 1
+
+
+async def test_only_the_ceiling_ends_what_a_lane_offers() -> None:
+    """Neither how often it was raised, nor how many of one nonce are listed at once."""
+    rules = settlement_rules(gas_price_max_wei=10**12)
+    async with SettlementHarness(limits=HASTY, rules=rules) as harness:
+        harness.chain.is_automining = False
+        payer = harness.payer(valid_before=harness.now_ms // 1000 + 86_400)
+        call = await harness.claim(payer)
+        assert await harness.settlement.settle(call.order()) == Undecided()
+        times = OPEN_MAX + 5
+        await wait_and_sweep(harness, times)
+        attempts = await attempts_of(call)
+        assert len(attempts) == times + 1
+        assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [attempts[-1].tx_hash]
+        assert read_fees(attempts[-1]).max_fee_wei <= 10**12
+
+
+async def test_what_a_node_knows_is_not_sent_again(harness: SettlementHarness) -> None:
+    await leave_orphaned(harness)
+    harness.pass_time(10)
+    sent = len(harness.chain.broadcasts)
+    await sweep(harness, 3)
+    assert len(harness.chain.broadcasts) == sent
+
+
+async def test_what_was_just_sent_has_its_time_to_arrive(harness: SettlementHarness) -> None:
+    first, second = await harness.claim_many(2)
+    assert await harness.settlement.settle(first.order()) == Undecided()
+    harness.pass_time(10)
+    assert await harness.settlement.settle(second.order()) == Undecided()
+    harness.chain.drop_sent(CHAIN)
+    await sweep(harness)
+    assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [0]
+
+
+# ---- Whatever became of its call.
+
+
+async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(harness: SettlementHarness) -> None:
+    first = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    first.land()
+    await sweep(harness)
+    assert await first.read_state() is CallState.CONSUMED
+    harness.pass_time(10)
+    await sweep(harness)
+    (sent,) = harness.chain.sent(CHAIN)
+    assert sent.sender == KEY
+
+
+async def test_a_lane_is_freed_when_its_first_call_has_expired(harness: SettlementHarness) -> None:
+    """Gas became ten times dearer and stays so; what was offered before is never mined."""
+    first = await leave_orphaned(harness)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await let_expire(harness, first)
+    behind = await harness.claim(
+        harness.payer(nonce=b"\x02" * 32, valid_before=harness.now_ms // 1000 + 3_600)
+    )
+    assert await harness.settlement.settle(behind.order()) == Undecided()
+    await behind.mark_orphaned()
+    await wait_and_sweep(harness, 2)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await behind.read_state() is CallState.CONSUMED
+    assert await first.read_state() is CallState.RELEASED
+    assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_what_can_pay_nothing_any_more_is_replaced_by_nothing(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await let_expire(harness, call)
+    await wait_and_sweep(harness)
+    *_, filler = await attempts_of(call)
+    sent = parse_sent(filler.raw)
+    assert (sent.sender, sent.recipient, sent.calldata, sent.nonce) == (KEY, KEY, b"", 0)
+    assert filler.raw in harness.chain.broadcasts
+    await wait_and_sweep(harness)
+    replacement = parse_sent((await attempts_of(call))[-1].raw)
+    assert (replacement.recipient, replacement.calldata) == (KEY, b"")
+    assert replacement.max_fee_wei > sent.max_fee_wei
+
+
+async def test_what_no_node_takes_is_replaced_by_nothing_once_it_is_over(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.OTHER))
+    await let_expire(harness, call)
+    await wait_and_sweep(harness)
+    filler = parse_sent((await attempts_of(call))[-1].raw)
+    assert (filler.recipient, filler.calldata) == (KEY, b"")
+
+
+async def test_what_could_still_pay_is_offered_more_as_it_is(harness: SettlementHarness) -> None:
+    """Its call has ended by a transfer that a reorganisation took back: the same transaction pays for it again."""
+    harness.chain.is_automining = True
+    call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
+    assert isinstance(await harness.settlement.settle(call.order()), Settled)
+    harness.chain.is_automining = False
+    harness.chain.reorg(CHAIN, 1)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await wait_and_sweep(harness)
+    first, second = await attempts_of(call)
+    assert parse_sent(second.raw).calldata == parse_sent(first.raw).calldata
+    harness.chain.mine_sent(CHAIN)
+    assert harness.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
+
+
+async def test_what_a_deep_reorganisation_took_back_is_sent_again_by_a_process_that_never_saw_it(
+    harness: SettlementHarness,
+) -> None:
+    harness.chain.is_automining = True
+    call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
+    assert isinstance(await harness.settlement.settle(call.order()), Settled)
+    for _ in range(5):
+        await harness.gas_budget.refresh()
+    assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
+    harness.chain.is_automining = False
+    harness.chain.reorg(CHAIN, 1)
+    async with harness.another() as later:
+        later.pass_time(10)
+        await sweep(later)
+        assert len(harness.chain.sent(CHAIN)) == 1
+
+
+async def test_several_keepers_at_once_offer_the_same(harness: SettlementHarness) -> None:
+    call = await leave_orphaned(harness)
+    async with harness.another("b") as other:
+        for one in (harness, other):
+            one.pass_time(one.limits.fee_bump_after_s)
+            await one.gas_budget.refresh()
+        await sweep(harness)
+        await sweep(other)
+    assert len(await attempts_of(call)) == 2
+
+
+async def test_a_lane_that_fails_does_not_stop_the_others() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
+        harness.chain.is_automining = False
+        for number in range(2):
+            harness.gas_budget.sequences(CHAIN)[number].in_flight -= 1  # the least busy
+            call = await harness.claim(harness.payer(nonce=keccak256(b"%d" % number)))
+            assert await harness.settlement.settle(call.order()) == Undecided()
+            harness.gas_budget.sequences(CHAIN)[number].in_flight += 1
+        harness.chain.drop_sent(CHAIN)
+        harness.pass_time(10)
+        open_attempts = harness.gas.open_attempts
+
+        async def fail(chain_id: Any, sender: Any, *, limit: int) -> Any:
+            if sender == keys[0].address:
+                raise RuntimeError("a bug")
+            return await open_attempts(chain_id, sender, limit=limit)
+
+        harness.gas.open_attempts = fail  # type: ignore[method-assign]  # the fake's own hook
+        await sweep(harness)
+        assert [sent.sender for sent in harness.chain.sent(CHAIN)] == [keys[1].address]
+
+
+# ---- Lanes that do not move.
+
+
+async def look_often(harness: SettlementHarness) -> None:
+    """So many looks as it takes until what does not move is known to be stuck."""
+    for _ in range(CHECKS_UNTIL_STUCK + 1):
+        await harness.gas_budget.refresh()
+        harness.pass_time(harness.limits.gas_refresh_s)
+    await harness.gas_budget.refresh()
+
+
+def long_payer(harness: SettlementHarness, number: int = 1) -> Any:
+    return harness.payer(nonce=bytes([number]) * 32, valid_before=harness.now_ms // 1000 + 3_600)
+
+
+def is_offered(harness: SettlementHarness) -> bool:
+    return harness.gas_budget.is_offered(USDC, 10_000, LISTING)
+
+
+async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(
+    harness: SettlementHarness,
+) -> None:
+    first = await leave_orphaned(harness, payer=long_payer(harness))
+    await look_often(harness)
+    assert not is_offered(harness)
+    assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True) is None
+    late = await leave_orphaned(harness, payer=long_payer(harness, 2))
+    assert await attempts_of(late) == ()  # it does not queue up behind the first
+    harness.chain.mine_sent(CHAIN)
+    await harness.gas_budget.refresh()
+    assert is_offered(harness)
+    await sweep(harness)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
+
+
+async def test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
+        harness.chain.is_automining = False
+        call = await leave_orphaned(harness, payer=long_payer(harness))
+        await look_often(harness)
+        assert is_offered(harness)
+        sequence = harness.gas_budget.choose_sequence(CHAIN)
+        assert sequence is not None
+        assert sequence.key.address == keys[1].address
+        assert withdrawn_keys(harness) == 1
+        await sweep(harness)
+        assert {one.sender for one in await attempts_of(call)} == {key.address for key in keys}
+        first, *_ = await attempts_of(call)
+        harness.chain.drop_sent(
+            CHAIN, *(s.tx_hash for s in harness.chain.sent(CHAIN) if s.sender == first.sender)
+        )
+        harness.chain.mine_sent(CHAIN)
+        await sweep(harness)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+def withdrawn_keys(harness: SettlementHarness) -> int:
+    """How many rails the latest look counted as withdrawn for want of progress."""
+    counts = [
+        note[3] for note in harness.metrics if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)
+    ]
+    return int(str(counts[-1]))
+
+
+async def test_missing_nonces_below_what_waits_are_filled(harness: SettlementHarness) -> None:
+    """A node once counted two transactions that nobody has sent; a call waits behind them."""
+    await harness.gas.raise_nonce(CHAIN, KEY, 2)
+    call = await leave_orphaned(harness, payer=long_payer(harness))
+    assert [one.nonce for one in await attempts_of(call)] == [2]
+    await sweep(harness, 3)
+    assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [2]
+    await look_often(harness)
+    with capture_logs() as lines:
+        await sweep(harness, 3)
+    assert [line["nonce"] for line in lines if line["event"] == "lane_nonce_filled"] == [0, 1]
+    fillers = [one for one in await attempts_of(call) if one.nonce < 2]
+    assert [(parse_sent(one.raw).recipient, parse_sent(one.raw).calldata) for one in fillers] == [
+        (KEY, b"")
+    ] * 2
+    assert {one.raw for one in fillers} <= set(harness.chain.broadcasts)
+    harness.chain.mine_sent(CHAIN)
+    await harness.gas_budget.refresh()
+    assert is_offered(harness)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+    assert (await harness.ledger.audit()).is_balanced
+
+
+async def test_a_filler_is_no_attempt_to_settle(harness: SettlementHarness) -> None:
+    """It is mined and pays nothing, and its call is neither given up nor thought to wait for it."""
+    await harness.gas.raise_nonce(CHAIN, KEY, 5)
+    call = await leave_orphaned(harness, payer=long_payer(harness))
+    await look_often(harness)
+    await sweep(harness)
+    fillers = [one.tx_hash for one in await attempts_of(call) if one.nonce < 5]
+    assert len(fillers) == 5
+    harness.chain.mine_sent(CHAIN, *fillers)
+    harness.chain.drop_sent(CHAIN)
+    harness.pass_time(10)
+    await sweep(harness, 2)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_lane_that_passed_nonces_for_nothing_goes_back(harness: SettlementHarness) -> None:
+    await harness.gas.raise_nonce(CHAIN, KEY, 10**9)
+    await look_often(harness)
+    assert not is_offered(harness)
+    await sweep(harness)
+    assert await harness.gas.next_nonce(CHAIN, KEY) == 0
+    await harness.gas_budget.refresh()
+    assert is_offered(harness)
+    harness.chain.is_automining = True
+    assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+
+
+async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(harness: SettlementHarness) -> None:
+    await harness.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
+    call = await leave_orphaned(harness, payer=long_payer(harness))
+    await look_often(harness)
+    with capture_logs() as lines:
+        await sweep(harness)
+    assert "lane_gap_too_wide" in [line["event"] for line in lines]
+    assert len(await attempts_of(call)) == 1
+
+
+async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it(
+    harness: SettlementHarness,
+) -> None:
+    call = await leave_orphaned(harness, payer=long_payer(harness))
+    (attempt,) = await attempts_of(call)
+    harness.chain.resent.clear()
+    await sweep(harness, 3)
+    assert harness.chain.resent == []
+    await look_often(harness)
+    await sweep(harness)
+    assert attempt.raw in harness.chain.resent
+
+
+# ---- Gateways that stand still.
+
+
+async def test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting() -> None:
+    """It stands still between its commit and its broadcast. Whoever waits behind its nonce sends it."""
+    limits = replace(HASTY, settle_wait_s=0.4)
+    async with SettlementHarness(limits=limits) as harness, harness.another("still") as still:
+        first = await still.claim(long_payer(still))
+        send = harness.chain.send_transaction
+
+        async def stand_still(chain_id: Any, raw: bytes) -> None:
+            return None
+
+        harness.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
+        harness.chain.resend_transaction = stand_still  # type: ignore[assignment]
+        assert await still.settlement.settle(first.order()) == Undecided()
+        harness.chain.send_transaction = send  # type: ignore[method-assign]
+        del harness.chain.resend_transaction
+        second = await harness.claim(long_payer(harness, 2))
+        assert isinstance(await harness.settlement.settle(second.order()), Settled)
+        assert [one.nonce for one in await attempts_of(second)] == [1]

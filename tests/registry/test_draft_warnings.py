@@ -1,0 +1,64 @@
+"""What a provider is warned about although the listing is well formed."""
+
+from dataclasses import replace
+
+import pytest
+
+from tollway.ids import Address, ChainId, ListingId
+from tollway.money import Asset, Price
+from tollway.registry.draft import Draft, DraftRules, create_listing, list_warnings, parse_draft
+from tollway.registry.listing import Listing, Operation
+
+BASE, OPTIMISM = ChainId(8453), ChainId(10)
+TOKEN = Address(b"\x11" * 20)
+ASSETS = (
+    Asset(chain_id=BASE, token=TOKEN, symbol="USDC", decimals=6),
+    Asset(chain_id=OPTIMISM, token=TOKEN, symbol="USDC", decimals=6),
+    Asset(chain_id=BASE, token=None, symbol="ETH", decimals=18),
+)
+RULES = DraftRules(
+    assets=ASSETS,
+    main_networks=frozenset({BASE, OPTIMISM}),
+    allow_private_endpoints=False,
+    check_endpoint=lambda text: None,
+)
+
+
+def listing(price: str, currency: str = "USDC", networks: tuple[ChainId, ...] = (BASE,)) -> Listing:
+    body = {"name": "x", "pricePerRequest": price, "currency": currency, "endpoint": "https://x.example.com"}
+    draft = parse_draft(body, RULES, previous=None)
+    assert isinstance(draft, Draft)
+    made = create_listing(draft, listing_id=ListingId("api_1"), provider=Address(20), now_ms=0)
+    return replace(made, networks=networks)
+
+
+DEAR_OPERATION = (Operation(method="GET", path="/", price=Price.parse("5")),)
+
+
+@pytest.mark.parametrize(
+    ("subject", "codes"),
+    [
+        (listing("1"), []),
+        (listing("1.000001"), ["price_above_client_default"]),
+        (replace(listing("0.01"), operations=DEAR_OPERATION), ["price_above_client_default"]),
+        (replace(listing("0"), operations=DEAR_OPERATION), ["price_above_client_default"]),
+        (listing("5", "ETH"), ["unusual_currency"]),
+        (listing("1", networks=(OPTIMISM,)), ["unusual_currency"]),
+        (listing("1", networks=(OPTIMISM, BASE)), []),
+        (listing("0", "ETH"), []),
+    ],
+)
+def test_warnings(subject: Listing, codes: list[str]) -> None:
+    assert [warnings.code for warnings in list_warnings(subject, ASSETS)] == codes
+
+
+def test_headers_that_would_not_arrive_are_named() -> None:
+    names = ["X-Lang", "x-lang", "Accept", "Range", "X-Known", "X-Payment", "X-Tenant"]
+    parameters = [{"name": name, "in": "header"} for name in names]
+    document = {
+        "openapi": "3.1.0",
+        "paths": {"/a": {"get": {"parameters": parameters}, "post": {"parameters": parameters}}},
+    }
+    (warnings,) = list_warnings(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
+    assert (warnings.code, warnings.pointer) == ("header_not_forwarded", "/forwardHeaders")
+    assert warnings.detail.endswith("name: X-Lang, X-Tenant.")

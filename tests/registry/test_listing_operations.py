@@ -1,0 +1,64 @@
+"""What of a document a listing offers."""
+
+import pytest
+
+from tests.kit.listings import sample_listing
+from tollway.ids import Address
+from tollway.registry.listing import (
+    UpstreamAuth,
+    accepts_method,
+    has_documented_operations,
+    is_sent_by_caller,
+)
+from tollway.registry.openapi import DocumentParameter, Place
+
+PROVIDER = Address.parse("0x" + "11" * 20)
+
+
+@pytest.mark.parametrize(
+    ("methods", "method", "is_taken"),
+    [
+        ((), "GET", True),
+        ((), "PURGE", True),
+        (("GET",), "GET", True),
+        (("GET",), "HEAD", True),
+        (("HEAD",), "HEAD", True),
+        (("HEAD",), "GET", False),
+        (("GET",), "POST", False),
+    ],
+)
+def test_head_is_where_get_is(methods: tuple[str, ...], method: str, is_taken: bool) -> None:
+    assert accepts_method(methods, method) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "is_asked"),
+    [
+        ("query", "q", True),
+        ("query", "Key", False),
+        ("path", "id", True),
+        ("header", "X-Lang", True),
+        ("header", "X-KEY", True),
+        ("header", "Accept", False),
+        ("header", "Authorization", False),
+        ("header", "X-Payment-Tx", False),
+        ("header", "Connection", False),
+        ("header", "a b", False),
+        ("header", "a_b", False),
+    ],
+)
+def test_a_caller_is_asked_for_what_only_he_can_say(place: Place, name: str, is_asked: bool) -> None:
+    listing = sample_listing(
+        provider=PROVIDER, upstream_auth=UpstreamAuth(location="query", name="key", value="1")
+    )
+    parameter = DocumentParameter(name=name, place=place, is_required=True, content={})
+    assert is_sent_by_caller(listing, parameter) == is_asked
+
+
+def test_a_document_counts_when_something_of_it_is_served() -> None:
+    document = {"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}
+    assert has_documented_operations(document, ())
+    assert has_documented_operations(document, ("GET",))
+    assert not has_documented_operations(document, ("POST",))
+    assert not has_documented_operations({"openapi": "3.1.0"}, ())
+    assert not has_documented_operations(None, ())

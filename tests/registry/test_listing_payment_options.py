@@ -1,0 +1,126 @@
+"""The options to pay, in numbers that a client can send as they are."""
+
+from dataclasses import replace
+
+import pytest
+
+from tollway.ids import Address, ChainId
+from tollway.money import Asset, Price, TokenDomain
+from tollway.registry.listing import ChargeOn, Terms, list_payment_options, list_transaction_options
+
+PAYEE, TOKEN, OTHER = Address(b"\xaa" * 20), Address(b"\x11" * 20), Address(b"\x22" * 20)
+A, B, C = ChainId(1), ChainId(2), ChainId(3)
+SIX = Asset(chain_id=A, token=TOKEN, symbol="USDC", decimals=6)
+BRIDGED = Asset(chain_id=A, token=OTHER, symbol="USDC", decimals=6)
+EIGHTEEN = Asset(chain_id=B, token=TOKEN, symbol="USDC", decimals=18)
+TWO = Asset(chain_id=B, token=OTHER, symbol="CENT", decimals=2)
+NATIVE = Asset(chain_id=A, token=None, symbol="ETH", decimals=18)
+ASSETS = (SIX, NATIVE, EIGHTEEN, TWO, BRIDGED)
+
+
+def options(price: str, currency: str, *networks: ChainId) -> list[tuple[Asset, int]]:
+    terms = Terms(
+        price=Price.parse("9"),
+        currency=currency,
+        networks=networks,
+        pay_to=PAYEE,
+        operations=(),
+        other_paths="serve",
+        methods=(),
+        described=(),
+        status="active",
+        charge_on=ChargeOn.SUCCESS,
+        since_ms=0,
+        until_ms=None,
+    )
+    found = list_transaction_options(
+        terms, Price.parse(price), assets=ASSETS, confirmations_for=lambda asset, units: 7
+    )
+    assert all((option.rail, option.pay_to, option.confirmations) == ("tx", PAYEE, 7) for option in found)
+    return [(option.asset, option.amount_base_units) for option in found]
+
+
+@pytest.mark.parametrize(
+    ("price", "currency", "networks", "expected"),
+    [
+        ("0.01", "USDC", (A,), [(SIX, 10_000), (BRIDGED, 10_000)]),
+        ("0.01", "USDC", (B, A), [(EIGHTEEN, 10**16), (SIX, 10_000), (BRIDGED, 10_000)]),
+        ("0.000000001", "USDC", (B,), [(EIGHTEEN, 10**9)]),
+        ("1.5", "ETH", (A, B), [(NATIVE, 15 * 10**17)]),
+        ("0.001", "CENT", (B,), [(TWO, 1)]),  # never free in a coarser asset
+        ("1", "USDC", (C,), []),
+        ("1", "DOGE", (A,), []),
+        ("0", "USDC", (A,), []),
+        ("0.00", "USDC", (A,), []),
+    ],
+)
+def test_options(
+    price: str, currency: str, networks: tuple[ChainId, ...], expected: list[tuple[Asset, int]]
+) -> None:
+    assert options(price, currency, *networks) == expected
+
+
+def test_confirmations_are_asked_for_the_value_in_ledger_units() -> None:
+    asked: list[tuple[Asset, int]] = []
+
+    def confirmations_for(asset: Asset, units: int) -> int:
+        asked.append((asset, units))
+        return 1
+
+    terms = Terms(
+        price=Price.parse("2"),
+        currency="USDC",
+        networks=(A, B),
+        pay_to=PAYEE,
+        operations=(),
+        other_paths="serve",
+        methods=(),
+        described=(),
+        status="active",
+        charge_on=ChargeOn.SUCCESS,
+        since_ms=0,
+        until_ms=None,
+    )
+    list_transaction_options(terms, terms.price, assets=(SIX, EIGHTEEN), confirmations_for=confirmations_for)
+    assert asked == [(SIX, 2 * 10**6), (EIGHTEEN, 2 * 10**9)]
+
+
+def test_an_authorisation_stands_behind_each_asset_that_takes_one_and_can_be_settled() -> None:
+    domain = TokenDomain(name="USDC", version="2")
+    signed, unsettled = replace(SIX, domain=domain), replace(BRIDGED, domain=domain)
+    terms = Terms(
+        price=Price.parse("9"),
+        currency="USDC",
+        networks=(B, A),
+        pay_to=PAYEE,
+        operations=(),
+        other_paths="serve",
+        methods=(),
+        described=(),
+        status="active",
+        charge_on=ChargeOn.SUCCESS,
+        since_ms=0,
+        until_ms=None,
+    )
+    asked: list[tuple[Asset, int]] = []
+
+    def is_offered(asset: Asset, units: int) -> bool:
+        asked.append((asset, units))
+        return asset == signed
+
+    found = list_payment_options(
+        terms,
+        Price.parse("0.01"),
+        assets=(signed, EIGHTEEN, unsettled),
+        confirmations_for=lambda asset, units: 7,
+        timeout_s=30,
+        is_offered=is_offered,
+    )
+    assert [(one.rail, one.asset, one.max_timeout_s) for one in found] == [
+        ("tx", EIGHTEEN, None),
+        ("tx", signed, None),
+        ("x402", signed, 90),
+        ("tx", unsettled, None),
+    ]
+    assert {one.amount_base_units for one in found if one.asset == signed} == {10_000}
+    assert asked == [(signed, 10_000), (unsettled, 10_000)]  # EIGHTEEN takes no authorisation

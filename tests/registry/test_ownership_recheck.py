@@ -1,0 +1,163 @@
+"""When origins are looked at again, and how often one origin is asked for many listings."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_ownerships import MemoryOwnerships
+from tollway.ids import Address, ListingId
+from tollway.limits import Limits
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import Challenge, Method, OwnershipClaim
+from tollway.registry.ownership_recheck import OwnershipRecheck
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+ORIGIN, OTHER = "https://api.example.com", "https://other.example.com"
+Look = Callable[[Challenge], Awaitable[tuple[Method, ...]]]
+LIMITS = Limits(ownership_recheck_s=100.0, ownership_failures_max=2)
+
+
+@dataclass
+class Play:
+    catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
+    now_ms: int = 0
+    proved: dict[str, tuple[Method, ...]] = field(default_factory=dict)
+    looked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ownerships = MemoryOwnerships(self.catalog)
+        self.recheck = self.make_rounds(self.check)
+
+    def make_rounds(self, check: Look, *, batch_max: int = 200) -> OwnershipRecheck:
+        return OwnershipRecheck(
+            self.ownerships,
+            challenge=self.challenge,
+            check=check,
+            limits=LIMITS,
+            now_ms=lambda: self.now_ms,
+            batch_max=batch_max,
+        )
+
+    def challenge(self, claim: OwnershipClaim) -> Challenge:
+        return Challenge(
+            listing_id=claim.listing_id,
+            origin=claim.endpoint,
+            host=None,
+            provider=claim.provider,
+            pay_to=claim.pay_to,
+            networks=claim.networks,
+            content="line",
+        )
+
+    async def check(self, challenge: Challenge) -> tuple[Method, ...]:
+        self.looked.append(challenge.origin)
+        return self.proved.get(challenge.origin, ())
+
+    async def prove(self, name: str, *, origin: str = ORIGIN, provider: Address = ALICE) -> Listing:
+        listing = sample_listing(id=ListingId(name), provider=provider, name=name, endpoint=origin)
+        await self.catalog.publish(listing)
+        challenge = self.challenge(OwnershipClaim.of(listing))
+        await self.ownerships.record_check(challenge, ["dns"], now_ms=self.now_ms, failures_max=2)
+        return listing
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play()
+
+
+async def test_nothing_is_looked_at_before_its_day_is_over(play: Play) -> None:
+    await play.prove("api_1")
+    play.now_ms = 100_000
+    await play.recheck.check_due()
+    assert play.looked == []
+    play.now_ms = 100_001
+    await play.recheck.check_due()
+    await play.recheck.check_due()
+    assert play.looked == [ORIGIN]
+
+
+async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_failures(play: Play) -> None:
+    kept, lost = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
+    play.proved = {ORIGIN: ("wellKnown",)}
+    for day, is_lost in ((1, False), (2, True)):
+        play.now_ms += 100_001
+        await play.recheck.check_due()
+        standing = await play.ownerships.find(kept.id)
+        assert standing is not None
+        assert (standing.verified_ms, standing.method) == (play.now_ms, "wellKnown")
+        standing = await play.ownerships.find(lost.id)
+        assert standing is not None
+        assert (standing.failures, standing.is_verified) == (day, not is_lost)
+    play.looked.clear()
+    play.now_ms += 100_001
+    await play.recheck.check_due()
+    assert play.looked == [ORIGIN], "what is proved no more is not looked at either"
+
+
+async def test_many_listings_at_one_origin_are_one_look_a_wallet(play: Play) -> None:
+    for number in range(7):
+        await play.prove(f"api_{number}")
+    await play.prove("api_bob", provider=BOB)
+    play.now_ms = 100_001
+    play.proved = {ORIGIN: ("dns",)}
+    await play.recheck.check_due()
+    assert play.looked == [ORIGIN, ORIGIN]
+    assert await play.ownerships.find_due(before_ms=100_001, limit=99) == ()
+
+    play.looked.clear()
+    play.now_ms = 200_002
+    await play.make_rounds(play.check, batch_max=3).check_due()
+    assert await play.ownerships.find_due(before_ms=200_002, limit=99) == (), "every round of it"
+    assert len(play.looked) == 3 + 1
+
+
+async def test_what_changed_while_it_was_looked_at_is_not_written_and_ends_the_round(play: Play) -> None:
+    listing = await play.prove("api_1")
+    play.now_ms = 100_001
+
+    async def edit_meanwhile(challenge: Challenge) -> tuple[Method, ...]:
+        play.looked.append(challenge.origin)
+        await play.catalog.revise(replace(listing, endpoint=OTHER), expected_revision=listing.revision)
+        return ("dns",)
+
+    await play.make_rounds(edit_meanwhile).check_due()
+    assert (play.looked, await play.ownerships.is_verified(listing.id)) == ([ORIGIN], False)
+
+
+async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play) -> None:
+    """Its listing is edited whenever it is looked at, and stays due."""
+    await play.prove("api_1")
+    play.now_ms = 100_001
+
+    async def edit_again(challenge: Challenge) -> tuple[Method, ...]:
+        play.looked.append(challenge.origin)
+        entry = await play.catalog.find(ListingId("api_1"))
+        assert entry is not None
+        other = replace(entry.listing, pay_to=Address(len(play.looked).to_bytes(20, "big")))
+        await play.catalog.revise(other, expected_revision=entry.listing.revision)
+        return ("dns",)
+
+    async with asyncio.timeout(5):
+        await play.make_rounds(edit_again, batch_max=1).check_due()
+    assert play.looked == [ORIGIN]
+
+
+async def test_a_look_that_fails_in_a_way_nobody_thought_of_stops_no_other(play: Play) -> None:
+    odd, kept = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
+    play.now_ms = 100_001
+
+    async def check(challenge: Challenge) -> tuple[Method, ...]:
+        if challenge.origin == ORIGIN:
+            raise RuntimeError("what is this")
+        return ("dns",)
+
+    await play.make_rounds(check).check_due()
+    for listing, failures in ((odd, 1), (kept, 0)):
+        known = await play.ownerships.find(listing.id)
+        assert known is not None
+        assert (known.failures, known.is_verified) == (failures, True)

@@ -1,0 +1,81 @@
+"""What a word is, and what matches it."""
+
+import pytest
+
+from tollway.registry.search_tokens import (
+    QUERY_WORDS_MAX,
+    WORD_LENGTH_MAX,
+    contains_all,
+    fold,
+    query_words,
+    rank_fields,
+    split_words,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ()),
+        ("  \t\n", ()),
+        ("Weather Pro", ("weather", "pro")),
+        ("e-mail a_b v2.5", ("e", "mail", "a", "b", "v2", "5")),
+        ("Ｃafé CAFÉ cafe\u0301", ("cafe", "cafe", "cafe")),
+        ("Straße", ("strasse",)),
+        ("İstanbul", ("istanbul",)),
+        ("天気API", ("天", "気", "api")),
+        ("हिन्दी", ("हिनदी",)),
+        ('"a" OR (b) NOT c* ^d', ("a", "or", "b", "not", "c", "d")),
+        ("\x00a\x00", ("a",)),
+        ("👍🏽", ()),
+    ],
+)
+def test_splits(text: str, words: tuple[str, ...]) -> None:
+    assert split_words(text) == words
+
+
+@pytest.mark.parametrize("code", range(128))
+def test_splits_a_plain_text_as_it_splits_any_other(code: int) -> None:
+    plain = f"x{chr(code)}y z9"
+    assert split_words(plain) == split_words(plain + " ж")[:-1]
+
+
+def test_long_words_are_cut_alike_in_texts_and_queries() -> None:
+    assert split_words("a" * 1_000) == ("a" * WORD_LENGTH_MAX,)
+    assert query_words("a" * 2_000) == ("a" * WORD_LENGTH_MAX,)
+
+
+def test_a_query_has_a_bounded_number_of_distinct_words() -> None:
+    assert query_words("b a b") == ("b", "a")
+    assert len(query_words(" ".join(str(number) for number in range(100)))) == QUERY_WORDS_MAX
+
+
+def test_split_words_hold_no_character_that_a_database_reads() -> None:
+    everything = "".join(chr(code) for code in range(0x2FF))
+    for word in split_words(everything):
+        assert not set(word) & set("\"'\\:*&|!()<>- \x00")
+
+
+def test_all_words_must_stand_somewhere() -> None:
+    assert contains_all(["red door", "blue"], ("blue", "red"))
+    assert not contains_all(["red door"], ("red", "blue"))
+    assert not contains_all(["red door"], ("re",))
+    assert not contains_all(["red door"], ())
+
+
+@pytest.mark.parametrize("text", ["Éclair", "ECLAIR", "ｅclair", "e\u0301clair"])
+def test_folding_forgets_case_width_and_accents(text: str) -> None:
+    assert fold(text) == "eclair"
+
+
+def test_a_name_ranks_before_tags_and_tags_before_a_description() -> None:
+    def rank(name: str = "", description: str = "", tags: str = "", *, words: str = "red") -> float:
+        return rank_fields([text.split() for text in (name, description, tags)], words.split())
+
+    assert rank("red") > rank(tags="red") > rank(description="red") > rank("blue", "blue", "blue") == 0
+    assert rank("red", "red") > rank("red")
+    # Saying it again helps a little, and less than twice.
+    assert rank("red red") > rank("red")
+    assert rank("red " * 1_000) < 2 * rank("red")
+    assert rank("red", words="red blue") == rank("red")
+    assert rank("red blue", words="red blue") == 2 * rank("red")

@@ -1,0 +1,51 @@
+"""What may stand in a provider's text: what hides or reorders words is refused, and what scripts and emoji need is not."""
+
+import pytest
+
+from tollway.registry.text import drop_unclean, find_unclean
+
+CLEAN = (
+    "plain words",
+    "Größe, 価格, سعر, मूल्य",
+    "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # a word of Persian, which needs its joiner
+    "\u0915\u094d\u200d\u0937",
+    "\u2764\ufe0f\u200d\U0001f525",  # one emoji of four characters
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "<b>it is not for this rule</b>",
+)
+UNCLEAN = {
+    "terminal escape": ("a\x1b[2Jb", "U+001B", "a[2Jb"),
+    "NUL": ("a\x00b", "U+0000", "ab"),
+    "bidi override": ("a\u202eb", "U+202E", "ab"),
+    "bidi isolate": ("a\u2066b", "U+2066", "ab"),
+    "zero width": ("a\u200bb", "U+200B", "ab"),
+    "line separator": ("a\u2028b", "U+2028", "ab"),
+    "half a pair": ("a\ud800b", "U+D800", "ab"),
+    "tag": ("a\U000e0041b", "U+E0041", "ab"),
+    "selector that spells a byte": ("a\U000e0152b", "U+E0152", "ab"),
+    "unassigned and ignored": ("a\U000e0fffb", "U+E0FFF", "ab"),
+    "musical control": ("a\U0001d173b", "U+1D173", "ab"),
+    "row of selectors": ("a\ufe00\ufe01\ufe0fb", "U+FE01", "a\ufe00b"),
+    "row of joiners": ("a\u200c\u200d\u200cb", "U+200D", "a\u200cb"),
+    "selectors and joiners in turn": ("a\ufe0f\u200d\ufe0f\u200db", "U+FE0F", "a\ufe0f\u200db"),
+    "row that closes when others go": ("a\ufe00\u200b\ufe01b", "U+200B", "a\ufe00b"),
+}
+
+
+@pytest.mark.parametrize("text", CLEAN)
+def test_scripts_and_emoji_keep_what_they_need(text: str) -> None:
+    assert find_unclean(text, is_multiline=False) is None
+    assert drop_unclean(text) == text
+
+
+@pytest.mark.parametrize(("text", "named", "left"), UNCLEAN.values(), ids=UNCLEAN)
+def test_what_hides_or_reorders_is_named_and_dropped(text: str, named: str, left: str) -> None:
+    assert find_unclean(text, is_multiline=True) == named
+    assert drop_unclean(text) == left
+    assert find_unclean(left, is_multiline=True) is None
+
+
+def test_line_breaks_stand_only_where_lines_may() -> None:
+    assert find_unclean("a\r\n\tb", is_multiline=True) is None
+    assert find_unclean("a\nb", is_multiline=False) == "U+000A"
+    assert drop_unclean("a\r\n\tb") == "a\r\n\tb"

@@ -1,0 +1,50 @@
+"""What waits to be recorded is written together, or not at all. What a book promises of it: tests/contracts/test_payments_recording.py."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.kit.ledger_records import NOW_MS, new_payment
+from tollway.errors import StorageUnavailable
+from tollway.ledger.records import RecordedTransaction
+from tollway.storage.database import SqliteDatabase
+from tollway.storage.migrate import upgrade
+from tollway.storage.payments import Recording, find_transaction, record_each
+from tollway.storage.recovery import mark_restored
+
+UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    database = SqliteDatabase(tmp_path / "books.sqlite3")
+    await database.open()
+    await upgrade(database)
+    yield database
+    await database.close()
+
+
+def recording(name: str, based_on: RecordedTransaction | None = UNKNOWN) -> Recording:
+    return Recording((new_payment(10, name),), based_on, NOW_MS)
+
+
+def test_the_same_transaction_is_the_same_recording_whenever_it_was_seen() -> None:
+    assert recording("a") == replace(recording("a"), now_ms=1)
+    assert recording("a") != recording("a", None)
+
+
+async def test_one_that_was_judged_too_early_takes_the_others_along(database: SqliteDatabase) -> None:
+    """They are asked again; nothing of any of them is there meanwhile."""
+    await database.write(partial(mark_restored, now_ms=NOW_MS))
+    known = replace(UNKNOWN, held_before_ms=NOW_MS)
+    both = [recording("a", known), recording("b")]
+    with pytest.raises(StorageUnavailable):
+        await database.write(partial(record_each, recordings=both))
+    for one in both:
+        (new,) = one.payments
+        assert await database.read(partial(find_transaction, tx_hash=new.tx_hash)) == known
+    recorded = await database.write(partial(record_each, recordings=[both[0], recording("c", None)]))
+    assert [payments[0].value_units for payments in recorded] == [10, 10]

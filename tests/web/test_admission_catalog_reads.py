@@ -1,0 +1,116 @@
+"""Many who read the catalog wait for each other, and nobody else waits for them."""
+
+import asyncio
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from tollway.web.admission import CatalogReadLimit
+
+LIST = "/api/v2/apis"
+
+
+class Desk:
+    """Works on each request until `finish` is set, then begins its answer, and ends it when `is_read` is."""
+
+    def __init__(self) -> None:
+        self.working = 0
+        self.begun = 0
+        self.finish = asyncio.Event()
+        self.is_read = asyncio.Event()
+        self.fails = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.working += 1
+        self.begun += 1
+        await self.finish.wait()
+        self.working -= 1
+        if self.fails:
+            raise OSError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await self.is_read.wait()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def ask(turns: CatalogReadLimit, path: str = LIST, method: str = "GET") -> list[Message]:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise NotImplementedError
+
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
+    await turns(scope, receive, send)
+    return sent
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("path", [LIST, f"{LIST}/api_1", f"{LIST}/api_1/discovery"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> None:
+    desk = Desk()
+    turns = CatalogReadLimit(desk, at_once=2)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(turns, path, method)) for _ in range(5)]
+        await settle()
+        assert desk.working == 2
+        desk.is_read.set()
+        desk.finish.set()
+    assert all(len(task.result()) == 2 for task in tasks)
+
+
+async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
+    desk = Desk()
+    desk.finish.set()
+    turns = CatalogReadLimit(desk, at_once=1)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(ask(turns))
+        await settle()
+        assert desk.begun == 3, "each answer has begun, none has ended"
+        desk.is_read.set()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", LIST),
+        ("PUT", f"{LIST}/api_1"),
+        ("POST", f"{LIST}/api_1/ownership"),
+        ("GET", "/api/v2/payments/0x01"),
+        ("GET", "/healthz"),
+    ],
+)
+async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
+    desk = Desk()
+    turns = CatalogReadLimit(desk, at_once=1)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask(turns))
+        await settle()
+        group.create_task(ask(turns, path, method))
+        await settle()
+        assert desk.working == 2
+        desk.is_read.set()
+        desk.finish.set()
+
+
+async def test_a_read_that_fails_and_one_that_is_given_up_leave_their_turns_to_the_next() -> None:
+    desk = Desk()
+    desk.fails = True
+    turns = CatalogReadLimit(desk, at_once=1)
+    async with asyncio.TaskGroup() as group:
+        gone = group.create_task(ask(turns))
+        await settle()
+        gone.cancel()
+    desk.finish.set()
+    with pytest.raises(OSError):
+        await ask(turns)
+    desk.fails = False
+    desk.is_read.set()
+    assert len(await ask(turns)) == 2

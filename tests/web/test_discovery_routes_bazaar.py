@@ -1,0 +1,274 @@
+"""Our listings as an x402 bazaar: only what can be settled now, in the clients' own shapes, and odd queries refused by name."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import pytest
+from x402.extensions.bazaar.facilitator_client import _parse_list_response, _parse_search_response
+from x402.schemas import PaymentRequirements
+
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tollway.chain.networks import ChainRules
+from tollway.ids import Address, ChainId, ListingId
+from tollway.limits import Limits
+from tollway.money import UNITS_MAX, Asset, Price, TokenDomain
+from tollway.registry.listing import Listing, Operation
+from tollway.web.admission import LoadShedder
+from tollway.web.app import build_app
+from tollway.web.discovery_routes import BazaarServices, bazaar_router
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+BASE, OPTIMISM = ChainId(8453), ChainId(10)
+PUBLIC_URL = "https://gw.example.com"
+DOMAIN = TokenDomain(name="USD Coin", version="2")
+USDC = Asset(chain_id=BASE, token=Address(b"\x01" * 20), symbol="USDC", decimals=6, domain=DOMAIN)
+OTHER_USDC = Asset(chain_id=OPTIMISM, token=Address(b"\x02" * 20), symbol="USDC", decimals=6, domain=DOMAIN)
+PLAIN = Asset(chain_id=OPTIMISM, token=Address(b"\x03" * 20), symbol="USDT", decimals=6)
+ETHER = Asset(chain_id=BASE, token=None, symbol="ETH", decimals=18)
+RULES = {
+    BASE: ChainRules(chain_id=BASE, kind="main", confirmations=((0, 1),), assets=(USDC, ETHER)),
+    OPTIMISM: ChainRules(chain_id=OPTIMISM, kind="main", confirmations=((0, 1),), assets=(OTHER_USDC, PLAIN)),
+}
+WEATHER = sample_listing(
+    id=ListingId("api_weather"),
+    provider=ALICE,
+    name="Weather Pro",
+    description="Forecasts for any city",
+    endpoint="https://api.example.com/v1",
+    networks=(BASE,),
+    tags=("weather",),
+    created_ms=1_795_239_000_000,
+)
+
+
+@dataclass
+class Fair:
+    """The routes over a catalog in memory, and what cannot be settled now."""
+
+    client: httpx.AsyncClient
+    catalog: MemoryCatalog
+    dry: set[ChainId] = field(default_factory=set)
+    units_min: int = 1
+    units_max: int = UNITS_MAX
+    spent: set[ListingId] = field(default_factory=set)
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        is_priced = self.units_min <= units <= self.units_max
+        return asset.chain_id not in self.dry and is_priced and listing_id not in self.spent
+
+    async def publish(self, name: str, **changes: Any) -> Listing:
+        listing = replace(WEATHER, id=ListingId(f"api_{name}"), name=name, **changes)
+        await self.catalog.publish(listing)
+        return listing
+
+    async def ask(self, path: str, **parameters: object) -> dict[str, Any]:
+        answer = await self.client.get(f"/x402/discovery/{path}", params=parameters)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def names(self, **parameters: object) -> list[str]:
+        """Of the resources of one page, and of a search for what all of them say: both filter alike."""
+        listed = (await self.ask("resources", **parameters))["items"]
+        found = (await self.ask("search", query="forecasts", **parameters))["resources"]
+        names = [item["resource"].rpartition("_")[2] for item in listed]
+        assert {item["resource"].rpartition("_")[2] for item in found} == set(names)
+        return names
+
+
+@pytest.fixture
+async def fair() -> AsyncIterator[Fair]:
+    catalog, limits = MemoryCatalog(), Limits()
+    services = BazaarServices(
+        catalog=catalog, rules=RULES, is_offered=lambda *asked: fair.is_offered(*asked), public_url=PUBLIC_URL
+    )
+    app = build_app(
+        call_app=bazaar_router(services),
+        routers=[bazaar_router(services)],
+        public_url=PUBLIC_URL,
+        limits=limits,
+        clock=lambda: 0.0,
+        entropy=bytes,
+        shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
+        fair = Fair(client=client, catalog=catalog)
+        yield fair
+
+
+async def test_a_listing_is_a_resource_as_the_clients_read_it(fair: Fair) -> None:
+    await fair.catalog.publish(WEATHER)
+    page = await fair.ask("resources")
+    assert page["x402Version"] == 2
+    assert page["pagination"] == {"limit": 20, "offset": 0, "total": 1}
+    [item] = _parse_list_response(page).items
+    assert (item.resource, item.type) == (f"{PUBLIC_URL}/api/v2/gateway/api_weather", "http")
+    assert (item.x402_version, item.last_updated) == (2, "2026-11-21T05:30:00.000Z")
+    assert (item.service_name, item.tags) == ("Weather Pro", ["weather"])
+    assert set(item.extensions or ()) == {"bazaar"}
+    [accepted] = [PaymentRequirements.model_validate(one) for one in item.accepts or ()]
+    assert (accepted.scheme, accepted.network, accepted.amount) == ("exact", "eip155:8453", "10000")
+    assert (accepted.pay_to, accepted.asset) == (str(ALICE), str(USDC.token))
+    assert accepted.max_timeout_seconds == 90
+
+    found = await fair.ask("search", query="weather")
+    assert found["resources"] == page["items"]
+    assert "null" not in str(page)
+    searched = _parse_search_response(found)
+    assert searched.partial_results is False
+    assert searched.pagination is not None
+    assert (searched.pagination.limit, searched.pagination.cursor) == (20, None)
+
+
+async def test_only_what_can_be_settled_now_is_shown(fair: Fair) -> None:
+    await fair.publish("base")
+    await fair.publish("both", networks=(OPTIMISM, BASE))
+    await fair.publish("cheap", price=Price.parse("0.0001"))
+    await fair.publish("ether", currency="ETH", price=Price.parse("1"))
+    await fair.publish("tether", currency="USDT", networks=(OPTIMISM,))
+    await fair.publish("free", price=Price.parse("0"))
+    await fair.publish("paused", status="paused")
+    retired = await fair.publish("retired")
+    await fair.catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
+    assert await fair.names() == ["cheap", "both", "base"]
+    fair.units_min = 1_000
+    assert await fair.names() == ["both", "base"]
+    fair.spent = {ListingId("api_base")}
+    assert await fair.names() == ["both"]
+    fair.dry = {BASE}
+    [both] = (await fair.ask("resources"))["items"]
+    assert [one["network"] for one in both["accepts"]] == ["eip155:10"]
+    fair.dry = {BASE, OPTIMISM}
+    assert (await fair.ask("resources"))["pagination"]["total"] == 0
+
+
+async def test_what_a_network_cannot_settle_at_any_price_does_not_empty_pages(fair: Fair) -> None:
+    await fair.publish("other", networks=(OPTIMISM,))
+    for number in range(5):
+        await fair.publish(f"base{number}")
+    fair.dry = {BASE}
+    page = await fair.ask("resources", limit=1)
+    assert [item["resource"].rpartition("_")[2] for item in page["items"]] == ["other"]
+    assert page["pagination"]["total"] == 1
+
+
+async def test_operations_stand_with_their_own_price(fair: Fair) -> None:
+    priced = Operation(method="GET", path="/cities", price=Price.parse("0.5"))
+    free = Operation(method="GET", path="/cities", price=Price.parse("0"))
+    await fair.publish("only", operations=(priced,), other_paths="refuse", price=Price.parse("0"))
+    await fair.publish("beside", operations=(priced,))
+    await fair.publish("given", operations=(free,), other_paths="refuse")
+    shown = {
+        item["resource"]: item["accepts"][0]["amount"] for item in (await fair.ask("resources"))["items"]
+    }
+    assert shown == {
+        f"{PUBLIC_URL}/api/v2/gateway/api_only/cities": "500000",
+        f"{PUBLIC_URL}/api/v2/gateway/api_beside": "10000",
+    }
+
+
+FILTERS: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["other", "mine"]),
+    ({"type": "http"}, ["other", "mine"]),
+    ({"type": "mcp"}, []),
+    ({"payTo": str(BOB)}, ["other"]),
+    ({"payTo": str(BOB).lower()}, ["other"]),
+    ({"payTo": "0x" + "00" * 20}, []),
+    ({"scheme": "exact"}, ["other", "mine"]),
+    ({"scheme": "upto"}, []),
+    ({"network": "eip155:10"}, ["other"]),
+    ({"network": "eip155:1"}, []),
+    ({"network": "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"}, []),
+    ({"extensions": "bazaar"}, ["other", "mine"]),
+    ({"extensions": "sign-in-with-x"}, []),
+    ({"type": "http", "scheme": "exact", "network": "eip155:8453", "payTo": str(ALICE)}, ["mine"]),
+    ({"network": "eip155:8453", "payTo": str(BOB)}, []),
+]
+
+
+async def test_filters(fair: Fair) -> None:
+    await fair.publish("mine")
+    await fair.publish("other", pay_to=BOB, networks=(OPTIMISM,))
+    for parameters, names in FILTERS:
+        assert await fair.names(**parameters) == names, parameters
+
+
+async def test_pages_by_offset(fair: Fair) -> None:
+    for number in range(5):
+        await fair.publish(str(number))
+    page = await fair.ask("resources", limit=2, offset=3)
+    assert [item["resource"][-1] for item in page["items"]] == ["1", "0"]
+    assert page["pagination"] == {"limit": 2, "offset": 3, "total": 5}
+    assert (await fair.ask("resources", offset=10_000))["items"] == []
+
+
+async def test_a_search_goes_on_by_its_cursor_and_what_was_withdrawn_stops_nothing(fair: Fair) -> None:
+    for number in range(5):
+        await fair.publish(str(number))
+    fair.spent = {ListingId("api_4"), ListingId("api_3")}  # the whole first page
+    seen, cursor = [], {}
+    for _ in range(3):
+        page = await fair.ask("search", query="forecasts", limit=2, **cursor)
+        seen.append([item["resource"][-1] for item in page["resources"]])
+        cursor = {"cursor": page["pagination"]["cursor"]}
+    assert seen == [[], ["2", "1"], ["0"]]
+    assert cursor == {"cursor": None}
+
+
+async def test_words_are_searched_and_odd_ones_find_nothing(fair: Fair) -> None:
+    await fair.publish("berlin", description="Trains of Berlin")
+    for words, count in (("trains berlin", 1), ("TRAINS", 1), ("planes", 0), ("", 0), ("* OR ''", 0)):
+        assert len((await fair.ask("search", query=words))["resources"]) == count, words
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [
+        ("resources?limit=0", "limit"),
+        ("resources?limit=101", "limit"),
+        ("resources?limit=1.5", "limit"),
+        ("resources?offset=-1", "offset"),
+        ("resources?offset=10001", "offset"),
+        ("resources?type=ftp", "type"),
+        ("resources?payTo=0x12", "payTo"),
+        ("resources?network=base", "network"),
+        ("resources?network=eip155:x", "network"),
+        ("resources?network=", "network"),
+        ("resources?scheme=" + "x" * 65, "scheme"),
+        ("resources?extensions=" + "x" * 65, "extensions"),
+        ("resources?asset=0x12", "asset"),
+        ("resources?query=x", "query"),
+        ("resources?limit=1&limit=2", "limit"),
+        ("search", "query"),
+        ("search?query=" + "x" * 257, "query"),
+        ("search?query=x&cursor=0", "cursor"),
+        ("search?query=x&cursor=abc", "cursor"),
+        ("search?query=x&cursor=99999", "cursor"),
+        ("search?query=x&offset=1", "offset"),
+    ],
+)
+async def test_a_wrong_parameter_is_named(fair: Fair, path: str, parameter: str) -> None:
+    answer = await fair.client.get(f"/x402/discovery/{path}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+    assert [error["parameter"] for error in answer.json()["errors"]] == [parameter]
+    assert fair.catalog.searches == 0
+
+
+async def test_head_works_and_nothing_is_written_here(fair: Fair) -> None:
+    for path in ("resources", "search?query=x"):
+        answer = await fair.client.head(f"/x402/discovery/{path}")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert (await fair.client.post(f"/x402/discovery/{path}")).status_code == 405
+
+
+async def test_any_price_that_is_settled_opens_a_network(fair: Fair) -> None:
+    """A least price of the operator closes no network for dearer listings, nor a depth that takes long for others."""
+    await fair.publish("dear", price=Price.parse("5"))
+    fair.units_min, fair.units_max = 5_000_000, 10_000_000
+    assert await fair.names() == ["dear"]
+    fair.units_max = UNITS_MAX
+    fair.units_min = UNITS_MAX + 1
+    assert await fair.names() == []

@@ -1,0 +1,395 @@
+"""The door of the data plane: what it parses, what it limits, how it ends an answer that cannot be whole."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
+from tests.kit.upstream import Arrived, plain, say_nothing, until
+from tollway.errors import StorageUnavailable
+from tollway.gateway.messages import BodyRefused, ClientGone
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.web.admission import BodyBudget
+from tollway.web.gateway_app import IncomingBody
+
+FREE = Price.parse("0")
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway(in_flight_per_address_max=2, request_line_bytes_max=200) as small:
+        yield small
+
+
+# ---------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("raw_path", "status", "code"),
+    [
+        (CALLS.encode(), 404, "route_not_found"),
+        (CALLS.encode() + b"/x", 404, "route_not_found"),
+        (CALLS.encode() + b"api_nothing", 404, "api_not_found"),
+        (CALLS.encode() + b"api%5fquotes", 404, "api_not_found"),
+        (CALLS.encode() + b"api_quotes/\xff", 400, "invalid_request"),
+        (CALLS.encode() + b"api_quotes/" + b"a" * 200, 400, "invalid_request"),
+        (CALLS.encode() + b"api_quotes/a%00b", 400, "invalid_request"),
+        (b"*", 400, "invalid_request"),
+    ],
+)
+async def test_refuses_paths_that_name_nothing(
+    gateway: InProcessGateway, raw_path: bytes, status: int, code: str
+) -> None:
+    await gateway.publish()
+    exchange = gateway.open()
+    exchange.scope["raw_path"] = raw_path
+    answer = await gateway.run(exchange)
+    assert (answer.status, answer.problem["code"]) == (status, code)
+    assert answer.problem["instance"].isascii()
+
+
+@pytest.mark.parametrize(("length", "status", "rows"), [(32, 200, 1), (33, 400, 0)])
+async def test_a_method_has_32_letters_at_most(
+    gateway: InProcessGateway, length: int, status: int, rows: int
+) -> None:
+    """A longer one fits no row: PostgreSQL would fail every claim that is written beside it."""
+    await gateway.publish(price=FREE)
+    answer = await gateway.ask("M" * length)
+    assert answer.status == status
+    if status != 200:
+        assert answer.problem["code"] == "invalid_request"
+    assert len(gateway.ledger._rows.calls) == rows
+
+
+async def test_an_unreadable_query_is_refused(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    exchange = gateway.open()
+    exchange.scope["query_string"] = b"\xff"
+    assert (await gateway.run(exchange)).problem["code"] == "invalid_request"
+
+
+# ---------------------------------------------------------------------- crowds
+
+
+async def test_an_address_has_so_many_calls_at_a_time(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    gateway.upstream.answer = say_nothing
+    waiting = [gateway.open(), gateway.open()]
+    with contextlib.suppress(asyncio.CancelledError):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(gateway.run(exchange)) for exchange in waiting]
+            await until(lambda: len(gateway.upstream.arrived) == 2)
+            refused = await gateway.ask()
+            assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+            assert refused.headers["retry-after"] == "1"
+            gateway.upstream.answer = plain()
+            assert (await gateway.ask(client="203.0.113.9")).status == 200
+            for task in tasks:
+                task.cancel()
+    assert len(gateway.upstream.arrived) == 3
+    assert (await gateway.ask()).status == 200  # the places are free again
+
+
+async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
+    """Each is all there but for its last byte, and has to be known before its call is looked at."""
+    async with open_gateway(held_bodies_bytes_max=1_600_000) as gateway:
+        await gateway.publish(methods=("GET", "POST"))
+        proof = gateway.bound_proof((await gateway.pay()).tx_hash, method="POST")
+        most = [b"x" * 860_000]
+        waiting = [
+            gateway.open(
+                "POST", headers=proof, chunks=most, length=860_001, is_open=True, client=f"192.0.2.{one}"
+            )
+            for one in range(2)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for exchange in waiting:
+                group.create_task(gateway.run(exchange))
+            await until(lambda: gateway.shedder.bodies.reserved_bytes > 1_500_000)
+            refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
+            assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+            assert (refused.problem["reason"], refused.problem["paymentState"]) == ("bodies", "none")
+            for exchange in waiting:
+                exchange.leave()
+        assert gateway.shedder.bodies.reserved_bytes == 0
+
+
+async def test_a_full_gateway_looks_at_no_call(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    while gateway.shedder.enter(f"address {gateway.shedder.running}") is None:
+        pass
+    refused = await gateway.ask()
+    assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+    assert refused.headers["retry-after"] == "2"
+    assert refused.problem["paymentState"] == refused.headers["tollway-payment-state"] == "none"
+    assert not gateway.upstream.arrived
+    gateway.shedder.leave("address 0")
+    assert (await gateway.ask()).status == 200
+    gateway.shedder.leave("address 1")
+
+
+# ---------------------------------------------------------------------- ends
+
+
+class Failing:
+    """A gateway that fails."""
+
+    def __init__(self, exc: Exception) -> None:
+        self.exc = exc
+
+    async def handle(self, call: object) -> Any:
+        raise self.exc
+
+
+async def test_a_bug_is_logged_once_and_answered_without_its_words(gateway: InProcessGateway) -> None:
+    gateway.calls._gateway = Failing(ZeroDivisionError("secret"))  # type: ignore[assignment]
+    with capture_logs() as logs:
+        answer = await gateway.ask()
+    assert [line["event"] for line in logs] == ["call_failed"]
+    assert (answer.status, answer.problem["code"]) == (500, "internal_error")
+    assert answer.problem["paymentState"] == "held"
+    assert b"secret" not in answer.body
+
+
+async def test_a_failure_of_ours_is_told_by_its_code(gateway: InProcessGateway) -> None:
+    gateway.calls._gateway = Failing(StorageUnavailable())  # type: ignore[assignment]
+    answer = await gateway.ask()
+    assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+
+
+async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(price=FREE)
+    gateway.upstream.answer = plain(b"x" * 100_000)
+
+    class Refusing(Exchange):
+        async def send(self, message: Any) -> None:
+            raise RuntimeError("unsupported message")
+
+    exchange = gateway.open()
+    refusing = Refusing(exchange.scope, (), is_open=False)
+    with pytest.raises(RuntimeError):
+        await gateway.run(refusing)
+    assert gateway.http_client._in_flight == {}
+
+
+async def test_a_streamed_answer_is_flushed_before_its_first_byte(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    go = asyncio.Event()
+
+    async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await go.wait()
+        writer.write(b"2\r\nok\r\n0\r\n\r\n")
+
+    gateway.upstream.answer = tell
+    exchange = gateway.open()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run(exchange))
+        await until(lambda: len(exchange.sent) == 2)
+        assert exchange.sent[1] == {"type": "http.response.body", "body": b"", "more_body": True}
+        go.set()
+    assert (exchange.body, exchange.is_ended) == (b"ok", True)
+
+
+async def test_a_large_answer_reaches_the_server_in_small_pieces(gateway: InProcessGateway) -> None:
+    """The server keeps several of them for a caller who is slow."""
+    body = bytes(range(256)) * 4096  # 1 MiB
+    gateway.upstream.answer = plain(body)
+    await gateway.publish(price=FREE)
+    answer = await gateway.ask()
+    sizes = [len(message["body"]) for message in answer.sent if message["type"] == "http.response.body"]
+    assert answer.body == body
+    assert max(sizes) <= gateway.limits.buffer_bytes
+
+
+async def test_a_writer_that_is_never_done_is_given_up() -> None:
+    async with open_gateway(write_stall_s=0.05) as gateway:
+        await gateway.publish(price=FREE)
+        gateway.upstream.answer = plain(b"x" * 1_000_000)
+
+        class Stalled(Exchange):
+            async def send(self, message: Any) -> None:
+                await super().send(message)
+                if len(self.sent) > 3:
+                    await asyncio.Event().wait()
+
+        exchange = gateway.open()
+        stalled = await gateway.run(Stalled(exchange.scope, (), is_open=False))
+        assert not stalled.is_ended
+        assert gateway.http_client._in_flight == {}
+
+
+# ---------------------------------------------------------------------- the request's body
+
+
+def body(
+    *messages: dict[str, Any],
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    **limits: Any,
+) -> IncomingBody:
+    inbox = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if not inbox:
+            await asyncio.Event().wait()
+        return inbox.pop(0)
+
+    bounds = replace(DEFAULT_LIMITS, **limits)
+    return IncomingBody(receive, headers, bounds, BodyBudget(bounds).open("192.0.2.1"))
+
+
+def part(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": chunk, "more_body": not is_last}
+
+
+GONE = {"type": "http.disconnect"}
+CHUNKED = ((b"transfer-encoding", b"chunked"),)
+
+
+def sized(size: int) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"content-length", str(size).encode()),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_present", "length"),
+    [
+        ((), False, 0),
+        (sized(0), False, 0),
+        (sized(5), True, 5),
+        (CHUNKED, True, None),
+        (((b"content-length", b"x"),), False, 0),
+    ],
+)
+def test_knows_from_the_head_whether_a_body_comes(headers: Any, is_present: bool, length: int | None) -> None:
+    incoming = body(headers=headers)
+    assert (incoming.is_present, incoming.length, incoming.is_finished) == (
+        is_present,
+        length,
+        not is_present,
+    )
+
+
+@pytest.mark.parametrize("codings", [[b"chunked", b"chunked"], [b"gzip, chunked"], [b"identity"], [b""]])
+async def test_nothing_is_read_behind_a_body_whose_coding_is_refused(codings: list[bytes]) -> None:
+    incoming = body(part(b"ab", is_last=True), headers=[(b"transfer-encoding", coding) for coding in codings])
+    assert incoming.is_present
+    assert not await incoming.drop_rest(), "the connection closes"
+
+
+async def test_gives_the_chunks_and_then_the_end() -> None:
+    incoming = body(part(b"ab"), part(b""), part(b"c"), part(b"", is_last=True), headers=sized(3))
+    assert [await incoming.read_chunk() for _ in range(4)] == [b"ab", b"c", b"", b""]
+    assert (incoming.bytes_read, incoming.is_finished, incoming.is_broken) == (3, True, False)
+
+
+async def test_whoever_leaves_after_the_last_promised_byte_has_sent_all() -> None:
+    incoming = body(part(b"ab"), part(b"c"), GONE, headers=sized(3))
+    assert [await incoming.read_chunk() for _ in range(3)] == [b"ab", b"c", b""]
+    assert (incoming.is_finished, incoming.is_broken) == (True, False)
+
+
+async def test_a_disconnect_in_the_middle_is_no_end() -> None:
+    incoming = body(part(b"ab"), GONE, headers=sized(3))
+    assert await incoming.read_chunk() == b"ab"
+    with pytest.raises(ClientGone):
+        await incoming.read_chunk()
+    assert (incoming.is_finished, incoming.is_broken) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "has_disconnected"),
+    [
+        ((GONE,), 0, True),
+        ((part(b"ab"), GONE), 2, True),
+        ((part(b"ab"),), 2, False),
+        ((part(b"ab"), GONE), 3, False),  # its body tells, to whoever reads on
+    ],
+)
+async def test_knows_whether_the_caller_has_left_by_now(
+    messages: tuple[Any, ...], size: int, has_disconnected: bool
+) -> None:
+    incoming = body(*messages, headers=sized(size))
+    if size:
+        await incoming.read_chunk()
+    assert await incoming.has_disconnected() is has_disconnected
+
+
+async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience() -> None:
+    slow = body(part(b"a"), headers=sized(2), body_rate_grace_s=0.02)
+    assert await slow.read_chunk() == b"a"
+    with pytest.raises(BodyRefused) as refused:
+        await slow.read_chunk()
+    assert refused.value.problem.reason == "body_too_slow"
+    fast = body(part(b"a" * 10_000), headers=sized(20_000), body_rate_grace_s=0.02, body_rate_bytes_min=100)
+    await fast.read_chunk()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await fast.read_chunk()
+
+
+async def test_the_time_that_the_upstream_takes_is_not_the_callers() -> None:
+    incoming = body(part(b"a"), part(b"b"), headers=sized(2), body_rate_grace_s=0.02)
+    assert await incoming.read_chunk() == b"a"
+    await asyncio.sleep(0.05)
+    assert await incoming.read_chunk() == b"b"
+
+
+@pytest.mark.parametrize(
+    ("messages", "headers", "is_usable"),
+    [
+        ([], (), True),
+        ([part(b"x" * 4), part(b"", is_last=True)], sized(4), True),
+        ([part(b"x" * 4), part(b"", is_last=True)], CHUNKED, True),
+        ([part(b"x" * 4)], sized(11), False),
+        ([part(b"x" * 6), part(b"x" * 5), part(b"", is_last=True)], CHUNKED, False),
+        ([part(b"x" * 4), GONE], sized(5), False),
+        ([part(b"x" * 4)], sized(5), False),
+        ([], (*sized(5), (b"expect", b"100-continue")), False),
+    ],
+)
+async def test_drops_what_is_left_of_a_refused_body_within_limits(
+    messages: list[dict[str, Any]], headers: Any, is_usable: bool
+) -> None:
+    incoming = body(*messages, headers=headers, refused_body_bytes_max=10, body_rate_grace_s=0.02)
+    assert await incoming.drop_rest() == is_usable
+
+
+async def test_does_not_read_beside_another_reader() -> None:
+    incoming = body(headers=sized(5))
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(incoming.read_chunk())
+        await asyncio.sleep(0)
+        assert not await incoming.drop_rest()
+        reading.cancel()
+
+
+async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
+    reads = 0
+
+    async def receive() -> Any:
+        nonlocal reads
+        reads += 1
+        await asyncio.Event().wait()
+
+    bounds = replace(DEFAULT_LIMITS, body_rate_grace_s=0.02)
+    incoming = IncomingBody(receive, sized(5), bounds, BodyBudget(bounds).open("192.0.2.1"))
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(incoming.read_chunk())
+        await asyncio.sleep(0)
+        reading.cancel()
+    assert not await incoming.drop_rest()
+    assert reads == 1
+
+
+async def test_knows_when_the_caller_has_left() -> None:
+    incoming = body(part(b"", is_last=True), GONE)
+    await incoming.wait_disconnect()

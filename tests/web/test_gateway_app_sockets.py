@@ -1,0 +1,173 @@
+"""The callers' sockets: found by their far end, asked for room, and never touched."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.kit.upstream import until
+from tollway.web.gateway_app import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, ClientSocket, ClientSockets
+
+LITTLE = 64 * 1024
+pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing here")
+
+
+class Pair:
+    """A caller and the server's end of it."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.caller = socket.create_connection(listener.getsockname())
+        self.server, _ = listener.accept()
+        self.server.setblocking(False)
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        """Ports as the server tells them: as text."""
+        host, port = self.caller.getsockname()
+        return {"client": (host, str(port)), "server": (host, str(self.caller.getpeername()[1]))}
+
+    def fill(self) -> int:
+        """Until the kernel takes no more."""
+        count = 0
+        try:
+            while True:
+                count += self.server.send(b"x" * LITTLE)
+        except BlockingIOError:
+            return count
+
+    def close(self) -> None:
+        self.caller.close()
+        self.server.close()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pair = Pair(listener)
+        yield pair
+        pair.close()
+
+
+@pytest.fixture
+def client_sockets() -> ClientSockets:
+    return ClientSockets()
+
+
+def find_socket(client_sockets: ClientSockets, pair: Pair) -> ClientSocket:
+    client_socket = client_sockets.find_socket(pair.scope)
+    assert client_socket is not None
+    return client_socket
+
+
+async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(
+    client_sockets: ClientSockets, pair: Pair
+) -> None:
+    find_socket(client_sockets, pair)
+    find_socket(client_sockets, pair)
+    pair.server.send(b"still here")
+    assert pair.caller.recv(100) == b"still here"
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {},
+        {"client": None, "server": ("127.0.0.1", 80)},
+        {"client": ("testclient", 50_000), "server": ("127.0.0.1", 80)},
+        {"client": ("127.0.0.1", "x"), "server": ("127.0.0.1", 80)},
+        {"client": ("127.0.0.1",), "server": ("127.0.0.1", 80)},
+    ],
+)
+async def test_whoever_has_no_socket_here_has_no_line(
+    client_sockets: ClientSockets, scope: dict[str, Any]
+) -> None:
+    assert client_sockets.find_socket(scope) is None
+
+
+async def test_a_socket_that_another_caller_has_now_is_not_taken_for_the_first_ones(
+    client_sockets: ClientSockets,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = Pair(listener)
+        scope, number = first.scope, first.server.fileno()
+        find_socket(client_sockets, first)
+        first.close()
+        second = Pair(listener)
+        assert number in (second.caller.fileno(), second.server.fileno())
+        assert client_sockets.find_socket(scope) is None
+        find_socket(client_sockets, second)
+        second.close()
+
+
+async def test_a_little_may_wait_in_the_server(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    pair.fill()
+    async with asyncio.timeout(5):
+        await client_socket.wait_writable(LITTLE)
+
+
+async def test_what_the_kernel_took_is_counted_out_again(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(AHEAD_BYTES_MAX)
+    assert client_sockets.ahead == AHEAD_BYTES_MAX
+    count = 0
+    while count < AHEAD_BYTES_MAX:
+        count += pair.server.send(b"x" * LITTLE)
+        pair.caller.recv(LITTLE)
+    async with asyncio.timeout(5):
+        await client_socket.wait_writable(LITTLE)
+    assert client_sockets.ahead == 0
+
+
+async def test_no_more_is_given_for_a_caller_who_stands_still_until_he_reads(
+    client_sockets: ClientSockets, pair: Pair
+) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)  # the kernel is full, and the server has more
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(client_socket.wait_writable(LITTLE))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        pair.caller.setblocking(False)
+        while not waiting.done():
+            with contextlib.suppress(BlockingIOError):
+                pair.caller.recv(LITTLE)
+            await asyncio.sleep(0.001)
+    client_socket.close()
+    assert client_sockets.ahead == 0
+
+
+async def test_nobody_waits_for_a_caller_who_has_left(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(client_socket.wait_writable(LITTLE))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        client_socket.release()
+
+
+async def test_nobody_waits_on_a_line_that_is_gone(client_sockets: ClientSockets, pair: Pair) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
+    pair.close()
+    async with asyncio.timeout(5):
+        await client_socket.wait_writable(LITTLE)
+
+
+async def test_those_who_stand_still_never_have_all_of_what_may_wait(client_sockets: ClientSockets) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pairs = [Pair(listener) for _ in range(60)]
+        for pair in pairs:
+            client_socket = find_socket(client_sockets, pair)
+            client_socket.add_sent(max(0, client_sockets.limit_ahead(0)))
+            assert client_sockets.ahead <= ALL_AHEAD_BYTES_MAX
+            pair.close()
+    assert (
+        0 < client_sockets.limit_ahead(0) < LITTLE
+    )  # whoever comes now is given what the kernel takes, and no more
+    await until(lambda: client_sockets.ahead > ALL_AHEAD_BYTES_MAX * 3 // 4)

@@ -1,0 +1,161 @@
+"""The idempotency key of a creation: how it is read, who goes on, who gets what was answered, who is refused."""
+
+import os
+from hashlib import sha256
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from tests.kit.memory_creations import MemoryCreations
+from tollway.errors import Code, Refusal, StorageUnavailable
+from tollway.ids import Address, ListingId
+from tollway.limits import Limits
+from tollway.registry.catalog import CreationBegun, CreationInProgress, CreationResponse, KeyedCreation
+from tollway.web.idempotent_create import IdempotentCreate, read_creation_key
+
+ALICE = Address(b"\xaa" * 20)
+LIMITS = Limits(answer_bytes_max=10, creation_keys_max=2)
+
+
+def request_with(*keys: str, body: bytes = b"{}") -> Request:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"idempotency-key", key.encode()) for key in keys]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+
+
+@pytest.fixture
+def creations() -> MemoryCreations:
+    return MemoryCreations(limits=LIMITS)
+
+
+@pytest.fixture
+def idempotent_create(creations: MemoryCreations) -> IdempotentCreate:
+    return IdempotentCreate(creations, limits=LIMITS, entropy=os.urandom)
+
+
+async def begin(idempotent_create: IdempotentCreate, key: str = "k", *, body: bytes = b"{}") -> CreationBegun:
+    begun = await idempotent_create.begin(request_with(key, body=body), ALICE)
+    assert isinstance(begun, CreationBegun)
+    return begun
+
+
+def answer_with(body: bytes) -> CreationResponse:
+    return CreationResponse(listing_id=ListingId("api_1"), location="/there", etag='"r1"', body=body)
+
+
+async def refusal(idempotent_create: IdempotentCreate, key: str = "k", *, body: bytes = b"{}") -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        await idempotent_create.begin(request_with(key, body=body), ALICE)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ((), None),
+        (("k",), "k"),
+        (('"k"',), "k"),
+        (("a b",), "a b"),
+        (("é" * 255,), "é" * 255),
+        (('"',), '"'),
+    ],
+)
+def test_a_key_is_any_text_with_or_without_quotes(keys: tuple[str, ...], key: str | None) -> None:
+    assert read_creation_key(request_with(*keys)) == key
+
+
+@pytest.mark.parametrize("keys", [("",), ('""',), ("x" * 256,), ("é" * 256,)])
+def test_a_key_that_is_none_is_refused(keys: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal) as refused:
+        read_creation_key(request_with(*keys))
+    problem = refused.value.problem
+    assert problem.code is Code.INVALID_REQUEST
+    assert problem.errors[0].parameter == "Idempotency-Key"
+
+
+async def test_without_a_key_nothing_is_asked(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    creations.is_away = True
+    assert await idempotent_create.begin(request_with(), ALICE) is None
+    async with idempotent_create.holding(None):
+        pass
+
+
+async def test_the_key_stands_for_the_bytes_of_the_body(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    await begin(idempotent_create, body=b"one")
+    asked = KeyedCreation(wallet=ALICE, key="k", fingerprint=sha256(b"one").digest())
+    assert isinstance(await creations.begin(asked, claim=b"other"), CreationInProgress)
+    assert (await refusal(idempotent_create, body=b"two")).problem.code is Code.IDEMPOTENCY_KEY_REUSED
+
+
+async def test_the_same_request_waits_for_the_one_that_runs(idempotent_create: IdempotentCreate) -> None:
+    await begin(idempotent_create)
+    problem = (await refusal(idempotent_create)).problem
+    assert (problem.code, problem.retry_after_s) == (Code.IDEMPOTENCY_IN_PROGRESS, 60)
+
+
+async def test_what_was_answered_comes_again_and_says_so(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    assert creations.finish(
+        await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789"))
+    )
+    again = await idempotent_create.begin(request_with("k"), ALICE)
+    assert isinstance(again, Response)
+    assert (again.status_code, again.body) == (201, b"0123456789")
+    names = ("location", "etag", "idempotency-replayed", "cache-control", "content-type")
+    told = ["/there", '"r1"', "true", "no-store", "application/json"]
+    assert [again.headers[name] for name in names] == told
+
+
+async def test_an_answer_too_long_to_keep_names_what_exists(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    assert creations.finish(
+        await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789+"))
+    )
+    problem = (await refusal(idempotent_create)).problem
+    assert problem.code is Code.ALREADY_EXISTS
+    assert problem.members == {"apiId": "api_1", "location": "/there"}
+
+
+async def test_a_wallet_with_too_many_keys_is_told_the_rate(idempotent_create: IdempotentCreate) -> None:
+    await begin(idempotent_create, "1")
+    await begin(idempotent_create, "2")
+    problem = (await refusal(idempotent_create, "3")).problem
+    assert problem.code is Code.RATE_LIMITED
+    assert problem.members == {"rateLimit": {"policy": "creation-keys", "limit": 2, "windowSeconds": 86_400}}
+
+
+async def test_a_creation_that_fails_frees_its_key(idempotent_create: IdempotentCreate) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with idempotent_create.holding(await begin(idempotent_create)):
+            raise ZeroDivisionError
+    async with idempotent_create.holding(await begin(idempotent_create)):
+        pass
+    assert (await refusal(idempotent_create)).problem.code is Code.IDEMPOTENCY_IN_PROGRESS
+
+
+async def test_a_key_that_cannot_be_freed_hides_no_failure(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    begun = await begin(idempotent_create)
+    creations.is_away = True
+    with pytest.raises(ZeroDivisionError):
+        async with idempotent_create.holding(begun):
+            raise ZeroDivisionError
+
+
+async def test_a_store_that_is_away_lets_nobody_create_under_a_key(
+    idempotent_create: IdempotentCreate, creations: MemoryCreations
+) -> None:
+    creations.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await idempotent_create.begin(request_with("k"), ALICE)

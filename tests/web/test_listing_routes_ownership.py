@@ -1,0 +1,349 @@
+"""The two routes of ownership: what is told to anybody, and what a provider's check does. Origins are dialled for real, on
+loopback; wallets and names are fakes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+from jsonschema import Draft202012Validator
+from starlette.types import Receive, Scope, Send
+
+from tests.kit.chain import MemoryChain
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_ownerships import MemoryOwnerships
+from tests.kit.payer import CHAIN, KeyWallet
+from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
+from tollway.discovery.site_contract import SCHEMAS
+from tollway.errors import Code, Problem, Refusal
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
+from tollway.ids import Address, ListingId
+from tollway.limits import Limits
+from tollway.outbound.client import HttpClient
+from tollway.outbound.probes import OwnershipChecker
+from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS, RateLimiter
+from tollway.registry.listing import Listing
+from tollway.web.admission import LoadShedder
+from tollway.web.app import build_app
+from tollway.web.auth_routes import read_body
+from tollway.web.listing_routes import OwnershipServices, ownership_router
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+PAYEE = KeyWallet.named("payee")
+NOW_MS = 1_700_000_000_123
+LIMITS = Limits(ownership_checks_per_hour=5, ownership_deadline_s=5.0)
+PATH = "/api/v2/apis/api_1/ownership"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wallet:
+    address: Address
+
+
+@dataclass
+class Names:
+    texts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    async def find_texts(self, name: str) -> tuple[str, ...] | None:
+        return self.texts.get(name, ())
+
+
+@dataclass
+class Door:
+    client: httpx.AsyncClient
+    catalog: MemoryCatalog
+    upstream: LoopbackUpstream
+    txt_records: Names
+    blocked: set[Address]
+    pages: dict[str, bytes] = field(default_factory=dict)
+    on_request: Any = None
+    now_ms: int = NOW_MS
+
+    async def get(self, path: str = PATH) -> httpx.Response:
+        return await self.client.get(path)
+
+    async def check(
+        self, *, wallet: Address | None = ALICE, content: bytes = b"", path: str = PATH
+    ) -> httpx.Response:
+        proof = {} if wallet is None else {"x-test-wallet": str(wallet)}
+        return await self.client.post(path, headers=proof, content=content)
+
+    async def publish(self, **changes: Any) -> Listing:
+        plain_listing = sample_listing(
+            id=ListingId("api_1"),
+            provider=ALICE,
+            name="Quotes",
+            endpoint=self.upstream.url + "/v1",
+            pay_to=PAYEE.address,
+        )
+        listing = replace(plain_listing, **changes)
+        await self.catalog.publish(listing)
+        return listing
+
+    async def edit(self, **changes: Any) -> None:
+        entry = await self.catalog.find(ListingId("api_1"))
+        assert entry is not None
+        changed = replace(entry.listing, **changes)
+        await self.catalog.revise(changed, expected_revision=entry.listing.revision)
+
+    async def put_up_file(self) -> None:
+        shown = (await self.get()).json()["challenge"]["wellKnown"]
+        self.pages[shown["url"].removeprefix(self.upstream.url)] = shown["content"].encode()
+
+
+async def authenticate(request: Request) -> Wallet:
+    await read_body(request, bytes_max=2 * 1024 * 1024)
+    name = request.headers.get("x-test-wallet")
+    if name is None:
+        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
+    return Wallet(address=Address.parse(name))
+
+
+async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    catalog = MemoryCatalog()
+    http_client = HttpClient(limits=LIMITS, allow_private=True)
+    txt_records, blocked = Names(), set[Address]()
+    async with run_upstream() as upstream:
+
+        async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+            if door.on_request is not None:
+                await door.on_request()
+            page = door.pages.get(arrived.target)
+            await plain(page or b"", status=404 if page is None else 200)(arrived, writer)
+
+        upstream.answer = answer
+        services = OwnershipServices(
+            catalog=catalog,
+            ownerships=MemoryOwnerships(catalog),
+            checker=OwnershipChecker(
+                http_client=http_client,
+                txt_records=txt_records,
+                judge=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
+                gateway="https://gw.example.com",
+                limits=LIMITS,
+            ),
+            authenticate=authenticate,
+            is_blocked=blocked.__contains__,
+            rate_limiter=RateLimiter(),
+            limits=LIMITS,
+            now_ms=lambda: door.now_ms,
+        )
+        app = build_app(
+            call_app=no_calls,
+            routers=[ownership_router(services)],
+            public_url="https://gw.example.com",
+            limits=LIMITS,
+            clock=lambda: 0.0,
+            entropy=lambda size: b"\x07" * size,
+            shedder=LoadShedder(limits=LIMITS, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
+            door = Door(
+                client=client, catalog=catalog, upstream=upstream, txt_records=txt_records, blocked=blocked
+            )
+            yield door
+        await http_client.close()
+
+
+async def test_anybody_may_read_what_is_known_and_what_would_prove_it(door: Door) -> None:
+    await door.publish(endpoint="https://api.example.com:8443/v1")
+    answer = await door.get()
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    told = answer.json()
+    content = told["challenge"]["wellKnown"]["content"]
+    assert content.startswith("tollway-verification=")
+    origin = "https://api.example.com:8443"
+    assert told == {
+        "apiId": "api_1",
+        "origin": origin,
+        "state": "unverified",
+        "method": None,
+        "verifiedAt": None,
+        "checkedAt": None,
+        "failures": 0,
+        "challenge": {
+            "wellKnown": {"url": origin + "/.well-known/tollway-verification", "content": content},
+            "dns": {"name": "_tollway.api.example.com", "value": content},
+            "signature": {
+                "url": origin + "/openapi.json",
+                "pointer": "/x-discovery/ownershipProofs",
+                "message": origin,
+                "signer": str(PAYEE.address),
+            },
+        },
+    }
+    head = await door.client.head(PATH)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_an_address_has_no_name_to_put_a_text_at(door: Door) -> None:
+    await door.publish()
+    assert (await door.get()).json()["challenge"]["dns"] is None
+
+
+async def test_a_check_that_finds_the_file_verifies_and_says_so_to_everybody(door: Door) -> None:
+    await door.publish()
+    await door.put_up_file()
+    answer = await door.check()
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told.pop("checks") == {"wellKnown": "proved", "dns": "not_found", "signature": "not_found"}
+    assert (told["state"], told["method"], told["failures"]) == ("verified", "wellKnown", 0)
+    assert told["verifiedAt"] == told["checkedAt"] == "2023-11-14T22:13:20.123Z"
+    assert (await door.get()).json() == told
+
+
+async def test_a_name_and_a_signed_document_verify_too(door: Door) -> None:
+    origin = door.upstream.url.replace("127.0.0.1", "localhost")
+    await door.publish(endpoint=origin + "/v1")
+    shown = (await door.get()).json()["challenge"]
+    door.txt_records.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
+    assert (await door.check()).json()["method"] == "dns"
+    door.txt_records.texts.clear()
+    signature = PAYEE.sign_hex(eip191_digest(shown["signature"]["message"].encode()))
+    document = {"x-discovery": {"ownershipProofs": [signature]}}
+    door.pages["/openapi.json"] = json.dumps(document).encode()
+    told = (await door.check()).json()
+    assert (told["method"], told["state"]) == ("signature", "verified")
+
+
+async def test_a_check_that_finds_nothing_counts_and_keeps_what_was_proved(door: Door) -> None:
+    await door.publish()
+    told = (await door.check()).json()
+    assert (told["state"], told["failures"], told["verifiedAt"]) == ("unverified", 1, None)
+    await door.put_up_file()
+    await door.check()
+    door.pages.clear()
+    door.now_ms += 1_000
+    told = (await door.check()).json()
+    assert (told["state"], told["failures"]) == ("verified", 1)
+    assert told["verifiedAt"] < told["checkedAt"]
+
+
+async def test_an_edit_of_the_origin_ends_the_proof(door: Door) -> None:
+    await door.publish()
+    await door.put_up_file()
+    await door.check()
+    await door.edit(endpoint=door.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
+    told = (await door.get()).json()
+    assert (told["state"], told["checkedAt"]) == ("unverified", None)
+
+
+async def test_a_check_of_a_listing_that_is_edited_meanwhile_is_made_of_what_it_is_then(door: Door) -> None:
+    await door.publish()
+    await door.put_up_file()
+
+    async def move() -> None:
+        door.on_request = None
+        await door.edit(endpoint=door.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
+
+    door.on_request = move
+    told = (await door.check()).json()
+    assert told["origin"].startswith("http://localhost:")
+    assert (told["state"], told["checks"]["wellKnown"]) == ("unverified", "not_found")
+
+
+async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_others(door: Door) -> None:
+    await door.publish()
+    for wallet, code in ((None, "authentication_required"), (BOB, "not_provider")):
+        assert (await door.check(wallet=wallet)).json()["code"] == code
+    door.blocked.add(ALICE)
+    assert (await door.check()).json()["code"] == "wallet_blocked"
+    assert door.upstream.arrived == []
+    assert (await door.get()).json()["checkedAt"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown", "checked"),
+    [
+        ({"retired_ms": 5}, (410, "api_retired"), (410, "api_retired")),
+        ({"suspended_ms": 5}, (503, "api_paused"), (200, None)),
+        ({"status": "paused"}, (200, None), (200, None)),
+    ],
+)
+async def test_what_is_closed_is_told_as_everywhere(
+    door: Door, changes: Mapping[str, Any], shown: Any, checked: Any
+) -> None:
+    await door.publish()
+    await door.edit(**changes)
+    for answer, wanted in ((await door.get(), shown), (await door.check(), checked)):
+        assert (answer.status_code, answer.json().get("code")) == wanted
+    unknown = "/api/v2/apis/api_2/ownership"
+    assert (await door.get(unknown)).json()["code"] == "api_not_found"
+    assert (await door.check(path=unknown)).json()["code"] == "api_not_found"
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"", 200, None),
+        (b" ", 200, None),
+        (b"{}", 200, None),
+        (b'{"method": "dns"}', 422, "validation_failed"),
+        (b"[]", 422, "validation_failed"),
+        (b"{", 400, "invalid_request"),
+    ],
+)
+async def test_a_check_takes_no_members(door: Door, content: bytes, status: int, code: str | None) -> None:
+    await door.publish()
+    answer = await door.check(content=content)
+    assert (answer.status_code, answer.json().get("code")) == (status, code)
+    assert bool(door.upstream.arrived) is (status == 200)
+
+
+async def test_a_query_is_refused_by_name(door: Door) -> None:
+    await door.publish()
+    for answer in (await door.get(PATH + "?method=dns"), await door.check(path=PATH + "?method=dns")):
+        assert (answer.status_code, answer.json()["errors"][0]["parameter"]) == (422, "method")
+
+
+async def test_a_wallet_has_so_many_checks_an_hour(door: Door) -> None:
+    await door.publish()
+    for _ in range(LIMITS.ownership_checks_per_hour):
+        assert (await door.check()).status_code == 200
+    asked = len(door.upstream.arrived)
+    answer = await door.check()
+    assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
+    assert answer.headers["ratelimit-policy"].startswith('"ownership-checks";q=5;w=3600')
+    assert len(door.upstream.arrived) == asked
+    assert (await door.get()).status_code == 200
+
+
+async def test_checks_count_by_address_too_with_however_many_wallets(door: Door) -> None:
+    """Listings and wallets cost nothing, and each check calls a server that somebody has named."""
+    codes = []
+    for number in range(WALLETS_PER_ADDRESS + 1):
+        wallet, api_id = Address(bytes([number + 1]) * 20), f"api_{number + 2}"
+        await door.publish(id=ListingId(api_id), provider=wallet, endpoint="http://[::1]:1/")
+        path = f"/api/v2/apis/{api_id}/ownership"
+        for _ in range(LIMITS.ownership_checks_per_hour):
+            answer = await door.check(wallet=wallet, path=path)
+            codes.append(answer.status_code)
+    most = LIMITS.ownership_checks_per_hour * WALLETS_PER_ADDRESS
+    assert codes == [200] * most + [429] * LIMITS.ownership_checks_per_hour
+    assert answer.headers["ratelimit-policy"] == f'"ownership-checks-address";q={most};w=3600'
+
+
+async def test_the_answers_are_what_the_contract_of_the_site_says(door: Door) -> None:
+    def validate(name: str, told: object) -> None:
+        schemas = {"components": {"schemas": dict(SCHEMAS)}}
+        Draft202012Validator({**schemas, "$ref": f"#/components/schemas/{name}"}).validate(told)
+
+    await door.publish()
+    validate("Ownership", (await door.get()).json())
+    await door.put_up_file()
+    validate("CheckedOwnership", (await door.check()).json())
+    validate("Ownership", (await door.get()).json())
+    await door.edit(endpoint="https://api.example.com/v1")
+    validate("Ownership", (await door.get()).json())
