@@ -122,7 +122,7 @@ def routes_over(database: Database) -> FastAPI:
         encoder=encoder,
         limits=DEFAULT_LIMITS,
         authenticate=who,
-        probe=unused,
+        check_endpoint=unused,
         creations=unused,
         is_blocked=unused,
         allowlist=None,

@@ -174,8 +174,8 @@ async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_i
         upstream.answer = plain(shown["challenge"]["wellKnown"]["content"].encode())
         checker, keeper = app.reputation_services.checker, app.reputation_services.ownerships
         challenge = checker.challenge(OwnershipClaim.of(listing))
-        sights = await checker.look(challenge)
-        await keeper.note(challenge, sights.proved, now_ms=now_ms(), failures_max=7)
+        evidence = await checker.find_evidence(challenge)
+        await keeper.record_check(challenge, evidence.proved, now_ms=now_ms(), failures_max=7)
 
         assert (await ask(app, "GET", "/api/v2/apis")).json()["total"] == 1
         assert (await ask(app, "GET", "/api/v2/apis/api_free")).json()["verified"] is True
@@ -334,7 +334,7 @@ async def test_no_call_leads_back_into_the_gateway(app: App, address: str) -> No
     endpoint = parse_endpoint(f"http://{address}", allow_private=True)
     assert isinstance(endpoint, Endpoint)
     with pytest.raises(EndpointNotAllowed):
-        await app.http_client.probe(endpoint)
+        await app.http_client.check_endpoint(endpoint)
 
 
 async def test_no_call_leads_to_the_public_name_of_the_gateway(tmp_path: Path) -> None:
@@ -344,9 +344,9 @@ async def test_no_call_leads_to_the_public_name_of_the_gateway(tmp_path: Path) -
     )
     assert isinstance(own, Endpoint)
     assert isinstance(another, Endpoint)
-    await app.http_client.probe(another)
+    await app.http_client.check_endpoint(another)
     with pytest.raises(EndpointNotAllowed):
-        await app.http_client.probe(own)
+        await app.http_client.check_endpoint(own)
 
 
 async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class Observer:
         for task in app.background:
             task.wake()
         app.redis_windows.count_hit_always(WINDOW, "a")
-        app.reputation_services.tally.note(ListingId("api_1"), FAST)
+        app.reputation_services.tally.count_call(ListingId("api_1"), FAST)
         app.settlement_services.settlement._orphans.note(STRAY, is_waited_for=False)
 
     async def _claim_on(self, claims: Iterator[Claim]) -> None:

@@ -62,7 +62,7 @@ def treasury_of(
 
 
 def sweeping(database: SqliteDatabase) -> Leadership:
-    return Leadership(database, duty=Duty.SWEEPER, limits=LIMITS, note=lambda duty, is_leading: None)
+    return Leadership(database, duty=Duty.SWEEPER, limits=LIMITS, on_change=lambda duty, is_leading: None)
 
 
 async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:

@@ -114,7 +114,7 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
         now_ms=lambda: NOW_MS,
         entropy=entropy,
     )
-    text = (await sign_in.create_challenge()).write(address=wallet.address, chain_id=ChainId(84532))
+    text = (await sign_in.create_challenge()).format_message(address=wallet.address, chain_id=ChainId(84532))
     signature = wallet.sign(eip191_digest(text.encode()))
     outcomes = await asyncio.gather(
         *(

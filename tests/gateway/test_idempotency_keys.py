@@ -435,8 +435,8 @@ async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
 
 
 def blind_standings(blind: InProcessGateway) -> list[Any]:
-    patience = blind.pipeline._customers._desk.patience
-    return list(patience._standings.values())
+    failures = blind.pipeline._access._checks.failures
+    return list(failures._states.values())
 
 
 async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(

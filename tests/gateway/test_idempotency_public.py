@@ -108,7 +108,7 @@ async def test_the_one_repeat_of_a_cut_answer_is_not_taken_by_a_stranger(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.format_message(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
         await writer.drain()
         raise ConnectionAbortedError
 

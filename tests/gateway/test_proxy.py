@@ -707,13 +707,13 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
     await gateway.publish()
     gateway.upstream.answer = plain()
     payment = await gateway.pay()
-    take = gateway.pipeline._counter.take
+    claim = gateway.pipeline._claims.claim
 
-    async def take_and_fail(*order: Any) -> Any:
-        await take(*order)
+    async def claim_and_fail(*order: Any) -> Any:
+        await claim(*order)
         raise ZeroDivisionError
 
-    gateway.pipeline._counter.take = take_and_fail  # type: ignore[method-assign]
+    gateway.pipeline._claims.claim = claim_and_fail  # type: ignore[method-assign]
     with capture_logs() as logs:
         told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert [line["event"] for line in logs] == ["call_failed"]

@@ -35,11 +35,11 @@ class Provider:
             now_s=lambda: gateway.now_ms / 1000,
         )
 
-    def verifier(self, arrived: Arrived) -> Forwarded:
+    def verify(self, arrived: Arrived) -> Forwarded:
         return self.verifier.verify(arrived.method, arrived.target, arrived.headers, bytes(arrived.body))
 
     def judge_last(self) -> Forwarded:
-        return self.verifier(self.gateway.upstream.arrived[-1])
+        return self.verify(self.gateway.upstream.arrived[-1])
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_the_secret_in_the_query_is_signed_too(gateway: InProcessGateway, 
     await gateway.ask("GET", "/q?a=1")
     (arrived,) = gateway.upstream.arrived
     assert arrived.target == "/base/q?a=1&key=s3%20cret"
-    assert provider.verifier(arrived)
+    assert provider.verify(arrived)
 
 
 # ---- Bodies.
@@ -137,7 +137,7 @@ async def test_a_body_by_its_digest_or_by_its_length(
     chunks = [body] if body else []
     assert (await gateway.ask("POST", "/q", headers, chunks, **more)).status == 200
     (arrived,) = gateway.upstream.arrived
-    assert provider.verifier(arrived).covers == covers
+    assert provider.verify(arrived).covers == covers
     assert ("content-digest" in arrived.names) is (covers == "digest")
 
 
@@ -184,9 +184,9 @@ async def test_a_repeat_under_the_same_claim_is_signed_anew(
     gateway.now_ms += 3_600_000
     assert (await gateway.ask("GET", "/q", proof)).status == 200
     first, second = gateway.upstream.arrived
-    assert provider.verifier(second).call_id == first.find("tollway-call-id")
+    assert provider.verify(second).call_id == first.find("tollway-call-id")
     with pytest.raises(ForwardedRefused) as caught:
-        provider.verifier(second)
+        provider.verify(second)
     assert caught.value.reason == "replayed"
 
 
@@ -229,7 +229,7 @@ async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for
     await gateway.publish(price=Price.parse("0"), forward_headers=names)
     await gateway.ask(headers=FORGED)
     (arrived,) = gateway.upstream.arrived
-    assert provider.verifier(arrived)
+    assert provider.verify(arrived)
     assert not [value for _, value in arrived.headers if "forged" in value or "AAAA" in value]
     for one in ("signature", "signature-input", "tollway-call-id", "tollway-api-id"):
         assert [key.lower() for key, _ in arrived.headers].count(one) == 1

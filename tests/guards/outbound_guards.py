@@ -158,7 +158,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O5",
         "the house tells the dialer who it is",
-        "app.lifecycle:App._make_dialer",
+        "app.lifecycle:App._make_http_client",
         "own_origins=frozenset({str(origin)}),",
         "own_origins=frozenset(),",
         test="app/test_lifecycle.py::test_no_call_leads_to_the_public_name_of_the_gateway",

@@ -32,8 +32,8 @@ TEXT_GUARDS = (
         "T1",
         "what was searched for is escaped in the page",
         "web.site_routes:write_home",
-        'heading = f"ListingMatch for “{html.escape(words)}”"',
-        'heading = f"ListingMatch for “{words}”"',
+        'heading = f"Found for “{html.escape(words)}”"',
+        'heading = f"Found for “{words}”"',
         test="web/test_site_routes.py::test_words_that_were_searched_for_stay_words",
     ),
     guard(

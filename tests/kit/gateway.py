@@ -136,7 +136,7 @@ class InProcessGateway:
         self.tally = QualityTally()
         self.wallet = KeyWallet.named("buyer")
         self.ticks_ms = 0
-        self.http_client = self._make_dialer()
+        self.http_client = self._make_http_client()
         self.call_limits = CallRateLimits(limits=limits, rate_limiter=rate_limiter or RateLimiter())
         self._open_sign_in()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
@@ -204,7 +204,7 @@ class InProcessGateway:
             pause_max_s=0.01,
         )
 
-    def _make_dialer(self) -> HttpClient:
+    def _make_http_client(self) -> HttpClient:
         return HttpClient(
             limits=self.limits,
             allow_private=True,

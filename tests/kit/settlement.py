@@ -99,7 +99,7 @@ class SettlementServices:
             "limits": limits,
             "now_ms": now_ms,
             "facilitators": facilitators or {},
-            **({} if metrics is None else {"notes": metrics}),
+            **({} if metrics is None else {"metrics": metrics}),
         }
         self.gas_budget = GasBudget(
             rules={chain_id: settlement_rules},

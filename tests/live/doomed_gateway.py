@@ -12,6 +12,7 @@ from typing import Any
 import uvloop
 
 from tollway.app import lifecycle
+from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import CallId
@@ -108,10 +109,10 @@ class DoomedDialer(HttpClient):
 class DoomedApp(lifecycle.App):
     def _make_ledger(self) -> LedgerStore:
         return DoomedLedger(
-            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=lifecycle.now_ms
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=now_ms
         )
 
-    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
+    def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
         return DoomedDialer(limits=self.settings.limits, allow_private=True)
 
 

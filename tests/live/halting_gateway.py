@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from tollway.app import lifecycle
+from tollway.app.runtime import now_ms
 from tollway.chain.port import SendRefused
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import load_settings
@@ -150,10 +151,10 @@ class HaltingReader(RpcReader):
 class HaltingApp(lifecycle.App):
     def _make_ledger(self) -> LedgerStore:
         return HaltingLedger(
-            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=lifecycle.now_ms
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=now_ms
         )
 
-    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
+    def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
         return HaltingDialer(limits=self.settings.limits, allow_private=True)
 
 

@@ -160,7 +160,7 @@ async def test_a_future_wallet_opens_a_session(verifier, chain_id, caller, stran
         now_ms=lambda: NOW_MS,
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
-    text = (await desk.create_challenge()).write(address=address, chain_id=chain_id)
+    text = (await desk.create_challenge()).format_message(address=address, chain_id=chain_id)
     digest = eip191_digest(text.encode())
     with pytest.raises(Refusal) as caught:
         await desk.open_session(text=text, signature=wrap(sign(stranger, digest)), client_address="")

@@ -79,7 +79,7 @@ class Scene:
         return (await self.checker.find_evidence(challenge or self.challenge)).of
 
     def sign(self, buyer: KeyWallet, text: str | None = None) -> str:
-        return buyer.sign(eip191_digest((text or self.challenge.origin).encode()))
+        return buyer.sign_hex(eip191_digest((text or self.challenge.origin).encode()))
 
     def document(self, *proofs: Any) -> bytes:
         return json.dumps({"openapi": "3.1.0", "x-discovery": {"ownershipProofs": proofs}}).encode()
@@ -116,7 +116,7 @@ async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
     assert asked == [WELL_KNOWN_PATH, DOCUMENT_PATH]
     for arrived in scene.upstream.arrived:
         assert arrived.method == "GET"
-        assert arrived.txt_records <= {"host", "accept", "connection"}, "no secret, no payment"
+        assert arrived.names <= {"host", "accept", "connection"}, "no secret, no payment"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_tally_counts_until_it_is_taken() -> None:
     assert taken == {(ONE, FAST): 3, (ONE, FAILED): 1, (TWO, FAST): 1}
     assert tally.take_counts() == {}
     tally.count_call(ONE, FAST)
-    tally.give_back(taken)
+    tally.restore_counts(taken)
     assert tally.take_counts() == {(ONE, FAST): 4, (ONE, FAILED): 1, (TWO, FAST): 1}
 
 
@@ -94,5 +94,5 @@ def test_a_tally_that_nobody_takes_is_bounded() -> None:
     assert (len(taken), taken[ListingId("api_0"), FAST]) == (TALLY_KEYS_MAX, 2)
     for number in range(5):
         tally.count_call(ListingId(f"new_{number}"), FAST)
-    tally.give_back(taken)
+    tally.restore_counts(taken)
     assert len(tally.take_counts()) == TALLY_KEYS_MAX

@@ -115,10 +115,10 @@ async def test_a_stored_answer_counts_no_second_time(gateway: InProcessGateway) 
 async def test_calls_that_the_provider_pays_for_count_nothing(
     gateway: InProcessGateway, own: str, status: int
 ) -> None:
-    await gateway.publish(**{own: gateway.buyer.address})
+    await gateway.publish(**{own: gateway.wallet.address})
     payment = await gateway.pay()
     if own == "pay_to":
-        new = gateway.sample_payment(payee=gateway.buyer.address)
+        new = gateway.sample_payment(payee=gateway.wallet.address)
         (payment,) = await gateway.ledger.record_payments([new], now_ms=gateway.now_ms)
     gateway.upstream.answer = plain(status=status)
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
@@ -167,7 +167,7 @@ async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()
-    payer = Payer(buyer=gateway.buyer, gateway=gateway)
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(1_000_000)
     assert (await payer.buy()).status == 200
     assert told(gateway) == [GOOD]
@@ -192,7 +192,7 @@ async def test_a_request_that_was_not_wholly_sent_says_nothing(gateway: InProces
     def count(payment_state: str) -> Bucket | None:
         return classify(
             listing,
-            gateway.buyer.address,
+            gateway.wallet.address,
             payment_state=payment_state,
             upstream_status=None,
             upstream_latency_ms=None,

@@ -128,7 +128,7 @@ async def door() -> AsyncIterator[Door]:
             checker=OwnershipChecker(
                 http_client=http_client,
                 txt_records=txt_records,
-                judge=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
+                verifier=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
                 gateway="https://gw.example.com",
                 limits=LIMITS,
             ),

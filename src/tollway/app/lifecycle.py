@@ -110,7 +110,7 @@ class App:
         self.moderation = ModerationStore(self.database)
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
-        self.http_client = self._make_dialer(origin)
+        self.http_client = self._make_http_client(origin)
         self.fetcher = Fetcher(self.http_client)
         self.reputation_services = ReputationServices(
             settings,
@@ -253,7 +253,7 @@ class App:
             writer=self.background[TaskName.BOOK_WRITER],
         )
 
-    def _make_dialer(self, origin: PublicOrigin) -> HttpClient:
+    def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
         settings = self.settings
         return HttpClient(
             limits=settings.limits,
