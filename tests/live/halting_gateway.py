@@ -26,6 +26,7 @@ from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
 from tollway.outbound.client import HttpClient, UpstreamRequest
 from tollway.storage.ledger_store import LedgerStore
 from tollway.telemetry import configure_logging
+from tollway.web import gateway_app
 
 MARK = "/halt/"
 """What follows it in a path is the step at which that call stands still: `dialled`, `before-claim`, `claimed`,
@@ -35,6 +36,9 @@ the caller has it all the same."""
 SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
 """In the environment: at which of its steps (`swept`, `noted`) this gateway's sweeper stands still."""
 GO_ON_POLL_S = 0.01
+LEFT_LOOK_S = 2.0
+"""So long this gateway waits to hear from its server that a caller has left: on a busy machine the server's own thread may
+come to say so later than the tenth of a second that a gateway usually waits. One who has left is heard of at once."""
 
 
 class Stage:
@@ -162,6 +166,7 @@ async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
     vars(lifecycle)["RpcReader"] = HaltingReader
+    gateway_app.LOOK_S = LEFT_LOOK_S
     async with HaltingApp(settings) as halting:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, halting.stop)
         await halting.serve()

@@ -126,6 +126,7 @@ class Place:
     stall: Stall
     closed_id: str
     rail: str
+    dump: str = ""  # of the first failure
 
     async def deal(self, rows: list[Row]) -> list[Deal]:
         """Each with a wallet of its own and a payment worth one call."""
@@ -189,9 +190,10 @@ class Place:
         async def find(deal: Deal, bring: Any = None) -> None:
             found[deal.row.id] = None
             try:
-                if bring is not None:
-                    await bring(deal)
-                await self.check(deal)
+                async with self.dumped_on_failure():
+                    if bring is not None:
+                        await bring(deal)
+                    await self.check(deal)
             except Exception as exc:
                 found[deal.row.id] = exc
 
@@ -199,8 +201,7 @@ class Place:
         halted, leaving, leaving_halted, failing = every
         self.restart(halts=True)
         await self.seat.wait_ready()
-        async with self.dumped_on_failure():
-            await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
+        await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
         await self.halt(halted)
         await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
         await asyncio.gather(
@@ -216,12 +217,11 @@ class Place:
         async with asyncio.TaskGroup() as group:
             for deal in deals:
                 group.create_task(self._halt(deal))
-            async with self.dumped_on_failure():
+            async with self.dumped_on_failure():  # before the group ends its callers
                 await self._wait_there(deals)
             self.restart(is_heir=True)
         await self.seat.wait_ready()
-        async with self.dumped_on_failure():
-            await asyncio.gather(*(self._wait_decided(deal) for deal in deals if deal.row.state is not None))
+        await asyncio.gather(*(self._wait_decided(deal) for deal in deals if deal.row.state is not None))
         self.restart()
         await self.seat.wait_ready()
 
@@ -240,15 +240,23 @@ class Place:
 
     @contextlib.asynccontextmanager
     async def dumped_on_failure(self) -> AsyncIterator[None]:
-        """Prints what the gateway, its database and the chain do at the moment of a failure, before anything is ended."""
+        """Keeps what the gateway, its database and the chain do at the moment of the first failure. An outer one keeps
+        what an inner one has not."""
         try:
             yield
-        except (AssertionError, TimeoutError):
-            url = self.seat.gateway.env["TOLLWAY_DATABASE_URL"]
-            print(await dump_gateway(self.seat.gateway))
-            print("" if url.startswith("sqlite") else await dump_postgres(url))
-            print("---- pool of the chain", await self.street.driver.rpc("txpool_inspect"))
+        except Exception as exc:
+            if not self.dump:
+                self.dump = f"---- {time.ctime()} {exc!r}\n"  # from here on a failure is not the first
+                self.dump += await self._dump()
             raise
+
+    async def _dump(self) -> str:
+        """What cannot be asked says why."""
+        url, parts = self.seat.gateway.env["TOLLWAY_DATABASE_URL"], [dump_gateway(self.seat.gateway)]
+        if not url.startswith("sqlite"):
+            parts.append(dump_postgres(url))
+        parts.append(self.street.driver.rpc("txpool_inspect"))
+        return "\n".join(map(str, await asyncio.gather(*parts, return_exceptions=True)))
 
     def restart(self, *, halts: bool = False, is_heir: bool = False) -> None:
         env = self.seat.gateway.env
@@ -262,10 +270,11 @@ class Place:
 
     async def _halt(self, deal: Deal) -> None:
         caller = await self.send(deal, bytes_max=deal.row.sends)
-        if deal.row.act == "hold":
-            await caller.hear(b"\r\n\r\n", deadline_s=PATIENCE_S)
-            deal.is_answered = True
-        deal.told = await caller.listen(deadline_s=PATIENCE_S)
+        async with self.dumped_on_failure():
+            if deal.row.act == "hold":
+                await caller.hear(b"\r\n\r\n", deadline_s=PATIENCE_S)
+                deal.is_answered = True
+            deal.told = await caller.listen(deadline_s=PATIENCE_S)
 
     def _is_there(self, deal: Deal) -> bool:
         row, key = deal.row, (deal.row.method, deal.path)
@@ -449,16 +458,22 @@ async def open_shop(street: Any, zygote: Any, puppet: Puppet) -> AsyncIterator[A
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
-    """Everything at a place happens at once, and once. Gives what is wrong with each row, by its id."""
-    judged: dict[str, dict[str, Exception | None]] = {}
+    """Everything at a place happens at once, and once. Gives what is wrong with each row, by its id, and the dump of the
+    first failure."""
+    judged: dict[str, tuple[dict[str, Exception | None], str]] = {}
 
-    async def judge(name: str) -> dict[str, Exception | None]:
+    async def judge(name: str) -> tuple[dict[str, Exception | None], str]:
         if name not in judged:
             rail, _, database = name.split(" ")
             seat, stall, closed = await open_shop(database)
-            judged[name] = await Place(
-                street=street, puppet=puppet, seat=seat, stall=stall, closed_id=closed, rail=rail
-            ).judge(*(rows_at(name, rows) for rows in TABLE))
+            judging = Place(street=street, puppet=puppet, seat=seat, stall=stall, closed_id=closed, rail=rail)
+            try:
+                async with judging.dumped_on_failure():
+                    found = await judging.judge(*(rows_at(name, rows) for rows in TABLE))
+            except Exception:
+                print(judging.dump)
+                raise
+            judged[name] = found, judging.dump
         return judged[name]
 
     return judge
@@ -466,8 +481,10 @@ async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
 
 @pytest.mark.parametrize(("place", "row"), CASES)
 async def test_the_table_holds(judge_place: Any, place: str, row: Row) -> None:
-    wrong = (await judge_place(place))[row.id]
+    found, dump = await judge_place(place)
+    wrong = found[row.id]
     if wrong is not None:
+        print(dump)
         raise wrong
 
 
