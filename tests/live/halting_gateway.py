@@ -166,7 +166,7 @@ async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
     vars(lifecycle)["RpcReader"] = HaltingReader
-    gateway_app.LOOK_S = LEFT_LOOK_S
+    gateway_app.DISCONNECT_CHECK_S = LEFT_LOOK_S
     async with HaltingApp(settings) as halting:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, halting.stop)
         await halting.serve()
