@@ -36,9 +36,11 @@ SERVE = """
 import asyncio
 import os
 import sys
-from tollway.cli.operator_line import app
 from tollway.app.lifecycle import App
+from tollway.cli.main import make_operator_app
 from tollway.config.settings import load_settings
+
+make_operator_app()
 
 async def start():
     async with App(load_settings(os.environ)):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from tollway.cli.command_line import app
+from tollway.cli.main import make_app
 
 LISTED = {
     "name": "Rain\x1b[2J \u202eforecasts",
@@ -85,7 +85,7 @@ def registry() -> Iterator[Registry]:
 def run(registry: Registry) -> Callable[..., Result]:
     url = f"http://127.0.0.1:{registry.server_address[1]}"
     env = {"TOLLWAY_GATEWAY": url, "TOLLWAY_KEY_FILE": "", "TOLLWAY_PRIVATE_KEY": "", "COLUMNS": "200"}
-    return lambda *words: CliRunner().invoke(app, list(words), env=env)
+    return lambda *words: CliRunner().invoke(make_app(), list(words), env=env)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tollway.cli import INTERRUPTED, command_line, main
+from tollway.cli import INTERRUPTED, main
 
 INTERRUPTED_WHILE_LOADING = """
 import sys
@@ -33,14 +33,14 @@ def test_ctrl_c_in_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "app", interrupted)
+    monkeypatch.setattr(sys.modules["tollway.cli.main"], "make_app", lambda: interrupted)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == INTERRUPTED
 
 
 def test_only_the_command_that_speaks_mcp_waits_for_it() -> None:
-    code = "import sys; from tollway.cli import command_line; print(*sys.modules)"
+    code = "import sys; from tollway.cli.main import make_app; make_app(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

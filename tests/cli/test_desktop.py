@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from tollway.cli.command_line import app
+from tollway.cli.main import make_app
 from tollway.client import Wallet, create_key_file
 
 COMMAND = (sys.executable, "-c", "from tollway.cli import main; main()", "mcp")
@@ -31,7 +31,7 @@ def run(key_file: Path, tmp_path: Path) -> Callable[..., Result]:
             ("TOLLWAY_PRIVATE_KEY", "TOLLWAY_BUDGET", "TOLLWAY_SESSION_BUDGET", "TOLLWAY_MAX_PRICE"), ""
         ),
     }
-    return lambda *words, **more: CliRunner().invoke(app, ["mcp", *words], env={**env, **more})
+    return lambda *words, **more: CliRunner().invoke(make_app(), ["mcp", *words], env={**env, **more})
 
 
 def test_an_agent_gets_no_wallet_without_a_limit(run: Callable[..., Result]) -> None:

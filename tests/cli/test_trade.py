@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from tollway.cli.command_line import app
+from tollway.cli.main import make_app
 from tollway.client import Wallet, create_key_file
 from tollway.ids import keccak256
 
@@ -170,7 +170,7 @@ def run(town, tmp_path):
     }
 
     def go(*words, env=None, stdin=None):
-        return CliRunner().invoke(app, list(words), env={**environment, **(env or {})}, input=stdin)
+        return CliRunner().invoke(make_app(), list(words), env={**environment, **(env or {})}, input=stdin)
 
     return go
 
@@ -459,7 +459,7 @@ def test_wallet_new_prints_the_address_and_never_the_key(run, tmp_path):
 
 def test_no_command_takes_a_key_as_an_argument():
     for words in (["call"], ["publish"], ["history"], ["wallet", "new"]):
-        shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+        shown = CliRunner().invoke(make_app(), [*words, "--help"]).stdout
         assert "--private-key" not in shown
         assert "--key " not in shown
 

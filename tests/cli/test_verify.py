@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tollway.cli.command_line import app
+from tollway.cli.main import make_app
 from tollway.cli.verify import describe_ownership
 from tollway.client import create_key_file
 
@@ -92,22 +92,22 @@ def test_a_check_is_signed_and_tells_by_its_exit_code(gateway: Gateway, tmp_path
     key = tmp_path / "key"
     create_key_file(key)
     words = ["verify", "api_1", "--gateway", gateway.url, "--key-file", str(key)]
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(make_app(), words)
     assert (result.exit_code, json.loads(result.stdout)) == (1, UNPROVED)
     gateway.told = PROVED
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(make_app(), words)
     assert (result.exit_code, json.loads(result.stdout)) == (0, PROVED)
     assert gateway.seen == [("POST", PATH, True)] * 2
 
 
 def test_what_to_do_is_shown_to_anybody(gateway: Gateway) -> None:
-    result = CliRunner().invoke(app, ["verify", "api_1", "--show", "--gateway", gateway.url])
+    result = CliRunner().invoke(make_app(), ["verify", "api_1", "--show", "--gateway", gateway.url])
     assert (result.exit_code, json.loads(result.stdout)) == (0, UNPROVED)
     assert gateway.seen == [("GET", PATH, False)]
 
 
 def test_without_a_key_nothing_is_asked(gateway: Gateway) -> None:
-    result = CliRunner().invoke(app, ["verify", "api_1", "--gateway", gateway.url])
+    result = CliRunner().invoke(make_app(), ["verify", "api_1", "--gateway", gateway.url])
     assert (result.exit_code, gateway.seen) == (2, [])
 
 

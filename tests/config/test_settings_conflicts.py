@@ -132,8 +132,11 @@ MISTAKES: dict[str, Mistake] = {
 
 SERVE_MANY = """
 import json, os, sys
-import pydantic.main, tollway.cli.operator_line
+import pydantic.main
 from tollway.cli import main
+from tollway.cli.main import make_operator_app
+
+make_operator_app()  # before the forks
 
 sys.argv = ["tollway", "serve"]
 for case in json.load(sys.stdin):

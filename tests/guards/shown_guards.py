@@ -33,7 +33,7 @@ SHOWN_GUARDS = (
     guard(
         "C20",
         "a traceback is plain",
-        "cli:main",
+        "cli.main:main",
         "    sys.excepthook = _print_traceback\n",
         "",
         test=TERMINAL,

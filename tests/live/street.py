@@ -28,7 +28,7 @@ from multidict import CIMultiDict
 from typer.testing import CliRunner
 from yarl import URL
 
-from tollway.cli.command_line import app
+from tollway.cli.main import make_app
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
@@ -235,7 +235,7 @@ class Street:
     async def operate_here(self, gateway: Gateway, *arguments: str) -> tuple[int, Any]:
         """The same inside this process, which has everything loaded: a second for each command less."""
         runner = CliRunner(env={name: value for name, value in gateway.env.items() if name[:8] == "TOLLWAY_"})
-        outcome = await asyncio.to_thread(runner.invoke, app, [*arguments, "--json"])
+        outcome = await asyncio.to_thread(runner.invoke, make_app(), [*arguments, "--json"])
         return outcome.exit_code, json.loads(outcome.stdout or outcome.stderr)
 
     # ---- People.
