@@ -31,7 +31,7 @@ from tollway.identity.signatures import paid_call_digest
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Binding, format_binding
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import PlayAccount, Playground, fund_accounts, make_account
+from tollway.sandbox.playground import FundedAccount, Playground, fund_accounts, make_account
 
 PATH = "/quote/ETH"
 PAYMENT_UNITS = 100 * 10**6
@@ -64,10 +64,10 @@ class Bench:
 
     driver: ChainDriver
     playground: Playground
-    callers: Sequence[PlayAccount]
+    callers: Sequence[FundedAccount]
     folder: Path
 
-    async def pay(self, provider: PlayAccount) -> list[Payment]:
+    async def pay(self, provider: FundedAccount) -> list[Payment]:
         """One payment of each caller; all final when it returns."""
         payments = []
         for caller in self.callers:

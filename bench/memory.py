@@ -39,7 +39,7 @@ from upstream import serving_upstream
 
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import furnish_playground
+from tollway.sandbox.playground import prepare_playground
 from tollway.sandbox.provider import SampleProvider, run_provider
 
 RESULTS = ROOT / "bench" / "results"
@@ -242,7 +242,7 @@ async def standing(
 ) -> AsyncIterator[tuple[Bench, str, SampleProvider]]:
     async with run_anvil() as anvil, aiohttp.ClientSession() as session, run_provider() as provider:
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        playground = await furnish_playground(driver)
+        playground = await prepare_playground(driver)
         bench = await furnish_callers(driver, playground, folder, count=options.payers)
         if options.database == "sqlite":
             yield bench, f"sqlite:///{folder}/memory.sqlite3", provider

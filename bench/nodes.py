@@ -37,7 +37,7 @@ from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import fund_accounts, furnish_playground, make_account
+from tollway.sandbox.playground import fund_accounts, make_account, prepare_playground
 
 UPSTREAM = "http://127.0.0.1:18513"
 PORTS = range(18520, 18524)
@@ -247,7 +247,7 @@ async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, object
 
 
 async def open_market(driver: ChainDriver, environment: dict[str, str], *, connections: int) -> Market:
-    playground = await furnish_playground(driver)
+    playground = await prepare_playground(driver)
     provider, url = playground.account("provider"), f"http://127.0.0.1:{PORTS[0]}"
     async with (
         gateways([url], environment),

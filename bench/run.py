@@ -46,7 +46,7 @@ from x402_rival import PATH as X402_PATH
 
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import furnish_playground
+from tollway.sandbox.playground import prepare_playground
 
 RESULTS = ROOT / "bench" / "results"
 OTHERS_SHARE_MAX = 0.25
@@ -87,7 +87,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             serving_upstream(folder, programs.nginx) as upstream,
         ):
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-            playground = await furnish_playground(driver)
+            playground = await prepare_playground(driver)
             run = Run(
                 options=options,
                 programs=programs,

@@ -37,7 +37,7 @@ from tollway.client.wallet import Wallet
 from tollway.ids import Address
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
+from tollway.sandbox.playground import FundedAccount, Playground, prepare_playground
 
 GATEWAY_URL, UPSTREAM_URL = "http://127.0.0.1:18504", "http://127.0.0.1:18505"
 PRICE, PRICE_UNITS = "0.001", 1_000
@@ -52,7 +52,7 @@ class Stand:
     session: aiohttp.ClientSession
     driver: ChainDriver
     playground: Playground
-    caller: PlayAccount
+    caller: FundedAccount
     payee: Address
     call_url: str
     on_credit: Headers
@@ -86,7 +86,7 @@ async def open_stand(folder: str) -> AsyncIterator[Stand]:
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        playground = await furnish_playground(driver)
+        playground = await prepare_playground(driver)
         environment = {
             "TOLLWAY_RPC_LOCAL": anvil.rpc_url,
             "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/gateway.sqlite3",

@@ -24,7 +24,7 @@ from tollway.ids import Address
 from tollway.payments.settlement import Settled
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import furnish_playground
+from tollway.sandbox.playground import prepare_playground
 
 PAYEE = Address(b"\x71" * 20)
 BASE_UNITS = 10_000
@@ -59,7 +59,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         async with run_anvil() as anvil, aiohttp.ClientSession() as session:
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-            playground = await furnish_playground(driver)
+            playground = await prepare_playground(driver)
             caller = playground.account("caller").key
             async with NodeSettlement(
                 rpc_url=anvil.rpc_url,

@@ -10,7 +10,7 @@ ROOM = 4_000
 
 
 def list_bombs() -> dict[str, bytes]:
-    """By name; none is longer than `BYTES_MAX`."""
+    """By name; none is longer than `DIRECTORY_BYTES_MAX`."""
     return {**dict(_plain()), **{name: _draft(document) for name, document in _documents()}}
 
 

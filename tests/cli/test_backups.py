@@ -26,8 +26,8 @@ PAYMENT = (
 class Office:
     def __init__(self) -> None:
         self.app = typer.Typer()
-        operate.register(self.app, wallet=typer.Typer(), listing=typer.Typer())
-        backups.register(self.app)
+        operate.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
+        backups.register_backups(self.app)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(self.app, list(arguments))

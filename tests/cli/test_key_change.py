@@ -26,11 +26,11 @@ URL = "sqlite:///tollway.sqlite3"
 class Office:
     def __init__(self) -> None:
         self.is_write_safe = True
-        premises = operate.Premises(is_write_safe=lambda: self.is_write_safe)
+        environment = operate.OperatorEnvironment(is_write_safe=lambda: self.is_write_safe)
         self.app, group = typer.Typer(), typer.Typer()
-        operate.register(self.app, wallet=typer.Typer(), listing=typer.Typer())
+        operate.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
         self.app.add_typer(group, name="secrets")
-        key_change.register(group, premises=premises)
+        key_change.register_key_change(group, environment=environment)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(self.app, list(arguments))

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tollway.cli.narrator import BODY_CHARACTERS_MAX, BODY_LINES_MAX, Narrator, lay_out_json, shorten
+from tollway.cli.narrator import BODY_CHARACTERS_MAX, BODY_LINES_MAX, TourPrinter, format_json_lines, shorten
 from tollway.ids import TxHash
-from tollway.sandbox.scenes import Exchange, Paid, Scene, Step
+from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment, TourStep
 
-EXCHANGE = Exchange(
+EXCHANGE = RecordedExchange(
     method="GET",
     target="/api/v2/history?limit=5",
     sent=(("Host", "127.0.0.1:8402"), ("X-Signature", "0x" + "ab" * 65), ("X-Other", "not shown")),
@@ -21,11 +21,11 @@ EXCHANGE = Exchange(
 )
 
 
-def told(*scenes: Scene) -> list[str]:
+def told(*scenes: TourEvent) -> list[str]:
     page = io.StringIO()
-    narrator = Narrator(Console(file=page, width=40))
-    for scene in scenes:
-        narrator.tell(scene)
+    printer = TourPrinter(Console(file=page, width=40))
+    for event in scenes:
+        printer.print_event(event)
     return page.getvalue().splitlines()
 
 
@@ -61,7 +61,7 @@ def test_leaves_the_providers_document_out_and_says_so() -> None:
 
 
 def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
-    paid = Paid(
+    paid = TourPayment(
         tx_hash=TxHash(b"\x11" * 32),
         block=6,
         sender="0x" + "2" * 40,
@@ -73,11 +73,11 @@ def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
 
 
 def test_takes_no_markup_from_what_it_shows() -> None:
-    assert "1. [red]title[/red]" in told(Step(number=1, title="[red]title[/red]", why="why"))
+    assert "1. [red]title[/red]" in told(TourStep(number=1, title="[red]title[/red]", why="why"))
 
 
 def test_escapes_what_could_rewrite_the_terminal() -> None:
-    hostile = Exchange(
+    hostile = RecordedExchange(
         method="GET",
         target="/",
         sent=(),
@@ -105,18 +105,23 @@ def test_escapes_what_could_rewrite_the_terminal() -> None:
     ],
 )
 def test_a_document_in_lines_is_still_that_document(document: object) -> None:
-    lines = list(lay_out_json(document))
+    lines = list(format_json_lines(document))
     assert json.loads("\n".join(lines)) == document
 
 
 def test_keeps_short_objects_on_one_line() -> None:
-    assert list(lay_out_json({"tags": ["a", "b"], "n": 1})) == ["{", '  "tags": ["a", "b"],', '  "n": 1', "}"]
+    assert list(format_json_lines({"tags": ["a", "b"], "n": 1})) == [
+        "{",
+        '  "tags": ["a", "b"],',
+        '  "n": 1',
+        "}",
+    ]
 
 
 def test_a_long_body_ends_with_how_much_is_missing() -> None:
     body = json.dumps([f"{number}{'x' * BODY_CHARACTERS_MAX}" for number in range(200)]).encode()
     lines = told(
-        Exchange(
+        RecordedExchange(
             method="GET",
             target="/",
             sent=(),

@@ -68,11 +68,13 @@ class Office:
         wallet, listing = typer.Typer(), typer.Typer()
         self.app.add_typer(wallet, name="wallet")
         self.app.add_typer(listing, name="listing")
-        operate.register(
+        operate.register_operator(
             self.app,
             wallet=wallet,
             listing=listing,
-            premises=operate.Premises(make_desk=self.furnish, is_write_safe=lambda: self.is_write_safe),
+            environment=operate.OperatorEnvironment(
+                make_services=self.furnish, is_write_safe=lambda: self.is_write_safe
+            ),
         )
 
     def furnish(self, settings: Settings) -> "Office":

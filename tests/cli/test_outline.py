@@ -2,11 +2,11 @@
 
 import pytest
 
-from tollway.cli.outline import outline
+from tollway.cli.outline import format_outline
 
 
 def lines(document: dict[str, object]) -> list[str]:
-    return [line.plain for line in outline(document)]
+    return [line.plain for line in format_outline(document)]
 
 
 @pytest.mark.parametrize(

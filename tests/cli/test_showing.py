@@ -9,21 +9,21 @@ import pytest
 from rich.text import Text
 
 from tollway.cli.showing import (
-    describe_answer,
+    describe_response,
     is_for_people,
     open_console,
-    print_answer,
     print_calls,
     print_failure,
-    print_found,
     print_json,
     print_listings,
     print_members,
+    print_response,
+    print_search_results,
     print_text,
 )
 from tollway.client import CallHeld, CallResponse, GatewayRefused, PaymentRefused
 from tollway.client.reply import PaymentInfo
-from tollway.client.x402_offer import Receipt
+from tollway.client.x402_offer import SettlementReceipt
 from tollway.ids import TxHash
 
 TX = TxHash(b"\xab" * 32)
@@ -42,7 +42,7 @@ def answer(content: bytes, kind: str) -> CallResponse:
         transaction=str(TX),
         network="eip155:84532",
         rail="x402",
-        receipt=Receipt(
+        receipt=SettlementReceipt(
             is_success=True, transaction=TX, network="eip155:84532", payer=None, amount=None, reason=None
         ),
     )
@@ -61,7 +61,7 @@ def answer(content: bytes, kind: str) -> CallResponse:
     ],
 )
 def test_an_answer_is_json_text_or_bytes(content: bytes, kind: str, shown: dict[str, object]) -> None:
-    described = describe_answer(answer(content, kind))
+    described = describe_response(answer(content, kind))
     assert {name: described[name] for name in described if name.startswith("body")} == shown
     assert described["payment"] == {
         "state": "charged",
@@ -81,7 +81,7 @@ def test_a_depth_bomb_is_shown_as_text() -> None:
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:
         bomb = b"[" * 200_000 + b"]" * 200_000
-        assert describe_answer(answer(bomb, "application/json"))["body"] == bomb.decode()
+        assert describe_response(answer(bomb, "application/json"))["body"] == bomb.decode()
     finally:
         sys.setrecursionlimit(before)
 
@@ -92,8 +92,8 @@ def test_a_depth_bomb_is_shown_as_text() -> None:
         lambda: print_listings({"apis": [{"id": "api_1", "name": TRICKS, "description": TRICKS}]}),
         lambda: print_calls({"calls": [{"id": "call_1", "apiName": TRICKS, "path": TRICKS}]}),
         lambda: print_members({"name": TRICKS, "nested": {"name": TRICKS}}),
-        lambda: print_answer(answer(TRICKS.encode(), "text/plain; charset=utf-8")),
-        lambda: print_answer(answer(b"\x00", TRICKS.encode("ascii", "ignore").decode())),
+        lambda: print_response(answer(TRICKS.encode(), "text/plain; charset=utf-8")),
+        lambda: print_response(answer(b"\x00", TRICKS.encode("ascii", "ignore").decode())),
     ],
     ids=("listings", "calls", "members", "text", "type"),
 )
@@ -131,7 +131,7 @@ def test_a_console_lets_nothing_through(capsys: pytest.CaptureFixture[str]) -> N
 def test_quality_is_numbers_or_not_measured(
     quality: object, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_found({"apis": [{"id": "api_1"}]}, [{"quality": quality}])
+    print_search_results({"apis": [{"id": "api_1"}]}, [{"quality": quality}])
     assert told in " ".join(capsys.readouterr().out.split())
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tollway.cli.invitation import describe_sandbox, print_invitation
+from tollway.cli.invitation import describe_sandbox, print_sandbox
 from tollway.cli.showroom import (
     PORT_DEFAULT,
     UNLIMITED,
     DemoFailed,
-    _clear_way,
     _explain,
-    _remove_own,
+    _remove_old_file,
+    _remove_own_file,
     _write_private,
     choose_port,
     make_settings,
@@ -55,7 +55,7 @@ def test_gives_away_three_accounts_and_keeps_its_own(playground: Playground) -> 
 
 def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
     lines: list[str] = []
-    print_invitation(
+    print_sandbox(
         lines.append,
         gateway_url="http://127.0.0.1:1",
         upstream_url="http://127.0.0.1:2",
@@ -131,21 +131,21 @@ def test_writes_for_its_owner_alone_and_leaves_no_half_file(tmp_path: Path) -> N
 def test_an_old_sandbox_file_goes_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "sandbox.json"
     path.write_text("old")
-    _clear_way(path)
+    _remove_old_file(path)
     assert not path.exists()
-    _clear_way(path)
+    _remove_old_file(path)
     with pytest.raises(DemoFailed, match="cannot be replaced"):
-        _clear_way(tmp_path)
+        _remove_old_file(tmp_path)
 
 
 def test_removes_only_the_file_that_it_wrote(tmp_path: Path) -> None:
     path = tmp_path / "sandbox.json"
     path.write_text("somebody else's")
-    _remove_own(path, "mine")
+    _remove_own_file(path, "mine")
     assert path.exists()
-    _remove_own(path, "somebody else's")
+    _remove_own_file(path, "somebody else's")
     assert not path.exists()
-    _remove_own(path, "mine")
+    _remove_own_file(path, "mine")
 
 
 @pytest.mark.parametrize(

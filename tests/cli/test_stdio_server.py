@@ -40,7 +40,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
             store_path=tmp_path / "payments.sqlite3",
             transport=httpx.MockTransport(answer),
         )
-        async with caller, Client(make_server(AgentTools.over(caller)), mode=request.param) as client:
+        async with caller, Client(make_server(AgentTools.for_client(caller)), mode=request.param) as client:
             yield client
 
     return connected

@@ -14,7 +14,7 @@ import pytest
 
 import tollway
 from tollway.client import Wallet, create_key_file
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.steps import Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
@@ -140,7 +140,7 @@ def _store_odd_payment(path: Path, wallet: Wallet) -> None:
         confirmations=1,
         state=TransferState.CONFIRMED,
     )
-    SpendingStore(path, now_ms=lambda: 1).store(transfer, budget=None)
+    PaymentStore(path, now_ms=lambda: 1).store(transfer, budget=None)
 
 
 def _run_on_terminal(script: str, env: dict[str, str]) -> str:

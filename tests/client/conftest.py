@@ -11,7 +11,7 @@ import pytest
 from eth_account import Account
 from hexbytes import HexBytes
 
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.ids import Address, ChainId, TxHash, keccak256
@@ -346,5 +346,5 @@ def store_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(store_path: Path) -> SpendingStore:
-    return SpendingStore(store_path, now_ms=lambda: 1_700_000_000_000)
+def store(store_path: Path) -> PaymentStore:
+    return PaymentStore(store_path, now_ms=lambda: 1_700_000_000_000)

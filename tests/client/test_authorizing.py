@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tollway.client.authorizing import SENDS_MAX
-from tollway.client.checkout import Rules
+from tollway.client.checkout import CallRules
 from tollway.client.failures import (
     BudgetExhausted,
     CallerFailure,
@@ -23,31 +23,31 @@ from tollway.client.failures import (
 from tollway.client.payer import pay_flow
 from tollway.client.quote import Cap
 from tollway.client.steps import (
-    Answer,
-    AskNode,
     AuthorizationState,
-    Broken,
-    LearnAuthorization,
-    NextNonce,
-    NodeAnswer,
+    FindNextNonce,
+    FindPayments,
+    FindReleasedAuthorizations,
+    GatewayResponse,
+    LeaseAuthorization,
+    NodeResult,
+    NoResponse,
     OverBudget,
     Pause,
-    Recall,
-    RecallAuthorization,
-    RecallReleased,
-    Send,
+    QueryNode,
+    RecordAuthorizationState,
+    SendCall,
     SignAuthorization,
     SignCall,
     SignedAuthorization,
     SignedTransfer,
     SignTransfer,
-    Store,
     StoreAuthorization,
     Stored,
+    StoreTransfer,
     Transfer,
     TransferState,
 )
-from tollway.client.transfer import Patience, Purse
+from tollway.client.transfer import Patience, PaymentSource
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
@@ -56,7 +56,7 @@ TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 USDC = Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6)
 PAYER, PAYEE = Address(b"\x01" * 20), Address(b"\x22" * 20)
 TX = TxHash(b"\x0a" * 32)
-PURSE = Purse(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
+SOURCE = PaymentSource(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
 OPEN, CHARGED, RELEASED = AuthorizationState.OPEN, AuthorizationState.CHARGED, AuthorizationState.RELEASED
 EXPIRED, UNSENT = AuthorizationState.EXPIRED, AuthorizationState.UNSENT
 TWICE = Cap.parse("0.02 USDC")
@@ -79,21 +79,21 @@ def receipt(**told) -> dict[str, str]:
     return {"payment-response": base64.b64encode(json.dumps(told).encode()).decode()}
 
 
-def problem(status, code, state=None, *, options=(), headers=None, **members) -> Answer:
+def problem(status, code, state=None, *, options=(), headers=None, **members) -> GatewayResponse:
     told = {"code": code, "detail": f"It is {code}.", **members}
     if options:
         told["payment"] = {"options": list(options)}
     shown = {} if state is None else {"tollway-payment-state": state}
-    return Answer(status=status, headers={**shown, **(headers or {})}, problem=told)
+    return GatewayResponse(status=status, headers={**shown, **(headers or {})}, problem=told)
 
 
-def relayed(status, state=None, headers=None) -> Answer:
+def relayed(status, state=None, headers=None) -> GatewayResponse:
     shown = {} if state is None else {"tollway-payment-state": state}
     mark = {"proxy-status": f'"gw"; received-status={status}'}
-    return Answer(status=status, headers={**mark, **shown, **(headers or {})})
+    return GatewayResponse(status=status, headers={**mark, **shown, **(headers or {})})
 
 
-def asks(code="payment_required", *options, **told) -> Answer:
+def asks(code="payment_required", *options, **told) -> GatewayResponse:
     return problem(402, code, "none", options=options or (X402, BY_TX), **told)
 
 
@@ -101,7 +101,7 @@ PAID = receipt(success=True, transaction=str(TX), network="eip155:84532")
 SERVED = relayed(200, "charged", PAID)
 IN_PROGRESS = problem(409, "idempotency_in_progress", "held")
 UNKNOWN = problem(503, "payment_outcome_unknown", "held", call="http://gw/history/call_1", callId="call_1")
-NOT_SENT, LOST = Broken(is_sent=False, detail="refused."), Broken(is_sent=True, detail="cut.")
+NOT_SENT, LOST = NoResponse(is_sent=False, detail="refused."), NoResponse(is_sent=True, detail="cut.")
 
 
 class World:
@@ -118,7 +118,7 @@ class World:
         self.stored: dict[bytes, AuthorizationState] = {} if left is None else {left.nonce: OPEN}
         self.kept: dict[bytes, TxHash] = {}
         self.transfers: list[Transfer] = []
-        self.sent: list[Send] = []
+        self.sent: list[SendCall] = []
         self.waited_s = 0.0
 
     def call(self, **rules):
@@ -127,7 +127,7 @@ class World:
             "patience": Patience(poll_s=1, wait_s=9),
             "is_repeatable": True,
         }
-        flow = pay_flow(replace(PURSE, **rules.pop("purse", {})), Rules(**{**told, **rules}))
+        flow = pay_flow(replace(SOURCE, **rules.pop("source", {})), CallRules(**{**told, **rules}))
         step = next(flow)
         while True:
             try:
@@ -137,15 +137,15 @@ class World:
 
     def do(self, step):
         match step:
-            case RecallAuthorization():
+            case LeaseAuthorization():
                 return self.left
-            case RecallReleased():
+            case FindReleasedAuthorizations():
                 known = (*self.signed, *filter(None, [self.left]))
                 over = [signed for signed in known if signed.valid_before <= NOW_S]
                 return tuple(signed for signed in over if self.stored[signed.nonce] is RELEASED)
-            case Recall():
+            case FindPayments():
                 return self.credit
-            case Send():
+            case SendCall():
                 self._check_shown(step)
                 self.sent.append(step)
                 return self.answers.pop(0)
@@ -169,7 +169,7 @@ class World:
                 if self.over is None:
                     self.stored[signed.nonce] = OPEN
                 return self.over or Stored()
-            case LearnAuthorization():
+            case RecordAuthorizationState():
                 was = self.stored[step.nonce]
                 if was is OPEN or (was is RELEASED and step.state in (EXPIRED, CHARGED)):
                     self.stored[step.nonce] = step.state
@@ -179,7 +179,7 @@ class World:
             case SignTransfer():
                 assert OPEN not in self.stored.values(), "a transfer while an authorisation may move money"
                 return SignedTransfer(tx_hash=TxHash(bytes([10 + len(self.transfers)]) * 32), raw=b"raw")
-            case Store(transfer=transfer):
+            case StoreTransfer(transfer=transfer):
                 self.transfers.append(transfer)
                 return Stored()
             case SignCall():
@@ -187,9 +187,9 @@ class World:
             case Pause(seconds=seconds):
                 self.waited_s += seconds
                 return None
-            case AskNode(method=method, params=params):
-                return NodeAnswer(result=self._ask(method, params))
-            case NextNonce():
+            case QueryNode(method=method, params=params):
+                return NodeResult(result=self._ask(method, params))
+            case FindNextNonce():
                 return 0
         return None
 
@@ -229,7 +229,7 @@ class World:
 def test_is_stored_before_it_is_shown_and_paid_by_what_the_receipt_names():
     world = World(asks(), SERVED)
     paid = world.call()
-    assert (paid.answer, paid.transfer) == (SERVED, None)
+    assert (paid.response, paid.transfer) == (SERVED, None)
     assert paid.authorization.nonce == world.signed[0].nonce
     assert (world.proofs, world.states) == (["proof 1"], [CHARGED])
     assert list(world.kept.values()) == [TX]
@@ -255,29 +255,29 @@ DECIDED = {
 
 @pytest.mark.parametrize("name", DECIDED)
 def test_an_answer_ends_the_call_and_says_what_became_of_it(name):
-    answer, state = DECIDED[name]
-    world = World(asks(), answer)
-    assert world.call().answer is answer
+    response, state = DECIDED[name]
+    world = World(asks(), response)
+    assert world.call().response is response
     assert (world.proofs, world.states) == (["proof 1"], [state])
 
 
 @pytest.mark.parametrize(
-    ("answer", "failure", "state"),
+    ("response", "failure", "state"),
     [
         (problem(504, "upstream_timeout", "held", callId="call_1"), CallHeld, OPEN),
         (problem(500, "internal_error", "held"), CallHeld, OPEN),
-        (Answer(status=503, headers={"tollway-payment-state": "held"}), CallHeld, OPEN),  # to HEAD
+        (GatewayResponse(status=503, headers={"tollway-payment-state": "held"}), CallHeld, OPEN),  # to HEAD
         (problem(409, "payment_already_used", "held"), CallHeld, OPEN),
         (problem(409, "payment_already_used", "charged"), PaymentRefused, CHARGED),
         (problem(409, "payment_already_used"), PaymentRefused, CHARGED),
         (asks("payment_required"), PaymentRefused, RELEASED),  # the header was not seen
-        (Answer(status=402, headers={}), PaymentRefused, RELEASED),  # to HEAD: no terms
+        (GatewayResponse(status=402, headers={}), PaymentRefused, RELEASED),  # to HEAD: no terms
         (problem(402, "payment_settlement_failed", "held", options=(X402,)), CallHeld, OPEN),
         (problem(402, "payment_settlement_failed", "charged", options=(X402,)), CallHeld, OPEN),
     ],
 )
-def test_what_is_not_decided_or_refused_for_good_ends_the_call_without_a_second_one(answer, failure, state):
-    world = World(asks(), answer, SERVED)
+def test_what_is_not_decided_or_refused_for_good_ends_the_call_without_a_second_one(response, failure, state):
+    world = World(asks(), response, SERVED)
     with pytest.raises(failure):
         world.call()
     assert (world.proofs, world.states, world.transfers) == (["proof 1"], [state], [])
@@ -298,7 +298,7 @@ AGAIN = {
 @pytest.mark.parametrize("is_repeatable", [True, False])
 def test_not_yet_is_answered_by_the_very_same_authorisation(name, is_repeatable):
     world = World(asks(), AGAIN[name], AGAIN[name], SERVED)
-    assert world.call(is_repeatable=is_repeatable).answer is SERVED
+    assert world.call(is_repeatable=is_repeatable).response is SERVED
     assert (world.proofs, world.states) == (["proof 1"] * 3, [CHARGED])
     assert world.waited_s == 4
 
@@ -355,7 +355,7 @@ def test_overloaded_after_it_was_claimed_releases_nothing():
 
 def test_a_lost_answer_is_asked_for_with_the_same_one():
     world = World(asks(), LOST, IN_PROGRESS, SERVED)
-    assert world.call().answer is SERVED
+    assert world.call().response is SERVED
     assert world.proofs == ["proof 1"] * 3
 
 
@@ -376,12 +376,12 @@ def test_one_that_surely_never_left_is_unsent():
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         asks("payment_expired"),
         asks("payment_settlement_failed"),
         asks("payment_required"),
-        Answer(status=402, headers={}),
+        GatewayResponse(status=402, headers={}),
         problem(429, "rate_limited", "none"),
         problem(429, "rate_limited"),
         problem(403, "wallet_blocked", "none"),
@@ -390,15 +390,15 @@ def test_one_that_surely_never_left_is_unsent():
         LOST,
     ],
 )
-def test_after_a_lost_answer_nothing_but_an_outcome_ends_it(answer):
-    world = World(asks(), LOST, *[answer] * 3)
+def test_after_a_lost_answer_nothing_but_an_outcome_ends_it(response):
+    world = World(asks(), LOST, *[response] * 3)
     with pytest.raises((CallHeld, GatewayUnreachable)):
         world.call()
     assert (set(world.proofs), world.states, world.transfers) == ({"proof 1"}, [OPEN], [])
 
 
 @pytest.mark.parametrize(
-    ("answer", "state"),
+    ("response", "state"),
     [
         (SERVED, CHARGED),
         (relayed(500, "released"), RELEASED),
@@ -406,9 +406,9 @@ def test_after_a_lost_answer_nothing_but_an_outcome_ends_it(answer):
         (relayed(200, "none"), OPEN),  # free by now; of the first sending it tells nothing
     ],
 )
-def test_after_a_lost_answer_an_outcome_is_believed(answer, state):
-    world = World(asks(), LOST, answer)
-    assert world.call().answer is answer
+def test_after_a_lost_answer_an_outcome_is_believed(response, state):
+    world = World(asks(), LOST, response)
+    assert world.call().response is response
     assert world.states == [state]
 
 
@@ -436,7 +436,7 @@ UNPAID = (
 def test_a_402_is_followed_by_one_fresh_attempt(code):
     failed = receipt(success=False, transaction="", network="eip155:84532", errorReason="expired")
     world = World(asks(), asks(code, headers=failed), SERVED)
-    assert world.call(max_price=TWICE).answer is SERVED
+    assert world.call(max_price=TWICE).response is SERVED
     assert (world.proofs, world.states) == (["proof 1", "proof 2"], [RELEASED, CHARGED])
 
 
@@ -462,7 +462,7 @@ def test_and_by_no_third(code):
 
 def test_a_402_after_the_gateway_had_claimed_it_is_an_outcome_too():
     world = World(asks(), UNKNOWN, asks("payment_expired"), SERVED)
-    assert world.call(max_price=TWICE).answer is SERVED
+    assert world.call(max_price=TWICE).response is SERVED
     assert world.proofs == ["proof 1", "proof 1", "proof 2"]
 
 
@@ -509,7 +509,7 @@ def test_what_an_earlier_run_of_the_request_left_is_shown_first():
 
 def test_when_the_chain_shows_that_it_can_never_be_cashed_the_call_begins_anew():
     world = World(asks("payment_expired"), asks(), SERVED, left=LEFT)
-    assert world.call().answer is SERVED
+    assert world.call().response is SERVED
     assert (world.proofs, world.states) == (["left over", "proof 1"], [EXPIRED, CHARGED])
 
 
@@ -527,7 +527,7 @@ def test_otherwise_it_takes_its_part_of_the_maximum_of_the_call(left, used, stat
         world.call()
     assert (world.proofs, world.states) == (["left over"], [state])
     world = World(*answers, left=left, used=used)
-    assert world.call(max_price=TWICE).answer is SERVED
+    assert world.call(max_price=TWICE).response is SERVED
     assert (world.proofs, world.states) == (["left over", "proof 1"], [state, CHARGED])
 
 
@@ -548,7 +548,7 @@ def test_a_difference_counts_with_the_authorisation_before_it(prepay, most, amou
         SERVED,
     )
     if len(amounts) == 2:
-        assert world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay).answer is SERVED
+        assert world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay).response is SERVED
     else:
         with pytest.raises(PaymentRefused):
             world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay)
@@ -556,7 +556,7 @@ def test_a_difference_counts_with_the_authorisation_before_it(prepay, most, amou
 
 
 @pytest.mark.parametrize(
-    ("answer", "state"),
+    ("response", "state"),
     [
         (problem(429, "rate_limited", "none"), OPEN),
         (asks("payment_required"), OPEN),
@@ -566,8 +566,8 @@ def test_a_difference_counts_with_the_authorisation_before_it(prepay, most, amou
         (LOST, OPEN),
     ],
 )
-def test_while_it_may_move_money_nothing_else_is_signed(answer, state):
-    world = World(*[answer] * 3, left=LEFT, credit=())
+def test_while_it_may_move_money_nothing_else_is_signed(response, state):
+    world = World(*[response] * 3, left=LEFT, credit=())
     with pytest.raises((CallHeld, GatewayUnreachable)):
         world.call()
     assert (set(world.proofs), world.states, world.signed) == ({"left over"}, [state], [])
@@ -637,7 +637,7 @@ def test_the_budget_has_the_last_word_before_anybody_sees_it():
 
 def test_a_chain_that_was_named_needs_no_node():
     world = World(asks("payment_required", X402), SERVED)
-    world.call(purse={"chains": frozenset(), "signing_chains": frozenset({CHAIN})})
+    world.call(source={"chains": frozenset(), "signing_chains": frozenset({CHAIN})})
     assert world.proofs == ["proof 1"]
 
 
@@ -645,7 +645,7 @@ def test_without_a_node_only_tokens_are_paid_that_somebody_knows():
     unknown = {**X402, "token": "0x" + "44" * 20}
     world = World(asks("payment_required", unknown))
     with pytest.raises(CannotPay, match="nobody but the gateway"):
-        world.call(purse={"chains": frozenset(), "signing_chains": frozenset({CHAIN})})
+        world.call(source={"chains": frozenset(), "signing_chains": frozenset({CHAIN})})
     assert world.signed == []
 
 

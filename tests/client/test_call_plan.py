@@ -3,11 +3,11 @@
 import pytest
 
 from tollway.client.call_plan import CallOptions, plan_call
-from tollway.client.checkout import Rules
+from tollway.client.checkout import CallRules
 from tollway.client.failures import HeaderInvalid
 from tollway.client.quote import Cap
 
-DEFAULTS = Rules(max_price=Cap.parse("1 USDC"), rail="tx")
+DEFAULTS = CallRules(max_price=Cap.parse("1 USDC"), rail="tx")
 
 
 def plan(path: str = "/quote/ETH", api_id: str = "api_1", **options):

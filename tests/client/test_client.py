@@ -24,7 +24,7 @@ from tollway.client import (
     PriceAboveMax,
     TollwayClient,
 )
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.whole_answer import MEMBERS_MAX
 
 API = "api_1"
@@ -505,7 +505,7 @@ async def test_crash_between_store_and_broadcast_broadcasts_the_same_bytes(make,
     assert chain.broadcasts == []
     assert (await do(make().call(API))).status_code == 200
     assert set(chain.broadcasts) == {stored.raw}
-    assert isinstance(store, SpendingStore)
+    assert isinstance(store, PaymentStore)
 
 
 # ---- By authorisations (what each answer leads to: test_authorizing.py).
@@ -792,7 +792,7 @@ async def test_a_paid_answer_arrives_whatever_its_coding(make, gateway, encoding
 
 
 async def test_an_answer_that_swells_is_too_long(make, gateway, monkeypatch):
-    monkeypatch.setattr("tollway.client.client.ANSWER_BYTES_MAX", 10_000)
+    monkeypatch.setattr("tollway.client.client.RESPONSE_BYTES_MAX", 10_000)
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(10_001)))]
     with pytest.raises(GatewayUnreachable, match="longer than is kept"):
@@ -822,7 +822,7 @@ async def test_all_members_of_a_gzip_stream_are_read(make, gateway, content, rea
 
 
 async def test_members_together_have_the_maximum_of_an_answer(make, gateway, monkeypatch):
-    monkeypatch.setattr("tollway.client.client.ANSWER_BYTES_MAX", 10_000)
+    monkeypatch.setattr("tollway.client.client.RESPONSE_BYTES_MAX", 10_000)
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(6_000)) * 2)]
     with pytest.raises(GatewayUnreachable, match="longer than is kept"):

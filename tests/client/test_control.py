@@ -8,28 +8,28 @@ from tollway.client import control
 from tollway.client.control import ControlRequest, read_document
 from tollway.client.failures import AnswerMalformed, GatewayRefused
 
-SHOW = control.show("api_1")
+SHOW = control.show_listing("api_1")
 HASH = "0x" + "AB" * 32
 
 
 @pytest.mark.parametrize(
     ("request_", "method", "path", "is_signed"),
     [
-        (control.publish({"name": "a"}), "POST", "/apis", True),
-        (control.publish({"name": "a"}, dry_run=True), "POST", "/apis?dryRun=true", True),
-        (control.update("api_1", {"name": "a"}), "PUT", "/apis/api_1", True),
-        (control.retire("api_1"), "DELETE", "/apis/api_1", True),
-        (control.retire("../x y"), "DELETE", "/apis/..%2Fx%20y", True),
-        (control.ownership("../x"), "GET", "/apis/..%2Fx/ownership", False),
+        (control.publish_listing({"name": "a"}), "POST", "/apis", True),
+        (control.publish_listing({"name": "a"}, dry_run=True), "POST", "/apis?dryRun=true", True),
+        (control.update_listing("api_1", {"name": "a"}), "PUT", "/apis/api_1", True),
+        (control.retire_listing("api_1"), "DELETE", "/apis/api_1", True),
+        (control.retire_listing("../x y"), "DELETE", "/apis/..%2Fx%20y", True),
+        (control.show_ownership("../x"), "GET", "/apis/..%2Fx/ownership", False),
         (control.check_ownership("api_1"), "POST", "/apis/api_1/ownership", True),
         (control.list_apis({}), "GET", "/apis", False),
         (control.list_apis({"q": "a b", "page": 2, "tag": None}), "GET", "/apis?q=a%20b&page=2", False),
         (control.list_apis({"verified": True}), "GET", "/apis?verified=true", False),
-        (control.search("a b", {"page": 2}), "GET", "/apis?q=a%20b&sort=relevance&page=2", False),
-        (control.search(None, {}), "GET", "/apis", False),
-        (control.show("api_1"), "GET", "/apis/api_1", False),
-        (control.describe("../x"), "GET", "/apis/..%2Fx/agent", False),
-        (control.history({"limit": 5}), "GET", "/history?limit=5", True),
+        (control.search_apis("a b", {"page": 2}), "GET", "/apis?q=a%20b&sort=relevance&page=2", False),
+        (control.search_apis(None, {}), "GET", "/apis", False),
+        (control.show_listing("api_1"), "GET", "/apis/api_1", False),
+        (control.describe_listing("../x"), "GET", "/apis/..%2Fx/agent", False),
+        (control.list_calls({"limit": 5}), "GET", "/history?limit=5", True),
         (control.find_call("call_1"), "GET", "/history/call_1", True),
         (control.find_payment(HASH), "GET", f"/payments/{HASH.lower()}", True),
     ],
@@ -41,7 +41,7 @@ def test_a_request_is_written_to_the_letter(
 
 
 def test_a_draft_goes_as_json_and_an_etag_as_if_match() -> None:
-    asked = control.update("api_1", {"name": "ä"}, etag='"1"')
+    asked = control.update_listing("api_1", {"name": "ä"}, etag='"1"')
     assert asked.body == '{"name":"ä"}'.encode()
     assert asked.headers == (("Content-Type", "application/json"), ("If-Match", '"1"'))
 
@@ -83,11 +83,11 @@ def test_a_success_that_is_no_object_of_json_is_malformed(content: bytes) -> Non
 
 @pytest.mark.parametrize("entries", [b"null", b"{}", b'"x"', b"[1]", b"[{}, null]"])
 def test_a_page_without_its_list_is_malformed(entries: bytes) -> None:
-    for wish, name in ((control.list_apis({}), b"apis"), (control.history({}), b"calls")):
-        assert read_document(wish, 200, b'{"%s":[{}]}' % name)
+    for control_request, name in ((control.list_apis({}), b"apis"), (control.list_calls({}), b"calls")):
+        assert read_document(control_request, 200, b'{"%s":[{}]}' % name)
         for content in (b'{"%s":%s}' % (name, entries), b"{}"):
             with pytest.raises(AnswerMalformed, match=name.decode()):
-                read_document(wish, 200, content)
+                read_document(control_request, 200, content)
 
 
 def test_deep_nesting_is_a_refusal_even_when_python_would_follow_it_into_a_crash() -> None:

@@ -17,8 +17,8 @@ import pytest
 from tollway.cli.told import read_nodes
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, TollwayClient
 from tollway.client.deadline import fetch_bounded, open_transport, within
-from tollway.client.desk import Trip
-from tollway.client.steps import AskNode, NodeAway
+from tollway.client.desk import Exchange
+from tollway.client.steps import NodeUnavailable, QueryNode
 from tollway.ids import ChainId
 
 SHORT_S = 0.3
@@ -137,14 +137,14 @@ async def test_an_asynchronous_question_to_the_control_plane_ends(drip: Drip, tm
 
 @each_drip
 async def test_a_question_to_a_node_ends(drip: Drip, tmp_path) -> None:
-    step = AskNode(chain_id=ChainId(CHAIN), method="eth_blockNumber", params=())
+    step = QueryNode(chain_id=ChainId(CHAIN), method="eth_blockNumber", params=())
     with dripping(drip) as url:
         nodes = {CHAIN: url}
         with TollwayClient(url, store_path=tmp_path / "p", rpc_urls=nodes) as client, within(SHORT_S):
-            assert isinstance(client._perform(step, Trip(None)), NodeAway)
+            assert isinstance(client._perform(step, Exchange(None)), NodeUnavailable)
         async with AsyncTollwayClient(url, store_path=tmp_path / "q", rpc_urls=nodes) as client:
             with within(SHORT_S):
-                assert isinstance(await client._perform(step, Trip(None)), NodeAway)
+                assert isinstance(await client._perform(step, Exchange(None)), NodeUnavailable)
         with within(SHORT_S), pytest.raises(ValueError, match="does not answer"):
             read_nodes((url,))
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from tollway.client import AsyncTollwayClient, HttpNotAllowed, TollwayClient
-from tollway.client.desk import Desk
+from tollway.client.desk import Driver
 from tollway.client.steps import (
     AuthorizationState,
-    Learn,
-    LearnAuthorization,
+    FindPayments,
     PaidAlready,
-    Recall,
+    RecordAuthorizationState,
+    RecordTransferState,
     SignedAuthorization,
-    Store,
     StoreAuthorization,
     Stored,
+    StoreTransfer,
     Transfer,
     TransferState,
 )
@@ -28,18 +28,18 @@ USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC"
 
 
 @pytest.fixture
-def desk(wallet, store_path):
-    return Desk(
+def driver(wallet, store_path):
+    return Driver(
         GATEWAY, {"wallet": wallet, "store_path": store_path, "rpc_urls": {84532: "https://node.test"}}
     )
 
 
-def payment(desk, **changes) -> Transfer:
+def payment(driver, **changes) -> Transfer:
     transfer = Transfer(
         tx_hash=TxHash(b"\x0a" * 32),
         raw=b"raw",
         asset=USDC,
-        payer=desk.wallet.address,
+        payer=driver.wallet.address,
         pay_to=PAYEE,
         gateway=GATEWAY,
         amount=10_000,
@@ -51,53 +51,55 @@ def payment(desk, **changes) -> Transfer:
     return replace(transfer, **changes)
 
 
-def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(desk):
+def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(driver):
     """Signatures are deterministic: at the same nonce, two calls of one price sign the very same bytes."""
-    first, second = desk.plan_call("api_1", "/1", {}), desk.plan_call("api_1", "/2", {})
-    step = Store(transfer=payment(desk), price=10_000)
-    assert desk.settle_locally(step, first) == Stored()
-    told = PaidAlready(transfer=step.transfer, is_spoken_for=True)
-    assert desk.settle_locally(step, second) == told
-    look = Recall(payees=(PAYEE,))
-    assert desk.settle_locally(look, second) == ()
-    assert desk.settle_locally(look, first) == (step.transfer,)
-    desk.end_call(second)
-    assert desk.settle_locally(look, second) == ()
-    desk.end_call(first)
-    assert desk.settle_locally(look, second) == (step.transfer,)
+    first, second = driver.plan_call("api_1", "/1", {}), driver.plan_call("api_1", "/2", {})
+    step = StoreTransfer(transfer=payment(driver), price=10_000)
+    assert driver.perform_local(step, first) == Stored()
+    told = PaidAlready(transfer=step.transfer, is_reserved=True)
+    assert driver.perform_local(step, second) == told
+    look = FindPayments(payees=(PAYEE,))
+    assert driver.perform_local(look, second) == ()
+    assert driver.perform_local(look, first) == (step.transfer,)
+    driver.end_call(second)
+    assert driver.perform_local(look, second) == ()
+    driver.end_call(first)
+    assert driver.perform_local(look, second) == (step.transfer,)
 
 
-def test_what_a_call_spent_before_it_ended_is_never_recalled_by_another(desk, monkeypatch):
+def test_what_a_call_spent_before_it_ended_is_never_recalled_by_another(driver, monkeypatch):
     """The owner ends while another call reads the store: the other has seen either the owner or the new rest."""
-    owner, other = desk.plan_call("api_1", "/1", {}), desk.plan_call("api_1", "/2", {})
-    made = payment(desk)
-    desk.settle_locally(Store(transfer=made, price=10_000), owner)
-    read = desk.store.recall
+    owner, other = driver.plan_call("api_1", "/1", {}), driver.plan_call("api_1", "/2", {})
+    made = payment(driver)
+    driver.perform_local(StoreTransfer(transfer=made, price=10_000), owner)
+    read = driver.store.find_payments
 
     def ends_meanwhile(**told):
         known = read(**told)
-        desk.settle_locally(Learn(tx_hash=made.tx_hash, state=TransferState.CONFIRMED, rest=0), owner)
-        desk.end_call(owner)
+        driver.perform_local(
+            RecordTransferState(tx_hash=made.tx_hash, state=TransferState.CONFIRMED, rest=0), owner
+        )
+        driver.end_call(owner)
         return known
 
-    monkeypatch.setattr(desk.store, "recall", ends_meanwhile)
-    assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == ()
+    monkeypatch.setattr(driver.store, "find_payments", ends_meanwhile)
+    assert driver.perform_local(FindPayments(payees=(PAYEE,)), other) == ()
 
 
-def test_what_is_paid_for_several_calls_is_everybodys(desk):
-    maker, other = desk.plan_call("api_1", "/1", {"prepay": 2}), desk.plan_call("api_1", "/2", {})
-    made = payment(desk, amount=20_000, rest=20_000)
-    desk.settle_locally(Store(transfer=made, price=10_000), maker)
-    assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == (made,)
+def test_what_is_paid_for_several_calls_is_everybodys(driver):
+    maker, other = driver.plan_call("api_1", "/1", {"prepay": 2}), driver.plan_call("api_1", "/2", {})
+    made = payment(driver, amount=20_000, rest=20_000)
+    driver.perform_local(StoreTransfer(transfer=made, price=10_000), maker)
+    assert driver.perform_local(FindPayments(payees=(PAYEE,)), other) == (made,)
 
 
 @pytest.mark.parametrize("ended", list(TransferState))
-def test_a_stored_transfer_stays_part_of_the_session(desk, ended):
+def test_a_stored_transfer_stays_part_of_the_session(driver, ended):
     """Nothing that a node says of it later gives anything back."""
-    plan, made = desk.plan_call("api_1", "/1", {}), payment(desk)
-    desk.settle_locally(Store(transfer=made, price=10_000), plan)
-    desk.settle_locally(Learn(tx_hash=made.tx_hash, state=ended, rest=0), plan)
-    assert dict(desk.session.spent()) == {"USDC": 10**16}
+    plan, made = driver.plan_call("api_1", "/1", {}), payment(driver)
+    driver.perform_local(StoreTransfer(transfer=made, price=10_000), plan)
+    driver.perform_local(RecordTransferState(tx_hash=made.tx_hash, state=ended, rest=0), plan)
+    assert dict(driver.session.spent()) == {"USDC": 10**16}
 
 
 OPEN, CHARGED, RELEASED, ABANDONED, EXPIRED, UNSENT = AuthorizationState
@@ -117,22 +119,22 @@ OPEN, CHARGED, RELEASED, ABANDONED, EXPIRED, UNSENT = AuthorizationState
         ((CHARGED, UNSENT), True),
     ],
 )
-def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(desk, states, is_counted):
-    plan = desk.plan_call("api_1", "/1", {})
+def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(driver, states, is_counted):
+    plan = driver.plan_call("api_1", "/1", {})
     signed = SignedAuthorization(
         nonce=b"\x09" * 32,
         proof="proof",
         asset=USDC,
-        payer=desk.wallet.address,
+        payer=driver.wallet.address,
         pay_to=PAYEE,
         gateway=GATEWAY,
         amount=10_000,
         valid_before=1,
     )
-    desk.settle_locally(StoreAuthorization(authorization=signed), plan)
+    driver.perform_local(StoreAuthorization(authorization=signed), plan)
     for state in states:
-        desk.settle_locally(LearnAuthorization(nonce=signed.nonce, state=state), plan)
-    assert dict(desk.session.spent()) == ({"USDC": 10**16} if is_counted else {})
+        driver.perform_local(RecordAuthorizationState(nonce=signed.nonce, state=state), plan)
+    assert dict(driver.session.spent()) == ({"USDC": 10**16} if is_counted else {})
 
 
 @pytest.mark.parametrize("kind", [TollwayClient, AsyncTollwayClient])
@@ -165,10 +167,10 @@ def test_http_beyond_this_machine_has_to_be_allowed(url, is_allowed, store_path)
     for options in ({"gateway_url": url}, {"gateway_url": "https://gateway.test", "rpc_urls": {1: url}}):
         gateway_url, more = options.pop("gateway_url"), {**options, "store_path": store_path}
         if "@" not in gateway_url:  # which is refused as an origin
-            Desk(gateway_url, {**more, "allow_http": True})
+            Driver(gateway_url, {**more, "allow_http": True})
         if is_allowed:
-            Desk(gateway_url, more)
+            Driver(gateway_url, more)
         else:
             with pytest.raises(HttpNotAllowed) as refused:
-                Desk(gateway_url, more)
+                Driver(gateway_url, more)
             assert refused.value.code == "http_not_allowed"

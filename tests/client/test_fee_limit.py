@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.chain.networks import PRESETS
-from tollway.client.fee_limit import Fee, FeeLimit, format_fee, limit_fee, native_symbol
+from tollway.client.fee_limit import FeeLimit, NetworkFee, format_fee, limit_fee, native_symbol
 from tollway.client.quote import Cap
 from tollway.ids import Address, ChainId
 from tollway.money import Asset
@@ -63,7 +63,7 @@ def test_no_preset_lets_a_node_take_more_than_some_dollars(preset):
 
 
 def fee(**changes):
-    return Fee(**{"chain_id": BASE, "gas": 50_000, "price_wei": 2 * GWEI, "tip_wei": GWEI, **changes})
+    return NetworkFee(**{"chain_id": BASE, "gas": 50_000, "price_wei": 2 * GWEI, "tip_wei": GWEI, **changes})
 
 
 LIMIT = FeeLimit(fee_wei=10**14, tip_wei=GWEI)

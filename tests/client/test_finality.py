@@ -11,18 +11,18 @@ from tollway.client.finality import (
 )
 from tollway.client.steps import (
     AuthorizationState,
-    LearnAuthorization,
-    NodeAnswer,
-    NodeAway,
-    NodeRefused,
-    RecallReleased,
+    FindReleasedAuthorizations,
+    NodeError,
+    NodeResult,
+    NodeUnavailable,
+    RecordAuthorizationState,
     SignedAuthorization,
 )
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN, TX = ChainId(84532), TxHash(b"\x0a" * 32)
-REFUSED, AWAY = NodeRefused(code=-32000, message="no"), NodeAway(detail="away")
+REFUSED, AWAY = NodeError(code=-32000, message="no"), NodeUnavailable(detail="away")
 UNUSED, USED = "0x" + "0" * 64, "0x" + "0" * 63 + "1"
 
 
@@ -39,7 +39,7 @@ def run(flow, answer):
 
 
 def block(number=100, time_s=1_000):
-    return NodeAnswer(result={"number": hex(number), "timestamp": hex(time_s)})
+    return NodeResult(result={"number": hex(number), "timestamp": hex(time_s)})
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def block(number=100, time_s=1_000):
     [
         ([block()], FinalBlock(number=100, time_s=1_000)),
         ([AWAY], None),
-        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH + 7)), block(7)], FinalBlock(number=7, time_s=1_000)),
+        ([REFUSED, NodeResult(result=hex(FINAL_DEPTH + 7)), block(7)], FinalBlock(number=7, time_s=1_000)),
         (
-            [NodeAnswer(result=None), NodeAnswer(result=hex(FINAL_DEPTH)), block(0)],
+            [NodeResult(result=None), NodeResult(result=hex(FINAL_DEPTH)), block(0)],
             FinalBlock(number=0, time_s=1_000),
         ),
-        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH - 1))], None),
-        ([REFUSED, NodeAnswer(result="nonsense")], None),
+        ([REFUSED, NodeResult(result=hex(FINAL_DEPTH - 1))], None),
+        ([REFUSED, NodeResult(result="nonsense")], None),
         ([REFUSED, AWAY], None),
-        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH)), AWAY], None),
-        ([NodeAnswer(result={"number": "0x1"}), REFUSED], None),
-        ([NodeAnswer(result={"number": 1, "timestamp": "0x1"}), REFUSED], None),
+        ([REFUSED, NodeResult(result=hex(FINAL_DEPTH)), AWAY], None),
+        ([NodeResult(result={"number": "0x1"}), REFUSED], None),
+        ([NodeResult(result={"number": 1, "timestamp": "0x1"}), REFUSED], None),
     ],
 )
 def test_the_final_block_is_what_the_node_calls_so_or_lies_deep(answers, found):
@@ -67,7 +67,7 @@ def test_the_final_block_is_what_the_node_calls_so_or_lies_deep(answers, found):
 
 
 def receipt(**changes):
-    return NodeAnswer(result={"transactionHash": str(TX), "blockNumber": "0x64", "status": "0x0", **changes})
+    return NodeResult(result={"transactionHash": str(TX), "blockNumber": "0x64", "status": "0x0", **changes})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def receipt(**changes):
         (block(100), receipt(status=None), False),
         (block(100), receipt(blockNumber=None), False),
         (block(100), receipt(transactionHash="0x" + "0b" * 32), False),
-        (block(100), NodeAnswer(result=None), False),
+        (block(100), NodeResult(result=None), False),
         (block(100), REFUSED, False),
         (block(100), AWAY, False),
     ],
@@ -111,14 +111,14 @@ def expire(*released, final=None, states=()):
 
     def answer(step):
         match step:
-            case RecallReleased():
+            case FindReleasedAuthorizations():
                 return tuple(released)
-            case LearnAuthorization():
+            case RecordAuthorizationState():
                 return None
         return answers.pop(0) if step.method == "eth_call" else (final or block())
 
     expired, steps = run(expire_released(), answer)
-    learnt = [(step.nonce[0], step.state) for step in steps if isinstance(step, LearnAuthorization)]
+    learnt = [(step.nonce[0], step.state) for step in steps if isinstance(step, RecordAuthorizationState)]
     return {nonce[0] for nonce in expired}, learnt, len(states) - len(answers)
 
 
@@ -128,16 +128,16 @@ EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
 @pytest.mark.parametrize(
     ("states", "expired", "learnt"),
     [
-        ([NodeAnswer(result=UNUSED)], {1}, [(1, EXPIRED)]),
-        ([NodeAnswer(result=USED)], set(), [(1, CHARGED)]),
-        ([REFUSED, NodeAnswer(result=UNUSED)], {1}, [(1, EXPIRED)]),  # at the head: it keeps few states
-        ([REFUSED, NodeAnswer(result=USED)], set(), [(1, CHARGED)]),
+        ([NodeResult(result=UNUSED)], {1}, [(1, EXPIRED)]),
+        ([NodeResult(result=USED)], set(), [(1, CHARGED)]),
+        ([REFUSED, NodeResult(result=UNUSED)], {1}, [(1, EXPIRED)]),  # at the head: it keeps few states
+        ([REFUSED, NodeResult(result=USED)], set(), [(1, CHARGED)]),
         ([REFUSED, REFUSED], set(), []),
         ([AWAY], set(), []),
-        ([NodeAnswer(result="0x")], set(), []),
-        ([NodeAnswer(result=None)], set(), []),
-        ([NodeAnswer(result="0x0")], set(), []),
-        ([NodeAnswer(result=UNUSED + "00")], set(), []),
+        ([NodeResult(result="0x")], set(), []),
+        ([NodeResult(result=None)], set(), []),
+        ([NodeResult(result="0x0")], set(), []),
+        ([NodeResult(result=UNUSED + "00")], set(), []),
     ],
 )
 def test_only_the_plain_word_of_the_token_ends_an_authorisation(states, expired, learnt):
@@ -146,15 +146,15 @@ def test_only_the_plain_word_of_the_token_ends_an_authorisation(states, expired,
 
 def test_a_block_of_its_last_second_is_late_enough_and_one_before_is_not():
     early, late = authorization(1, valid_before=1_001), authorization(2, valid_before=1_000)
-    assert expire(early, late, states=[NodeAnswer(result=UNUSED)]) == ({2}, [(2, EXPIRED)], 1)
+    assert expire(early, late, states=[NodeResult(result=UNUSED)]) == ({2}, [(2, EXPIRED)], 1)
 
 
 def test_a_node_that_is_away_is_asked_once_and_the_next_chain_all_the_same():
     released = [authorization(1), authorization(2), authorization(3, chain=1)]
-    told = expire(*released, states=[AWAY, NodeAnswer(result=UNUSED)])
+    told = expire(*released, states=[AWAY, NodeResult(result=UNUSED)])
     assert told == ({3}, [(3, EXPIRED)], 2)
 
 
 def test_nothing_is_asked_where_nothing_was_released():
     _, steps = run(expire_released(), lambda _: ())
-    assert steps == [RecallReleased()]
+    assert steps == [FindReleasedAuthorizations()]

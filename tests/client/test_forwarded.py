@@ -18,7 +18,7 @@ from tollway.client.forwarded import (
     Forwarded,
     ForwardedRefused,
     ForwardedVerifier,
-    NonceMemory,
+    NonceCache,
 )
 from tollway.gateway.request_signing import VALID_S, BodyCoverage, UpstreamSigner, cover_body
 from tollway.identity.http_signatures import TAG
@@ -132,7 +132,7 @@ def test_tells_what_the_gateway_signed(desk: Desk) -> None:
         api_id="api_1",
         payer=str(PAYER),
         covers="digest",
-        _told=forwarded._told,
+        _signed_value=forwarded._signed_value,
     )
 
 
@@ -434,7 +434,7 @@ def test_the_last_moment_is_remembered_too(desk: Desk) -> None:
 
 def test_the_memory_of_nonces_is_bounded_and_forgets() -> None:
     now_s = 100.0
-    memory = NonceMemory(now_s=lambda: now_s, most=2)
+    memory = NonceCache(now_s=lambda: now_s, most=2)
     assert [memory("a", 110), memory("b", 120), memory("a", 110)] == [True, True, False]
     with pytest.raises(ForwardedRefused) as caught:
         memory("c", 120)

@@ -217,12 +217,12 @@ async def test_an_agent_is_kept_to_the_limits(hostile, wallet, store_path, word)
         transport=httpx.MockTransport(hostile.handle),
         now_ms=lambda: NOW_S * 1000,
     )
-    tools = AgentTools.over(client)
+    tools = AgentTools.for_client(client)
     for number in range(20):
         tool = find_tool("call_api")
-        await tools.use(tool, {"apiId": API, "path": f"/{number}"})
+        await tools.run_tool(tool, {"apiId": API, "path": f"/{number}"})
     assert hostile.can_cash == 30_000
-    status = await tools.use(find_tool("wallet_status"), {})
+    status = await tools.run_tool(find_tool("wallet_status"), {})
     assert status.document["spent"] == {"session": {"USDC": "0.03"}, "total": {"USDC": "0.03"}}
     await client.close()
 

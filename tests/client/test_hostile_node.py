@@ -9,9 +9,9 @@ from hexbytes import HexBytes
 
 from tollway.client import AsyncTollwayClient, FeeAboveMax, Patience, TollwayClient
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools
-from tollway.client.steps import NodeAnswer
+from tollway.client.steps import NodeResult
 from tollway.client.tool_schemas import find_tool
-from tollway.client.transfer import Purse, find_asset
+from tollway.client.transfer import PaymentSource, find_asset
 from tollway.ids import Address, ChainId
 
 API, GATEWAY, CHAIN = "api_1", "https://gateway.test", 84532
@@ -159,15 +159,15 @@ async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(gateway, wallet,
         patience=Patience(poll_s=0.001, wait_s=0.02),
         transport=httpx.MockTransport(gateway.handle),
     )
-    tools, call = AgentTools.over(client), find_tool("call_api")
-    paid = await tools.use(call, {"apiId": API})
+    tools, call = AgentTools.for_client(client), find_tool("call_api")
+    paid = await tools.run_tool(call, {"apiId": API})
     assert paid.document["payment"]["feeMax"] == "0.00013125 ETH"
     chain.tip_wei = 70_000 * GWEI
-    refused = await tools.use(call, {"apiId": API, "path": "/other"})
+    refused = await tools.run_tool(call, {"apiId": API, "path": "/other"})
     assert refused.document["error"]["code"] == "fee_above_max"
     assert refused.document["error"]["limits"]["networkFee"] == DEFAULT_FEE
     assert "4.37" in refused.document["error"]["detail"]
-    status = await tools.use(find_tool("wallet_status"), {})
+    status = await tools.run_tool(find_tool("wallet_status"), {})
     assert status.document["limits"]["networkFee"] == DEFAULT_FEE
     await client.close()
 
@@ -185,11 +185,11 @@ async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(gateway, wallet,
 def test_a_symbol_is_a_symbol_or_makes_no_asset(symbol, is_known):
     """An authorisation's offer names none, so the node's is what the caller sees and the store keeps."""
     token = Address(b"\x44" * 20)
-    purse = Purse(payer=token, chains=frozenset({ChainId(CHAIN)}), gateway=GATEWAY, assets={})
-    flow = find_asset(ChainId(CHAIN), token, purse)
+    source = PaymentSource(payer=token, chains=frozenset({ChainId(CHAIN)}), gateway=GATEWAY, assets={})
+    flow = find_asset(ChainId(CHAIN), token, source)
     next(flow)
-    flow.send(NodeAnswer(result="0x" + (6).to_bytes(32, "big").hex()))
+    flow.send(NodeResult(result="0x" + (6).to_bytes(32, "big").hex()))
     words = (32).to_bytes(32, "big") + len(symbol).to_bytes(32, "big") + symbol.ljust(32, b"\0")
     with pytest.raises(StopIteration) as end:
-        flow.send(NodeAnswer(result="0x" + words.hex()))
+        flow.send(NodeResult(result="0x" + words.hex()))
     assert (end.value.value is not None) is is_known

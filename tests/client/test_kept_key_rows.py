@@ -2,8 +2,8 @@
 
 import pytest
 
-from tollway.client.kept_key_rows import KEPT_MS
-from tollway.client.spending import SpendingStore
+from tollway.client.kept_key_rows import IDEMPOTENCY_KEY_KEPT_MS
+from tollway.client.spending import PaymentStore
 from tollway.ids import Address
 
 PAYER, OTHER = Address(b"\x01" * 20), Address(b"\x02" * 20)
@@ -16,13 +16,13 @@ def clock() -> list[int]:
 
 
 @pytest.fixture
-def store(store_path, clock) -> SpendingStore:
-    return SpendingStore(store_path, now_ms=lambda: clock[0])
+def store(store_path, clock) -> PaymentStore:
+    return PaymentStore(store_path, now_ms=lambda: clock[0])
 
 
 def test_a_request_keeps_its_key_over_processes(store, store_path, clock) -> None:
     assert store.keep_key(payer=PAYER, request=REQUEST, fresh="one") == "one"
-    again = SpendingStore(store_path, now_ms=lambda: clock[0] + KEPT_MS - 1)
+    again = PaymentStore(store_path, now_ms=lambda: clock[0] + IDEMPOTENCY_KEY_KEPT_MS - 1)
     assert again.keep_key(payer=PAYER, request=REQUEST, fresh="two") == "one"
 
 
@@ -42,5 +42,5 @@ def test_a_dropped_key_is_followed_by_a_fresh_one_and_only_that_one_is_dropped(s
 
 def test_a_key_that_gateways_have_forgotten_is_not_used_any_more(store, clock) -> None:
     store.keep_key(payer=PAYER, request=REQUEST, fresh="one")
-    clock[0] += KEPT_MS
+    clock[0] += IDEMPOTENCY_KEY_KEPT_MS
     assert store.keep_key(payer=PAYER, request=REQUEST, fresh="two") == "two"

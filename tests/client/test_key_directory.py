@@ -10,8 +10,8 @@ from tests.kit.upstream import plain, run_upstream
 from tollway.client.key_directory import (
     AFTER_FAILURE_S,
     BETWEEN_FETCHES_S,
-    BYTES_MAX,
-    KEPT_S,
+    DIRECTORY_BYTES_MAX,
+    KEYS_KEPT_S,
     KEYS_MAX,
     REFRESH_S,
     KeyDirectory,
@@ -87,7 +87,7 @@ def test_what_is_known_holds_for_a_day_while_the_gateway_is_away() -> None:
         assert gateway.knows(ONE)
     with pytest.raises(KeysUnavailable):
         gateway.knows(TWO)
-    gateway.now_s += KEPT_S
+    gateway.now_s += KEYS_KEPT_S
     with pytest.raises(KeysUnavailable):
         gateway.knows(ONE)
 
@@ -151,7 +151,7 @@ def test_keys_that_anybody_could_exchange_are_not_fetched(gateway: str) -> None:
     [
         plain(b"gone", status=404),
         plain(b"", status=302, headers=("Location: https://elsewhere.example",)),
-        plain(b"x" * (BYTES_MAX + 1)),
+        plain(b"x" * (DIRECTORY_BYTES_MAX + 1)),
     ],
 )
 async def test_only_a_small_document_with_200_is_one(answer) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.client.checkout import Rules
+from tollway.client.checkout import CallRules
 from tollway.client.failures import (
     CallHeld,
     CannotPay,
@@ -14,34 +14,34 @@ from tollway.client.failures import (
 from tollway.client.payer import pay_flow
 from tollway.client.quote import Cap
 from tollway.client.steps import (
-    Answer,
-    AskNode,
-    Broken,
-    CountServed,
-    Learn,
-    NextNonce,
-    NodeAnswer,
-    NodeAway,
-    NodeRefused,
+    ApprovePayment,
+    CountServedCalls,
+    FindNextNonce,
+    FindPayments,
+    FindReleasedAuthorizations,
+    FindUnsentTransfers,
+    GatewayResponse,
+    LeaseAuthorization,
+    NodeError,
+    NodeResult,
+    NodeUnavailable,
     NonceTaken,
+    NoResponse,
     OverBudget,
     PaidAlready,
     Pause,
-    Recall,
-    RecallAuthorization,
-    RecallReleased,
-    Send,
-    ShowPayment,
+    QueryNode,
+    RecordTransferState,
+    SendCall,
     SignCall,
     SignedTransfer,
     SignTransfer,
-    Store,
     Stored,
+    StoreTransfer,
     Transfer,
     TransferState,
-    Unsent,
 )
-from tollway.client.transfer import Patience, Purse, resume
+from tollway.client.transfer import Patience, PaymentSource, resume_transfers
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
@@ -50,11 +50,11 @@ TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 USDC = Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6)
 PAYER, PAYEE = Address(b"\x01" * 20), Address(b"\x22" * 20)
 TX, OTHER_TX = TxHash(b"\x0a" * 32), TxHash(b"\x0b" * 32)
-PURSE = Purse(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
-RULES = Rules(max_price=Cap.parse("1 USDC"), patience=Patience(poll_s=1, wait_s=3))
+SOURCE = PaymentSource(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
+RULES = CallRules(max_price=Cap.parse("1 USDC"), patience=Patience(poll_s=1, wait_s=3))
 PROOF = (("X-Payment-Tx", str(TX)),)
-SHOWN = Send(headers=(("Tollway-Max-Price", "1"), *PROOF))
-PAYMENT_402 = Answer(
+SHOWN = SendCall(headers=(("Tollway-Max-Price", "1"), *PROOF))
+PAYMENT_402 = GatewayResponse(
     status=402,
     headers={},
     problem={
@@ -75,7 +75,7 @@ PAYMENT_402 = Answer(
         },
     },
 )
-SERVED = Answer(
+SERVED = GatewayResponse(
     status=200,
     headers={"tollway-payment-state": "charged", "tollway-credit-remaining": "0 USDC"},
 )
@@ -105,7 +105,7 @@ class Play:
     def __init__(self, flow):
         self.flow = flow
         self.step = next(flow)
-        if self.step == RecallAuthorization():
+        if self.step == LeaseAuthorization():
             self.step = flow.send(None)
         self.result = None
         self.failure = None
@@ -129,11 +129,11 @@ class Play:
 
 
 def ask(method, *params):
-    return AskNode(chain_id=CHAIN, method=method, params=params)
+    return QueryNode(chain_id=CHAIN, method=method, params=params)
 
 
 def number(value):
-    return NodeAnswer(result=hex(value))
+    return NodeResult(result=hex(value))
 
 
 BALANCE = "0x70a08231" + "00" * 12 + PAYER.hex()
@@ -142,27 +142,27 @@ CALLDATA = bytes.fromhex("a9059cbb") + bytes(12) + PAYEE + (10_000).to_bytes(32,
 
 def play_to_signature(play, *, pending=5, stored=0):
     """From the first step to the signed transaction."""
-    play << Recall() >> ()
-    play << Send() >> PAYMENT_402
-    play << Recall(payees=(PAYEE,)) >> ()
+    play << FindPayments() >> ()
+    play << SendCall() >> PAYMENT_402
+    play << FindPayments(payees=(PAYEE,)) >> ()
     (
         play
         << ask("eth_call", {"to": str(TOKEN), "data": BALANCE}, "latest")
-        >> NodeAnswer(result="0x" + (10**6).to_bytes(32, "big").hex())
+        >> NodeResult(result="0x" + (10**6).to_bytes(32, "big").hex())
     )
     play << ask("eth_chainId") >> number(CHAIN)
-    play << AskNode >> number(40_000)
-    play << ask("eth_getBlockByNumber", "latest", False) >> NodeAnswer(result={"baseFeePerGas": "0x64"})
-    play << ask("eth_maxPriorityFeePerGas") >> NodeRefused(code=-32601, message="no such method")
+    play << QueryNode >> number(40_000)
+    play << ask("eth_getBlockByNumber", "latest", False) >> NodeResult(result={"baseFeePerGas": "0x64"})
+    play << ask("eth_maxPriorityFeePerGas") >> NodeError(code=-32601, message="no such method")
     play << ask("eth_getBalance", str(PAYER), "latest") >> number(10**18)
-    play << ShowPayment >> None
+    play << ApprovePayment >> None
     play << ask("eth_getTransactionCount", str(PAYER), "pending") >> number(pending)
-    play << NextNonce(chain_id=CHAIN, pending=pending) >> stored
+    play << FindNextNonce(chain_id=CHAIN, pending=pending) >> stored
     return play
 
 
 def test_stores_before_broadcasting_and_broadcasts_before_calling():
-    play = play_to_signature(Play(pay_flow(PURSE, RULES)))
+    play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     (
         play
         << SignTransfer(
@@ -178,91 +178,91 @@ def test_stores_before_broadcasting_and_broadcasts_before_calling():
         >> SignedTransfer(tx_hash=TX, raw=b"raw")
     )
     stored = transfer(fee_max_wei=50_000 * (10**9 + 200))
-    play << Store(transfer=stored, price=10_000) >> Stored()
-    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
+    play << StoreTransfer(transfer=stored, price=10_000) >> Stored()
+    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeResult(result=None)
     play << ask("eth_getTransactionCount", str(PAYER), "finalized") >> number(5)
-    play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeAnswer(result=str(TX))
-    receipt = NodeAnswer(result={"transactionHash": str(TX), "blockNumber": "0xa", "status": "0x1"})
+    play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeResult(result=str(TX))
+    receipt = NodeResult(result={"transactionHash": str(TX), "blockNumber": "0xa", "status": "0x1"})
     play << ask("eth_getTransactionReceipt", str(TX)) >> receipt
     play << ask("eth_blockNumber") >> number(10)  # one confirmation of two
     play << Pause(seconds=1) >> None
     play << ask("eth_getTransactionReceipt", str(TX)) >> receipt
     play << ask("eth_blockNumber") >> number(11)
-    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED) >> None
+    play << RecordTransferState(tx_hash=TX, state=TransferState.CONFIRMED) >> None
     play << SignCall(chain_id=CHAIN, tx_hash=TX) >> PROOF
     play << SHOWN >> SERVED
-    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED, rest=0, is_served=True) >> None
-    assert play.result.answer is SERVED
+    play << RecordTransferState(tx_hash=TX, state=TransferState.CONFIRMED, rest=0, is_served=True) >> None
+    assert play.result.response is SERVED
     assert play.result.transfer.tx_hash == TX
 
 
 def test_credit_is_shown_first():
     credit = transfer(state=TransferState.CONFIRMED)
-    play = Play(pay_flow(PURSE, RULES))
-    play << Recall() >> (credit,)
+    play = Play(pay_flow(SOURCE, RULES))
+    play << FindPayments() >> (credit,)
     play << SignCall(chain_id=CHAIN, tx_hash=TX) >> PROOF
     play << SHOWN >> SERVED
-    play << Learn >> None
+    play << RecordTransferState >> None
     assert play.result.transfer is credit
 
 
 def test_nonce_taken_by_another_process_is_signed_anew_with_the_next():
-    play = play_to_signature(Play(pay_flow(PURSE, RULES)))
+    play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
-    play << Store >> NonceTaken()
+    play << StoreTransfer >> NonceTaken()
     play << ask("eth_getTransactionCount", str(PAYER), "pending") >> number(5)
-    play << NextNonce(chain_id=CHAIN, pending=5) >> 6
-    play << Unsent(chain_id=CHAIN) >> (transfer(tx_hash=OTHER_TX),)
-    play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeRefused(code=1, message="already known")
+    play << FindNextNonce(chain_id=CHAIN, pending=5) >> 6
+    play << FindUnsentTransfers(chain_id=CHAIN) >> (transfer(tx_hash=OTHER_TX),)
+    play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeError(code=1, message="already known")
     assert play.step.nonce == 6
 
 
 def test_somebody_elses_unresolved_payment_is_followed_instead_of_paying():
     earlier = transfer(tx_hash=OTHER_TX)
-    play = play_to_signature(Play(pay_flow(PURSE, RULES)))
+    play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
-    play << Store >> PaidAlready(transfer=earlier)
+    play << StoreTransfer >> PaidAlready(transfer=earlier)
     play << ask("eth_getTransactionReceipt", str(OTHER_TX))
 
 
 def test_over_budget_ends_before_anything_is_broadcast():
-    play = play_to_signature(Play(pay_flow(PURSE, RULES)))
+    play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
-    play << Store >> OverBudget(spent_atto=0, budget_atto=1)
-    play << RecallReleased() >> ()
+    play << StoreTransfer >> OverBudget(spent_atto=0, budget_atto=1)
+    play << FindReleasedAuthorizations() >> ()
     assert play.failure.code == "budget_exhausted"
 
 
 @pytest.mark.parametrize(
-    "silence", [NodeAway(detail="x"), NodeRefused(code=1, message="x"), NodeAnswer(result={})]
+    "silence", [NodeUnavailable(detail="x"), NodeError(code=1, message="x"), NodeResult(result={})]
 )
 def test_an_uncertain_node_never_decides_over_a_stored_payment(silence):
-    play = Play(pay_flow(PURSE, RULES))
-    play << Recall() >> (transfer(),)
+    play = Play(pay_flow(SOURCE, RULES))
+    play << FindPayments() >> (transfer(),)
     while play.failure is None:
         if isinstance(play.step, Pause):
             play >> None
         else:
-            play << AskNode >> silence
+            play << QueryNode >> silence
     assert isinstance(play.failure, PaymentPending)
     assert play.failure.transaction == TX
 
 
 def test_replaced_only_when_a_finalized_block_took_the_nonce():
-    play = Play(pay_flow(PURSE, RULES))
-    play << Recall() >> (transfer(),)
-    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
+    play = Play(pay_flow(SOURCE, RULES))
+    play << FindPayments() >> (transfer(),)
+    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeResult(result=None)
     play << ask("eth_getTransactionCount", str(PAYER), "finalized") >> number(6)
-    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
-    play << Learn(tx_hash=TX, state=TransferState.REPLACED, rest=0) >> None
-    play << Send()
+    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeResult(result=None)
+    play << RecordTransferState(tx_hash=TX, state=TransferState.REPLACED, rest=0) >> None
+    play << SendCall()
 
 
 def test_resume_sends_the_same_bytes_of_what_has_no_receipt():
-    play = Play(resume([transfer(tx_hash=OTHER_TX, nonce=6, raw=b"two"), transfer(raw=b"one")]))
-    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
-    play << ask("eth_sendRawTransaction", "0x" + b"one".hex()) >> NodeAway(detail="x")
-    play << ask("eth_getTransactionReceipt", str(OTHER_TX)) >> NodeAnswer(result={"status": "0x1"})
+    play = Play(resume_transfers([transfer(tx_hash=OTHER_TX, nonce=6, raw=b"two"), transfer(raw=b"one")]))
+    play << ask("eth_getTransactionReceipt", str(TX)) >> NodeResult(result=None)
+    play << ask("eth_sendRawTransaction", "0x" + b"one".hex()) >> NodeUnavailable(detail="x")
+    play << ask("eth_getTransactionReceipt", str(OTHER_TX)) >> NodeResult(result={"status": "0x1"})
     assert play.step is None
     assert play.failure is None
 
@@ -270,16 +270,16 @@ def test_resume_sends_the_same_bytes_of_what_has_no_receipt():
 @pytest.mark.parametrize(
     ("answers", "failure"),
     [
-        ([NodeAway(detail="x")], NodeUnreachable),
-        ([NodeRefused(code=3, message="reverted")], CannotPay),
-        ([NodeAnswer(result="0x" + "00" * 32)], CannotPay),  # nothing in the wallet
+        ([NodeUnavailable(detail="x")], NodeUnreachable),
+        ([NodeError(code=3, message="reverted")], CannotPay),
+        ([NodeResult(result="0x" + "00" * 32)], CannotPay),  # nothing in the wallet
     ],
 )
 def test_failures_before_signing_spend_nothing(answers, failure):
-    play = Play(pay_flow(PURSE, RULES))
-    play << Recall() >> () << Send() >> PAYMENT_402 << Recall(payees=(PAYEE,)) >> ()
-    for answer in answers:
-        play << AskNode >> answer
+    play = Play(pay_flow(SOURCE, RULES))
+    play << FindPayments() >> () << SendCall() >> PAYMENT_402 << FindPayments(payees=(PAYEE,)) >> ()
+    for response in answers:
+        play << QueryNode >> response
     assert isinstance(play.failure, failure)
 
 
@@ -298,7 +298,7 @@ class World:
 
     def call(self, **rules):
         told = {"max_price": Cap.parse("0.01 USDC"), "patience": Patience(poll_s=1, wait_s=9), **rules}
-        flow = pay_flow(PURSE, Rules(**told))
+        flow = pay_flow(SOURCE, CallRules(**told))
         step = next(flow)
         while True:
             try:
@@ -308,30 +308,30 @@ class World:
 
     def do(self, step):
         match step:
-            case RecallAuthorization():
+            case LeaseAuthorization():
                 return None
-            case ShowPayment():
+            case ApprovePayment():
                 return None
-            case Recall():
+            case FindPayments():
                 return self.credit
-            case Send():
+            case SendCall():
                 self.sent.append(step)
                 return self.answers.pop(0)
-            case AskNode():
+            case QueryNode():
                 return self.ask(step.method, step.params)
-            case NextNonce():
+            case FindNextNonce():
                 return 0
             case SignTransfer():
                 return SignedTransfer(tx_hash=TxHash(bytes([len(self.stored) + 1]) * 32), raw=b"raw")
-            case Store():
+            case StoreTransfer():
                 self.stored.append(step.transfer)
                 return Stored()
             case SignCall():
                 self.signatures += 1
                 return (("X-Payment-Tx", str(step.tx_hash)), ("X-Signature", str(self.signatures)))
-            case CountServed():
+            case CountServedCalls():
                 return self.served
-            case Learn():
+            case RecordTransferState():
                 self.learned.append(step)
                 return None
             case Pause(seconds=seconds):
@@ -344,11 +344,11 @@ class World:
         match method:
             case "eth_getTransactionReceipt":
                 receipt = {"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
-                return NodeAnswer(result=receipt)
+                return NodeResult(result=receipt)
             case "eth_getBlockByNumber":
-                return NodeAnswer(result={"baseFeePerGas": "0x1"})
+                return NodeResult(result={"baseFeePerGas": "0x1"})
             case "eth_call":
-                return NodeAnswer(result="0x" + (10**9).to_bytes(32, "big").hex())
+                return NodeResult(result="0x" + (10**9).to_bytes(32, "big").hex())
         return number(numbers.get(method, 100))
 
     @property
@@ -357,7 +357,7 @@ class World:
 
 
 def problem(status, code, headers=None, **members):
-    return Answer(status=status, headers=headers or {}, problem={"code": code, **members})
+    return GatewayResponse(status=status, headers=headers or {}, problem={"code": code, **members})
 
 
 def terms(code, *, missing=None, **changes):
@@ -368,7 +368,7 @@ def terms(code, *, missing=None, **changes):
 
 USED = problem(409, "payment_already_used", paymentState="charged")
 HELD = problem(409, "payment_already_used", paymentState="held", callId="call_7")
-GONE = Broken(is_sent=True, detail="x")
+GONE = NoResponse(is_sent=True, detail="x")
 
 
 def test_a_fresh_payment_that_is_called_spent_is_not_followed_by_another():
@@ -384,7 +384,7 @@ def test_a_fresh_payment_that_is_called_spent_is_not_followed_by_another():
 
 def test_a_fresh_payment_that_bought_another_call_of_ours_is_followed_by_one_more_at_most():
     world = World(PAYMENT_402, USED, SERVED, served=1)
-    assert world.call().answer is SERVED
+    assert world.call().response is SERVED
     assert world.amounts == [10_000, 10_000]
     world = World(PAYMENT_402, USED, USED, USED, served=1)
     with pytest.raises(PaymentPending):
@@ -395,7 +395,7 @@ def test_a_fresh_payment_that_bought_another_call_of_ours_is_followed_by_one_mor
 def test_a_difference_is_added_to_a_payment_of_the_same_call_within_the_cap():
     dearer = terms("payment_insufficient", amount="12000", missing="0.002")
     world = World(PAYMENT_402, dearer, SERVED)
-    assert world.call(max_price=Cap.parse("0.012 USDC")).answer is SERVED
+    assert world.call(max_price=Cap.parse("0.012 USDC")).response is SERVED
     assert world.amounts == [10_000, 2_000]
     assert world.stored[0].pay_to == world.stored[1].pay_to
     world = World(PAYMENT_402, dearer, SERVED)
@@ -452,7 +452,7 @@ def test_a_fresh_payment_that_is_not_counted_ends_the_call(code):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         problem(401, "signature_expired"),
         USED,
@@ -467,8 +467,8 @@ def test_a_fresh_payment_that_is_not_counted_ends_the_call(code):
         problem(429, "rate_limited"),
     ],
 )
-def test_after_a_call_that_may_have_arrived_nothing_is_signed_or_paid(answer):
-    world = World(PAYMENT_402, GONE, *[answer] * 9)
+def test_after_a_call_that_may_have_arrived_nothing_is_signed_or_paid(response):
+    world = World(PAYMENT_402, GONE, *[response] * 9)
     with pytest.raises(CallHeld) as caught:
         world.call(is_repeatable=True)
     assert caught.value.transaction == world.stored[0].tx_hash
@@ -477,15 +477,15 @@ def test_after_a_call_that_may_have_arrived_nothing_is_signed_or_paid(answer):
     assert len(set(world.sent[1:])) == 1
 
 
-@pytest.mark.parametrize("answer", [SERVED, problem(502, "upstream_unreachable", paymentState="released")])
-def test_the_same_proof_again_may_bring_the_outcome(answer):
-    world = World(PAYMENT_402, GONE, answer)
-    assert world.call(is_repeatable=True).answer is answer
+@pytest.mark.parametrize("response", [SERVED, problem(502, "upstream_unreachable", paymentState="released")])
+def test_the_same_proof_again_may_bring_the_outcome(response):
+    world = World(PAYMENT_402, GONE, response)
+    assert world.call(is_repeatable=True).response is response
     assert world.signatures == 1
 
 
 def test_a_call_that_may_have_arrived_stays_so_when_the_repeat_does_not_leave():
-    world = World(PAYMENT_402, GONE, *[Broken(is_sent=False, detail="x")] * 3)
+    world = World(PAYMENT_402, GONE, *[NoResponse(is_sent=False, detail="x")] * 3)
     with pytest.raises(GatewayUnreachable, match="/history") as caught:
         world.call(is_repeatable=True)
     assert (caught.value.is_sent, caught.value.is_retryable) == (True, False)

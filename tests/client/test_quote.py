@@ -2,7 +2,14 @@
 
 import pytest
 
-from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, parse_amount, read_missing, read_offers, to_atto
+from tollway.client.quote import (
+    DEFAULT_MAX_PRICE,
+    Cap,
+    parse_amount,
+    read_missing,
+    read_transfer_offers,
+    to_atto,
+)
 from tollway.ids import Address, ChainId
 from tollway.money import Asset
 
@@ -21,7 +28,7 @@ USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC"
 
 def test_reads_tx_offers_in_the_gateways_order():
     options = [{"rail": "x402"}, {**OPTION, "amount": "2"}, OPTION]
-    assert [o.amount for o in read_offers({"payment": {"options": options}})] == [2, 10_000]
+    assert [o.amount for o in read_transfer_offers({"payment": {"options": options}})] == [2, 10_000]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +53,14 @@ def test_reads_tx_offers_in_the_gateways_order():
     ],
 )
 def test_leaves_out_an_offer_that_makes_no_sense(change):
-    assert read_offers({"payment": {"options": [{**OPTION, **change}]}}) == ()
+    assert read_transfer_offers({"payment": {"options": [{**OPTION, **change}]}}) == ()
 
 
 @pytest.mark.parametrize(
     "problem", [{}, {"payment": None}, {"payment": {"options": "x"}}, {"payment": {"options": [1]}}]
 )
 def test_reads_no_offers_where_there_are_none(problem):
-    assert read_offers(problem) == ()
+    assert read_transfer_offers(problem) == ()
 
 
 @pytest.mark.parametrize(
@@ -132,5 +139,5 @@ def test_the_lower_of_two_caps_allows_what_both_allow(first, second, both):
     ],
 )
 def test_a_cap_in_words(cap, told):
-    assert Cap.parse(cap).tell() == told
+    assert Cap.parse(cap).describe() == told
     assert Cap.parse(Cap.parse(cap)) == Cap.parse(cap)

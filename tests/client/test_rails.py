@@ -2,10 +2,10 @@
 
 import pytest
 
-from tollway.client.checkout import RAILS, Rules, Short
+from tollway.client.checkout import RAILS, CallRules, InsufficientCredit
 from tollway.client.quote import Cap
-from tollway.client.rails import Terms, _order
-from tollway.client.steps import Answer, Transfer, TransferState
+from tollway.client.rails import PaymentOptions, _order_rails
+from tollway.client.steps import GatewayResponse, Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
@@ -25,7 +25,7 @@ PAYMENT = Transfer(
     confirmations=1,
     state=TransferState.CONFIRMED,
 )
-SHORT = Short(transfer=PAYMENT, missing=5_000, answer=Answer(status=402, headers={}))
+SHORT = InsufficientCredit(transfer=PAYMENT, missing=5_000, response=GatewayResponse(status=402, headers={}))
 
 
 def option(rail: str, pay_to: Address = PAYEE) -> dict[str, object]:
@@ -43,8 +43,10 @@ def option(rail: str, pay_to: Address = PAYEE) -> dict[str, object]:
     }
 
 
-def terms(*options: dict[str, object]) -> Terms:
-    return Terms.read(Answer(status=402, headers={}, problem={"payment": {"options": list(options)}}))
+def terms(*options: dict[str, object]) -> PaymentOptions:
+    return PaymentOptions.read(
+        GatewayResponse(status=402, headers={}, problem={"payment": {"options": list(options)}})
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,14 @@ def terms(*options: dict[str, object]) -> Terms:
     ],
 )
 def test_the_cheaper_rail_comes_first_and_a_named_one_alone(rail, prepay, short, paid, order):
-    assert _order(Rules(max_price=Cap.parse("1 USDC"), prepay=prepay, rail=rail), short, paid) == order
+    assert (
+        _order_rails(CallRules(max_price=Cap.parse("1 USDC"), prepay=prepay, rail=rail), short, paid) == order
+    )
 
 
 def test_every_choice_has_an_order():
     for rail in RAILS:
-        assert _order(Rules(max_price=Cap.parse("1"), rail=rail), None, ())
+        assert _order_rails(CallRules(max_price=Cap.parse("1"), rail=rail), None, ())
 
 
 def test_payees_of_both_rails_are_named_once():
@@ -78,4 +82,4 @@ def test_payees_of_both_rails_are_named_once():
 
 @pytest.mark.parametrize("problem", [None, {}, {"payment": {"options": []}}, {"payment": "x"}])
 def test_a_402_without_options_has_no_terms(problem):
-    assert Terms.read(Answer(status=402, headers={}, problem=problem)).is_empty
+    assert PaymentOptions.read(GatewayResponse(status=402, headers={}, problem=problem)).is_empty

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tollway.client.reply import (
     CHARSETS,
     CallResponse,
-    TooLong,
-    describe_break,
+    ResponseTooLong,
+    build_unreachable,
+    describe_failure,
     is_from_gateway,
-    read_answer,
-    read_node,
-    unreachable,
+    read_node_response,
+    read_response,
 )
-from tollway.client.steps import NodeAnswer, NodeAway, NodeRefused
+from tollway.client.steps import NodeError, NodeResult, NodeUnavailable
 
 BOMBS = [b"[" * 500_000, b'{"result":' * 500_000, b"[" * 100_000 + b"]" * 100_000]
 HASH = "0x" + "ab" * 32
@@ -35,8 +35,8 @@ def _lifted_recursion_limit() -> Iterator[None]:
 @pytest.mark.usefixtures("_lifted_recursion_limit")
 @pytest.mark.parametrize("bomb", BOMBS, ids=("array", "object", "closed"))
 def test_deep_nesting_is_no_document(bomb: bytes) -> None:
-    assert read_answer(httpx.Response(402), bomb).problem is None
-    assert read_node(200, bomb) == NodeAway(detail="HTTP 200 without JSON-RPC")
+    assert read_response(httpx.Response(402), bomb).problem is None
+    assert read_node_response(200, bomb) == NodeUnavailable(detail="HTTP 200 without JSON-RPC")
 
 
 @pytest.mark.parametrize(
@@ -51,25 +51,25 @@ def test_deep_nesting_is_no_document(bomb: bytes) -> None:
     ],
 )
 def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) -> None:
-    answer = read_answer(httpx.Response(402, headers={"Retry-After": "3"}), content)
+    answer = read_response(httpx.Response(402, headers={"Retry-After": "3"}), content)
     assert (answer.status, answer.problem, answer.retry_after_s) == (402, problem, 3)
 
 
 @pytest.mark.parametrize(
     ("content", "outcome"),
     [
-        (b"", NodeAway(detail="HTTP 502 without JSON-RPC")),
-        (b"<html>", NodeAway(detail="HTTP 502 without JSON-RPC")),
-        (b"{}", NodeAway(detail="HTTP 502 without a result")),
-        (b'{"result":"0x1"}', NodeAnswer(result="0x1")),
-        (b'{"result":null}', NodeAnswer(result=None)),
-        (b'{"error":{"code":-32000,"message":"no"}}', NodeRefused(code=-32000, message="no")),
-        (b'{"error":{"code":"x"}}', NodeRefused(code=0, message="refused")),
-        (b'{"error":{"code":1,"message":"' + b"m" * 900 + b'"}}', NodeRefused(code=1, message="m" * 500)),
+        (b"", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
+        (b"<html>", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
+        (b"{}", NodeUnavailable(detail="HTTP 502 without a result")),
+        (b'{"result":"0x1"}', NodeResult(result="0x1")),
+        (b'{"result":null}', NodeResult(result=None)),
+        (b'{"error":{"code":-32000,"message":"no"}}', NodeError(code=-32000, message="no")),
+        (b'{"error":{"code":"x"}}', NodeError(code=0, message="refused")),
+        (b'{"error":{"code":1,"message":"' + b"m" * 900 + b'"}}', NodeError(code=1, message="m" * 500)),
     ],
 )
 def test_a_node_answers_refuses_or_is_away(content: bytes, outcome: object) -> None:
-    assert read_node(502, content) == outcome
+    assert read_node_response(502, content) == outcome
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_what_an_upstream_answers_is_never_the_gateways_own_word(
         (httpx.ReadTimeout(""), True),
         (httpx.WriteError(""), True),
         (httpx.RemoteProtocolError("https://key@node"), True),
-        (TooLong(), True),
+        (ResponseTooLong(), True),
     ],
 )
 def test_a_break_says_whether_bytes_left_and_names_no_url(
-    failure: httpx.TransportError | TooLong, is_sent: bool
+    failure: httpx.TransportError | ResponseTooLong, is_sent: bool
 ) -> None:
-    broken = describe_break(failure)
+    broken = describe_failure(failure)
     assert broken.is_sent is is_sent
     assert "key" not in broken.detail
-    told = unreachable(failure, transaction=HASH)
+    told = build_unreachable(failure, transaction=HASH)
     assert (told.is_sent, str(told.transaction), told.is_retryable) == (is_sent, HASH, not is_sent)
 
 

@@ -8,10 +8,10 @@ from tollway.client.shown_text import (
     NESTING_MAX,
     bound_document,
     format_json,
+    format_value,
     plain,
     plain_document,
     plain_line,
-    show,
 )
 
 
@@ -104,7 +104,7 @@ def test_what_json_has_no_word_for_is_null() -> None:
     ],
 )
 def test_a_value_is_shown_whatever_its_type(value: object, shown: str) -> None:
-    assert show(value) == shown
+    assert format_value(value) == shown
 
 
 def test_a_document_is_bounded_and_says_so() -> None:

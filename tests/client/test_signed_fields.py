@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.client.signed_fields import FieldsWrong, gather, read_claim, read_digests
+from tollway.client.signed_fields import SignatureFieldsInvalid, collect_fields, read_claim, read_digests
 from tollway.gateway.request_signing import NO_COVERAGE, UpstreamSigner
 
 NOW_S = 1_800_000_000
@@ -21,7 +21,7 @@ DERIVED = {"@method": "GET", "@authority": "api.example.com", "@path": "/a", "@q
 
 
 def test_the_base_is_read_as_it_was_written() -> None:
-    fields = gather(HEADERS)
+    fields = collect_fields(HEADERS)
     claim = read_claim(fields)
     base = claim.write_base(claim.read_values(fields, DERIVED))
     told = dict(HEADERS)["Signature-Input"].removeprefix("tollway=")
@@ -34,14 +34,14 @@ def test_the_base_is_read_as_it_was_written() -> None:
 
 def test_a_line_break_in_a_value_is_refused() -> None:
     """With one, two requests could have the same base (RFC 9421 §2.5)."""
-    fields = gather(HEADERS)
+    fields = collect_fields(HEADERS)
     for broken in ("/a\n", "/a\r", '/a\n"@query": ?'):
-        with pytest.raises(FieldsWrong):
+        with pytest.raises(SignatureFieldsInvalid):
             read_claim(fields).read_values(fields, {**DERIVED, "@path": broken})
 
 
 def test_lines_of_one_name_are_one_value() -> None:
-    assert gather([("A", " 1 "), (b"a", b"\t2"), ("B", "")]) == {"a": ["1", "2"], "b": [""]}
+    assert collect_fields([("A", " 1 "), (b"a", b"\t2"), ("B", "")]) == {"a": ["1", "2"], "b": [""]}
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_digests_are_read_by_algorithm(text, digests) -> None:
 
 @pytest.mark.parametrize("text", ["sha-256=:AAAA:, sha-256=:AAAA:", "=", "sha-256=:A"])
 def test_what_is_no_digest_is_refused(text: str) -> None:
-    with pytest.raises(FieldsWrong):
+    with pytest.raises(SignatureFieldsInvalid):
         read_digests(text)

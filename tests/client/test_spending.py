@@ -11,7 +11,7 @@ import pytest
 from tollway.client import spending
 from tollway.client.failures import StoreUnusable
 from tollway.client.quote import Cap
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.steps import (
     AuthorizationState,
     NonceTaken,
@@ -63,7 +63,7 @@ def authorization() -> SignedAuthorization:
 
 def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
     assert store.store(transfer(1), budget=None) == Stored()
-    again = SpendingStore(store_path, now_ms=lambda: 0)
+    again = PaymentStore(store_path, now_ms=lambda: 0)
     assert again.unresolved(PAYER) == (transfer(1),)
     assert store_path.stat().st_mode & 0o777 == 0o600
 
@@ -71,17 +71,17 @@ def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
 def test_amounts_beyond_64_bits_are_kept_whole(store):
     big = transfer(1, amount=2**200, rest=2**200)
     store.store(big, budget=None)
-    assert store.all_of(PAYER) == (big,)
+    assert store.list_transfers(PAYER) == (big,)
 
 
 @pytest.mark.parametrize("state", [TransferState.STORED, TransferState.REFUSED])
 def test_payee_with_an_unresolved_payment_is_not_paid_again(store, state):
     first = transfer(1)
     store.store(first, budget=None)
-    store.learn(first.tx_hash, state, None)
+    store.record_state(first.tx_hash, state, None)
     second = transfer(2, pay_to=first.pay_to)
     assert store.store(second, budget=None) == PaidAlready(transfer=replace(first, state=state))
-    assert len(store.all_of(PAYER)) == 1
+    assert len(store.list_transfers(PAYER)) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_payee_with_an_unresolved_payment_is_not_paid_again(store, state):
 def test_payee_with_resolved_payments_may_be_paid_again(store, state):
     first = transfer(1)
     store.store(first, budget=None)
-    store.learn(first.tx_hash, state, 0)
+    store.record_state(first.tx_hash, state, 0)
     assert store.store(transfer(2, pay_to=first.pay_to), budget=None) == Stored()
 
 
 def test_credit_that_appeared_meanwhile_makes_a_payment_needless(store):
     first = transfer(1, amount=30_000, rest=30_000)
     store.store(first, budget=None)
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 20_000)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, 20_000)
     second = transfer(2, pay_to=first.pay_to)
     found = store.store(second, budget=None, price=10_000)
     assert found == PaidAlready(transfer=replace(first, state=TransferState.CONFIRMED, rest=20_000))
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 10_000)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, 10_000)
     assert isinstance(store.store(second, budget=None, price=10_000), PaidAlready)
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 9_999)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, 9_999)
     assert store.store(second, budget=None, price=10_000) == Stored()
-    store.learn(
+    store.record_state(
         second.tx_hash, TransferState.CONFIRMED, None
     )  # paid for a single call: it is left to that call
     fourth = transfer(4, pay_to=first.pay_to)
     assert store.store(fourth, budget=None, price=10_000) == Stored()
     for spent in (second, fourth):
-        store.learn(spent.tx_hash, TransferState.CONFIRMED, 0)
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 20_000)
+        store.record_state(spent.tx_hash, TransferState.CONFIRMED, 0)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, 20_000)
     third = transfer(3, pay_to=first.pay_to)
     assert store.store(third, budget=None, price=10_000, tried=frozenset({first.tx_hash})) == Stored()
 
@@ -128,14 +128,14 @@ def test_nonce_is_used_once_unless_its_transaction_was_replaced(store):
     store.store(transfer(1), budget=None)
     assert store.store(transfer(2, nonce=1), budget=None) == NonceTaken()
     assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=0) == 2
-    store.learn(transfer(1).tx_hash, TransferState.REPLACED, 0)
+    store.record_state(transfer(1).tx_hash, TransferState.REPLACED, 0)
     assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=0) == 0
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 
 def test_a_mined_nonce_is_not_given_again_to_whoever_asked_the_node_before(store):
     store.store(transfer(5), budget=None)
-    store.learn(transfer(5).tx_hash, TransferState.CONFIRMED, 0)
+    store.record_state(transfer(5).tx_hash, TransferState.CONFIRMED, 0)
     assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=5) == 6
 
 
@@ -166,9 +166,9 @@ def test_the_same_bytes_signed_again_are_the_payment_that_was_given_up(store):
 def test_counts_the_calls_that_a_payment_bought(store):
     first = transfer(1)
     store.store(first, budget=None)
-    store.learn(first.tx_hash, TransferState.CONFIRMED, None)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, None)
     assert store.count_served(first.tx_hash) == 0
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 0, is_served=True)
+    store.record_state(first.tx_hash, TransferState.CONFIRMED, 0, is_served=True)
     assert store.count_served(first.tx_hash) == 1
     assert store.count_served(transfer(2).tx_hash) == 0
 
@@ -181,7 +181,7 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
     connection.commit()
     connection.close()
     assert store.store(transfer(1, fee_max_wei=2**70), budget=None) == Stored()
-    assert [kept.fee_max_wei for kept in store.all_of(transfer(1).payer)] == [2**70]
+    assert [kept.fee_max_wei for kept in store.list_transfers(transfer(1).payer)] == [2**70]
     assert store.abandon(transfer(1).tx_hash)
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
@@ -189,7 +189,7 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
 def test_what_the_fourth_version_called_released_counts_from_now_on(store, store_path):
     """In a file of that version the word meant: no part of the budget."""
     with contextlib.closing(sqlite3.connect(store_path)) as connection:
-        for statement in ";".join(spending._STEPS[:4]).split(";"):
+        for statement in ";".join(spending._MIGRATIONS[:4]).split(";"):
             connection.execute(statement)
         connection.execute("PRAGMA user_version = 4")
         connection.execute(
@@ -199,8 +199,8 @@ def test_what_the_fourth_version_called_released_counts_from_now_on(store, store
         )
         connection.commit()
     assert store.spent(PAYER) == {"USDC": 10**16}
-    (released,) = store.recall_released(payer=PAYER, chains=[ChainId(84532)])
-    assert store.learn_authorization(released.nonce, AuthorizationState.EXPIRED, None)
+    (released,) = store.find_released_authorizations(payer=PAYER, chains=[ChainId(84532)])
+    assert store.record_authorization(released.nonce, AuthorizationState.EXPIRED, None)
     assert store.spent(PAYER) == {"USDC": 0}
 
 
@@ -209,7 +209,7 @@ def test_budget_counts_what_moved_or_may_move(store):
     assert store.store(transfer(1), budget=budget) == Stored()
     assert store.store(transfer(2), budget=budget) == Stored()
     assert isinstance(store.store(transfer(3), budget=budget), OverBudget)
-    store.learn(transfer(2).tx_hash, TransferState.FAILED, 0)
+    store.record_state(transfer(2).tx_hash, TransferState.FAILED, 0)
     assert store.store(transfer(3), budget=budget) == Stored()
     store.abandon(transfer(3).tx_hash)
     assert isinstance(store.store(transfer(4), budget=budget), OverBudget)
@@ -238,19 +238,19 @@ def test_recall_gives_credit_before_unresolved_and_nothing_spent(store):
         start=1,
     ):
         store.store(transfer(number), budget=None)
-        store.learn(transfer(number).tx_hash, state, rest)
+        store.record_state(transfer(number).tx_hash, state, rest)
     told = {"payer": PAYER, "gateway": GATEWAY, "api_id": "api_1"}
-    assert store.recall(payees=(), **told) == ()
-    assert [t.nonce for t in store.recall(payees=payees, **told)] == [4, 3, 2, 1]
-    assert [t.nonce for t in store.recall(payees=(), **told)] == [4, 3, 2, 1]
-    assert [t.nonce for t in store.recall(payees=payees[:1], **told)] == [1]
+    assert store.find_payments(payees=(), **told) == ()
+    assert [t.nonce for t in store.find_payments(payees=payees, **told)] == [4, 3, 2, 1]
+    assert [t.nonce for t in store.find_payments(payees=(), **told)] == [4, 3, 2, 1]
+    assert [t.nonce for t in store.find_payments(payees=payees[:1], **told)] == [1]
 
 
 def test_abandoned_stays_abandoned(store):
     store.store(transfer(1), budget=None)
     assert store.abandon(transfer(1).tx_hash)
-    store.learn(transfer(1).tx_hash, TransferState.CONFIRMED, 5)
-    assert store.all_of(PAYER)[0].state is TransferState.ABANDONED
+    store.record_state(transfer(1).tx_hash, TransferState.CONFIRMED, 5)
+    assert store.list_transfers(PAYER)[0].state is TransferState.ABANDONED
     assert not store.abandon(transfer(1).tx_hash)
 
 
@@ -262,15 +262,15 @@ def test_every_commit_waits_for_the_disk(store):
 
 
 def test_a_newer_or_broken_file_is_refused(store, store_path):
-    store.all_of(PAYER)
+    store.list_transfers(PAYER)
     connection = sqlite3.connect(store_path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(StorageUnavailable, match="newer"):
-        store.all_of(PAYER)
+        store.list_transfers(PAYER)
     store_path.write_bytes(b"not a database, surely" * 100)
     with pytest.raises(StorageUnavailable):
-        store.all_of(PAYER)
+        store.list_transfers(PAYER)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_row_that_makes_no_sense_makes_the_store_unusable(store, store_path, t
     connection.execute(f"UPDATE {table} SET {change}")
     connection.commit()
     connection.close()
-    read = store.all_of if table == "transfer" else store.authorizations_of
+    read = store.list_transfers if table == "transfer" else store.list_authorizations
     with pytest.raises(StoreUnusable, match="cannot be read"):
         read(PAYER)
 
@@ -302,34 +302,34 @@ def test_what_will_not_pass_is_unusable_and_what_may_is_unavailable(store, store
     store_path.write_bytes(b"not a database, surely" * 100)
     for path in (store_path, tmp_path, store_path / "below", tmp_path / ("x" * 300)):
         with pytest.raises(StoreUnusable):
-            SpendingStore(path, now_ms=lambda: 0).all_of(PAYER)
+            PaymentStore(path, now_ms=lambda: 0).list_transfers(PAYER)
     monkeypatch.setattr(spending, "BUSY_TIMEOUT_S", 0.01)
-    busy = SpendingStore(tmp_path / "busy", now_ms=lambda: 0)
-    busy.all_of(PAYER)
+    busy = PaymentStore(tmp_path / "busy", now_ms=lambda: 0)
+    busy.list_transfers(PAYER)
     with contextlib.closing(sqlite3.connect(busy.path, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StorageUnavailable) as failed:
-            busy.all_of(PAYER)
+            busy.list_transfers(PAYER)
     assert not isinstance(failed.value, StoreUnusable)
 
 
 def test_a_store_that_others_can_read_is_tightened_when_it_is_opened(tmp_path):
     folder = tmp_path / ".tollway"
-    store = SpendingStore(folder / "payments.sqlite3", now_ms=lambda: 0)
-    store.all_of(PAYER)
+    store = PaymentStore(folder / "payments.sqlite3", now_ms=lambda: 0)
+    store.list_transfers(PAYER)
     loose = [folder / f"payments.sqlite3{name}" for name in ("", "-wal", "-shm")]
     for path in loose:
         path.touch()
         path.chmod(0o644)
     folder.chmod(0o755)
-    store.all_of(PAYER)
+    store.list_transfers(PAYER)
     assert [path.stat().st_mode & 0o777 for path in (folder, *loose) if path.exists()][:2] == [0o700, 0o600]
     assert all(path.stat().st_mode & 0o077 == 0 for path in loose if path.exists())
 
 
 def test_a_folder_of_anothers_making_is_left_alone(tmp_path):
     tmp_path.chmod(0o755)
-    SpendingStore(tmp_path / "payments.sqlite3", now_ms=lambda: 0).all_of(PAYER)
+    PaymentStore(tmp_path / "payments.sqlite3", now_ms=lambda: 0).list_transfers(PAYER)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
@@ -337,12 +337,12 @@ RACER = """
 import sys
 from pathlib import Path
 from tollway.client.quote import Cap
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.steps import Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
-store, start = SpendingStore(Path(sys.argv[1]), now_ms=lambda: 0), int(sys.argv[2])
+store, start = PaymentStore(Path(sys.argv[1]), now_ms=lambda: 0), int(sys.argv[2])
 usdc = Asset(chain_id=ChainId(84532), token=Address(b"\\x05" * 20), symbol="USDC", decimals=6)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -378,13 +378,13 @@ def test_processes_that_race_for_the_budget_never_exceed_it(store_path):
 def test_the_last_spent_payment_is_one_that_bought_calls_of_that_listing_and_is_used_up(store):
     def remembered(number, *, rest, is_served, api_id="api_1", **changes):
         made = transfer(number, **changes)
-        store.recall(payer=PAYER, gateway=made.gateway, api_id=api_id, payees=(made.pay_to,))
+        store.find_payments(payer=PAYER, gateway=made.gateway, api_id=api_id, payees=(made.pay_to,))
         store.store(made, budget=None)
-        store.learn(made.tx_hash, TransferState.CONFIRMED, rest, is_served=is_served)
+        store.record_state(made.tx_hash, TransferState.CONFIRMED, rest, is_served=is_served)
         return made.tx_hash
 
     def last(api_id="api_1"):
-        found = store.last_spent(payer=PAYER, gateway=GATEWAY, api_id=api_id)
+        found = store.find_last_exhausted(payer=PAYER, gateway=GATEWAY, api_id=api_id)
         return [entry.tx_hash for entry in found]
 
     same = {"pay_to": Address(b"\x44" * 20)}
@@ -407,6 +407,6 @@ def test_what_was_spent_is_told_by_currency(store):
     store.store(transfer(1), budget=None)
     store.store(transfer(2, asset=dai, amount=5, rest=5), budget=None)
     store.store(transfer(3), budget=None)
-    store.learn(transfer(3).tx_hash, TransferState.FAILED, 0)
+    store.record_state(transfer(3).tx_hash, TransferState.FAILED, 0)
     assert store.spent(PAYER) == {"DAI": 5, "USDC": 10**16}
     assert store.spent(Address(b"\x02" * 20)) == {}

@@ -5,13 +5,13 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from tollway.client.tool_schemas import COMPLAINT_CHARACTERS_MAX, TOOLS, find_complaint, find_tool
+from tollway.client.tool_schemas import ARGUMENT_ERROR_CHARACTERS_MAX, TOOLS, find_argument_error, find_tool
 
 
 def complaint(name: str, arguments: object) -> str | None:
     tool = find_tool(name)
     assert tool is not None
-    return find_complaint(tool, arguments)
+    return find_argument_error(tool, arguments)
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
@@ -74,4 +74,4 @@ def test_what_breaks_the_schema_is_refused_by_name(name: str, arguments: object,
 def test_a_complaint_does_not_repeat_a_book() -> None:
     told = complaint("describe_api", {"apiId": "x" * 1_000_000})
     assert told is not None
-    assert len(told) <= COMPLAINT_CHARACTERS_MAX
+    assert len(told) <= ARGUMENT_ERROR_CHARACTERS_MAX

@@ -15,7 +15,7 @@ from tollway.chain.responses import UnusableResponse, parse_batch
 from tollway.chain.signer import decode_item
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
 from tollway.client.key_directory import read_directory
-from tollway.client.quote import read_offers
+from tollway.client.quote import read_transfer_offers
 from tollway.client.x402_offer import read_receipt, read_x402_offers
 from tollway.discovery.operations import list_operations
 from tollway.discovery.safe_text import clean_prose
@@ -285,7 +285,7 @@ def offers(raw: bytes) -> None:
     except ValueError:
         problem = {}
     told = problem if isinstance(problem, dict) else {}
-    read_offers(told)
+    read_transfer_offers(told)
     read_x402_offers({"payment-required": text}, told)
 
 

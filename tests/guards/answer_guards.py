@@ -22,7 +22,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "an unwritable output is found before anything is sent",
-        "cli.answer_output:AnswerOutput.__enter__",
+        "cli.answer_output:ResponseOutput.__enter__",
         "                self._open(Path(self._output).resolve())\n",
         "                pass\n",
         test="cli/test_trade.py::test_an_output_that_cannot_be_written_is_found_before_anything_is_sent",
@@ -30,8 +30,8 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "an answer that cannot be written is kept",
-        "cli.answer_output:AnswerOutput.write",
-        "{_keep(answer.content)}",
+        "cli.answer_output:ResponseOutput.write",
+        "{_save_response(response.content)}",
         "",
         test="cli/test_trade.py::test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error",
     ),
@@ -46,7 +46,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "a bad coding is an error of the client",
-        "client.reply:_readable",
+        "client.reply:_translated_decoding",
         "    except httpx.DecodingError as exc:\n",
         "    except ZeroDivisionError as exc:\n",
         test="client/test_client.py::test_a_stream_that_is_not_what_its_coding_says_is_an_error_of_the_client",

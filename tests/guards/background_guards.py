@@ -48,7 +48,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "doctor tells that a background task runs well no more",
-        "cli.doctor:judge_background",
+        "cli.doctor:check_background",
         "        if ages.get(task, 0) > max(",
         "        if False and ages.get(task, 0) > max(",
         test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",

@@ -145,7 +145,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "a secret that opens with no key is told by its listing",
-        "cli.key_change:_Report.show",
+        "cli.key_change:_KeyReport.show",
         "        if secrets_.lost:\n",
         "        if False:\n",
         test="cli/test_key_change.py::test_a_key_that_was_taken_out_too_early_is_told_with_the_listings",

@@ -9,7 +9,7 @@ SHOWN_GUARDS = (
     guard(
         "C20",
         "a console prints plain text, whatever it is given",
-        "cli.showing:_Shown.__rich_console__",
+        "cli.showing:_PlainRenderable.__rich_console__",
         "yield Segment(text if control else plain(text), style, control)",
         "yield Segment(text, style, control)",
         test="cli/test_showing.py::test_a_console_lets_nothing_through",
@@ -26,7 +26,7 @@ SHOWN_GUARDS = (
         "C20",
         "JSON is harmless on a terminal",
         "client.shown_text:format_json",
-        '    return "".join(character if _is_shown(character) else _escape(character) for character in text)\n',
+        '    return "".join(character if _is_visible(character) else _escape(character) for character in text)\n',
         "    return text\n",
         test="client/test_shown_text.py::test_json_is_the_same_value_and_harmless_on_a_terminal",
     ),
@@ -49,7 +49,7 @@ SHOWN_GUARDS = (
     guard(
         "C20",
         "a measured rate is a number from 0 to 1",
-        "cli.showing:_tell_quality",
+        "cli.showing:_format_quality",
         "not isinstance(rate, int | float) or not 0 <= rate <= 1 or",
         "rate is None or",
         test="cli/test_showing.py::test_quality_is_numbers_or_not_measured",
@@ -57,7 +57,7 @@ SHOWN_GUARDS = (
     guard(
         "C21",
         "no member of a gateway's document replaces the label",
-        "client.agent_tools:_hand_on",
+        "client.agent_tools:_bound_result",
         'if key not in ("notice", "isCut")}',
         "}",
         test=f"{DOCUMENTS}::test_no_member_of_a_gateways_document_takes_the_place_of_the_label",
@@ -81,8 +81,8 @@ SHOWN_GUARDS = (
     guard(
         "C21",
         "a document for an agent has a maximum",
-        "client.shown_text:_Cut._take_text",
-        "        most = max(self._left, 0)\n",
+        "client.shown_text:_BoundedDocument._bound_text",
+        "        most = max(self._characters_left, 0)\n",
         "        most = len(text)\n",
         test=f"{DOCUMENTS}::test_a_document_has_a_size_and_says_when_it_was_cut",
     ),
@@ -97,7 +97,7 @@ SHOWN_GUARDS = (
     guard(
         "C21",
         "a refusal's detail is labelled",
-        "client.tool_answers:explain",
+        "client.tool_answers:describe_failure",
         '{"notice": DETAIL_UNTRUSTED, "isRetryable"',
         '{"isRetryable"',
         test=f"{DOCUMENTS}::test_a_refusal_is_labelled_and_bounded",
@@ -113,7 +113,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "a client knows its options",
-        "client.desk:Desk.__init__",
+        "client.desk:Driver.__init__",
         '        check_names(options, ClientOptions.__annotations__, of="the client")\n',
         "",
         test="client/test_desk.py::test_a_client_refuses_an_option_that_it_does_not_know",
@@ -129,7 +129,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "an update drops nothing without a word",
-        "cli.trade:refuse_dropping",
+        "cli.trade:check_dropped",
         "    if dropped:\n",
         "    if False:\n",
         test="cli/test_trade.py::test_an_update_drops_nothing_that_it_was_not_told_to_drop",
@@ -145,7 +145,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "the exit code follows the gateway's word alone",
-        "client.reply:is_worth_repeating",
+        "client.reply:is_retryable_response",
         "    return not is_relayed and response.status_code in (429, 503)\n",
         "    return response.status_code in (429, 503)\n",
         test="cli/test_trade.py::test_call_exits_by_what_the_gateway_says_of_a_repeat",
@@ -153,7 +153,7 @@ SHOWN_GUARDS = (
     guard(
         "C24",
         "a store of others' eyes is tightened",
-        "client.spending:_tighten",
+        "client.spending:_restrict_mode",
         "        path.chmod(mode)\n",
         "        pass\n",
         test="client/test_spending.py::test_a_store_that_others_can_read_is_tightened_when_it_is_opened",
@@ -161,7 +161,7 @@ SHOWN_GUARDS = (
     guard(
         "C24",
         "an unreadable row of a payment stops the store",
-        "client.spending:_read",
+        "client.spending:_read_transfer",
         '    except (ValueError, TypeError) as exc:\n        raise UnreadableRow(f"its row of payment',
         '    except ZeroDivisionError as exc:\n        raise UnreadableRow(f"its row of payment',
         test="client/test_spending.py::test_a_row_that_makes_no_sense_makes_the_store_unusable",

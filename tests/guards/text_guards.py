@@ -209,7 +209,7 @@ TEXT_GUARDS = (
         "T3",
         "the client's terminal obeys no text",
         "client.shown_text:_plain_character",
-        "return character if character.isprintable() and character not in _UNSEEN else MARK",
+        "return character if character.isprintable() and character not in _INVISIBLE else MARK",
         "return character",
         test="cli/test_showing.py::test_untrusted_text_reaches_no_terminal_with_its_tricks",
     ),

@@ -21,8 +21,8 @@ from tests.live.street import Street
 from tollway.ids import Address, TxHash
 from tollway.sandbox.anvil import Anvil, run_anvil
 from tollway.sandbox.artifacts import Contract, load_artifact
-from tollway.sandbox.chain_driver import ChainDriver, Receipt
-from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
+from tollway.sandbox.chain_driver import ChainDriver, MinedReceipt
+from tollway.sandbox.playground import FundedAccount, Playground, prepare_playground
 from tollway.sandbox.provider import run_provider
 
 CONTRACTS = Path(__file__).parent / "contracts"
@@ -56,7 +56,7 @@ def anvil() -> Iterator[Anvil]:
 def furnished(anvil: Anvil) -> Playground:
     async def furnish() -> Playground:
         async with aiohttp.ClientSession() as session:
-            return await furnish_playground(ChainDriver(session, anvil.rpc_url, anvil.chain_id))
+            return await prepare_playground(ChainDriver(session, anvil.rpc_url, anvil.chain_id))
 
     with asyncio.Runner() as runner:
         return runner.run(furnish())
@@ -81,17 +81,17 @@ def playground(chain: ChainDriver, furnished: Playground) -> Playground:
 
 
 @pytest.fixture
-def provider_account(playground: Playground) -> PlayAccount:
+def provider_account(playground: Playground) -> FundedAccount:
     return playground.account("provider")
 
 
 @pytest.fixture
-def caller(playground: Playground) -> PlayAccount:
+def caller(playground: Playground) -> FundedAccount:
     return playground.account("caller")
 
 
 @pytest.fixture
-def stranger(playground: Playground) -> PlayAccount:
+def stranger(playground: Playground) -> FundedAccount:
     return playground.account("stranger")
 
 
@@ -150,7 +150,7 @@ async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         async with resend_stranded(driver):
             yield Street(
                 driver=driver,
-                playground=await furnish_playground(driver),
+                playground=await prepare_playground(driver),
                 provider=provider,
                 session=session,
                 folder=tmp_path_factory.mktemp("quiet"),
@@ -182,33 +182,33 @@ class Scenes:
             self._deployed[name] = await self.deploy(name)
         return self._deployed[name]
 
-    async def mined(self, tx_hash: TxHash) -> Receipt:
+    async def mined(self, tx_hash: TxHash) -> MinedReceipt:
         return await self.chain.wait_receipt(tx_hash)
 
-    async def pay_token(self, payer: PlayAccount, to: Address, amount: int) -> Receipt:
+    async def pay_token(self, payer: FundedAccount, to: Address, amount: int) -> MinedReceipt:
         token = self.playground.token
         return await self.mined(await self.chain.send_token(key=payer.key, token=token, to=to, amount=amount))
 
-    async def pay_native(self, payer: PlayAccount, to: Address, value: int) -> Receipt:
+    async def pay_native(self, payer: FundedAccount, to: Address, value: int) -> MinedReceipt:
         return await self.mined(await self.chain.send_native(key=payer.key, to=to, value=value))
 
-    async def pay_native_inside(self, payer: PlayAccount, to: Address, value: int) -> Receipt:
+    async def pay_native_inside(self, payer: FundedAccount, to: Address, value: int) -> MinedReceipt:
         """By an internal transfer: `tx.to` is a contract."""
         forwarder = await self.standing("NativeForwarder")
         return await self.mined(
             await self.chain.transact(forwarder, "forward", str(to), key=payer.key, value=value)
         )
 
-    async def fail(self, payer: PlayAccount, value: int = 0) -> Receipt:
+    async def fail(self, payer: FundedAccount, value: int = 0) -> MinedReceipt:
         """Mined with status 0, whatever value was sent."""
         forwarder = await self.standing("NativeForwarder")
         return await self.mined(await self.chain.transact(forwarder, "refuse", key=payer.key, value=value))
 
-    async def fail_token(self, payer: PlayAccount, to: Address) -> Receipt:
+    async def fail_token(self, payer: FundedAccount, to: Address) -> MinedReceipt:
         """A token transfer above the balance: mined with status 0 and no log."""
         return await self.pay_token(payer, to, 2**128)
 
-    async def pay_other_token(self, payer: PlayAccount, to: Address, amount: int) -> Receipt:
+    async def pay_other_token(self, payer: FundedAccount, to: Address, amount: int) -> MinedReceipt:
         """The same code at another address: a token that nobody accepts."""
         artifact = self.playground.token.artifact
         other = self._deployed.get("other") or await self.chain.deploy(artifact, key=payer.key)
@@ -216,7 +216,7 @@ class Scenes:
         await self.mined(await self.chain.transact(other, "mint", str(payer.address), amount, key=payer.key))
         return await self.mined(await self.chain.send_token(key=payer.key, token=other, to=to, amount=amount))
 
-    async def spoof(self, sender: PlayAccount, *, payer: Address, to: Address, amount: int) -> Receipt:
+    async def spoof(self, sender: FundedAccount, *, payer: Address, to: Address, amount: int) -> MinedReceipt:
         """A `Transfer` log of the right shape from a contract that is no token."""
         spoofer = await self.standing("TransferSpoofer")
         arguments = (str(payer), str(to), amount, 1)
@@ -224,7 +224,9 @@ class Scenes:
             await self.chain.transact(spoofer, "spoofTransfer", *arguments, key=sender.key)
         )
 
-    async def bundle(self, sender: PlayAccount, transfers: list[tuple[PlayAccount, Address, int]]) -> Receipt:
+    async def bundle(
+        self, sender: FundedAccount, transfers: list[tuple[FundedAccount, Address, int]]
+    ) -> MinedReceipt:
         """Several transfers (payer, to, amount) in one transaction that `sender` sends: two payers in one bundle, four
         transfers of one payer, there and back again."""
         bundler = await self.standing("TransferBundler")
@@ -237,8 +239,8 @@ class Scenes:
         )
 
     async def relay(
-        self, relayer: PlayAccount, payer: PlayAccount, to: Address, amount: int, *, extra: int = 0
-    ) -> Receipt:
+        self, relayer: FundedAccount, payer: FundedAccount, to: Address, amount: int, *, extra: int = 0
+    ) -> MinedReceipt:
         """An authorised (EIP-3009) transfer of `payer`, sent by another; with `extra`, an ordinary transfer of the same
         payer in the same receipt."""
         bundler = await self.standing("TransferBundler")
@@ -252,15 +254,15 @@ class Scenes:
         )
         return await self.mined(tx_hash)
 
-    async def approve(self, owner: PlayAccount, spender: Address, amount: int = 2**256 - 1) -> Receipt:
+    async def approve(self, owner: FundedAccount, spender: Address, amount: int = 2**256 - 1) -> MinedReceipt:
         token = self.playground.token
         return await self.mined(
             await self.chain.transact(token, "approve", str(spender), amount, key=owner.key)
         )
 
     async def pay_token_as_wallet(
-        self, wallet: Contract, owner: PlayAccount, to: Address, amount: int
-    ) -> Receipt:
+        self, wallet: Contract, owner: FundedAccount, to: Address, amount: int
+    ) -> MinedReceipt:
         """The contract wallet is the payer; `owner` sends the transaction. The wallet gets its dollars first."""
         token = self.playground.token
         await self.mined(await self.chain.transact(token, "mint", str(wallet.address), amount, key=owner.key))
@@ -282,7 +284,7 @@ class Scenes:
             "nonce": nonce,
         }
 
-    def sign_authorization(self, signer: PlayAccount, message: dict[str, object]) -> bytes:
+    def sign_authorization(self, signer: FundedAccount, message: dict[str, object]) -> bytes:
         domain = {
             "name": "USDC",
             "version": "2",

@@ -14,7 +14,7 @@ from eth_account import Account
 
 from tests.kit.payer import decode_header, encode_header, read_challenge
 from tollway.ids import Address, keccak256
-from tollway.sandbox.playground import PlayAccount
+from tollway.sandbox.playground import FundedAccount
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
 DIALECTS = (V2, V1, MPP)
@@ -62,7 +62,7 @@ class Quote:
 class Signed:
     """The signed fields of one authorisation, and the domain that they are signed under."""
 
-    signer: PlayAccount
+    signer: FundedAccount
     payer: Address
     to: Address
     value: int
@@ -102,7 +102,7 @@ class HandPayer:
     street: Any
     gateway: Any
     api_id: str
-    signer: PlayAccount
+    signer: FundedAccount
     payer: Address | None = None
 
     @property

@@ -13,7 +13,7 @@ from tests.live.street import plain
 from tollway.chain.signer import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.ids import Address, TxHash, keccak256
-from tollway.sandbox.playground import START_USDC_UNITS, PlayAccount
+from tollway.sandbox.playground import START_USDC_UNITS, FundedAccount
 
 QUICK = {
     "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
@@ -40,7 +40,7 @@ class SignedCall:
     body: bytes | None = None
 
     @property
-    def wallet(self) -> PlayAccount:
+    def wallet(self) -> FundedAccount:
         return self.payer.signer
 
     async def send(self, gateway: Any = None, *, headers: list[Header] | None = None, **options: Any) -> Any:
@@ -97,7 +97,7 @@ class Stall:
 
     street: Any
     gateways: list[Any]
-    provider: PlayAccount
+    provider: FundedAccount
     api_id: str
     quote: Quote
 
@@ -108,7 +108,7 @@ class Stall:
         quote = Quote.read(await street.call(gateways[0], api_id, "/echo/quote"))
         return cls(street=street, gateways=gateways, provider=provider, api_id=api_id, quote=quote)
 
-    def sign(self, wallet: PlayAccount, path: str, **options: Any) -> SignedCall:
+    def sign(self, wallet: FundedAccount, path: str, **options: Any) -> SignedCall:
         """Good for an hour: on a busy machine what a 402 asks for may be over before the last repeat."""
         payer = HandPayer(street=self.street, gateway=self.gateways[0], api_id=self.api_id, signer=wallet)
         header = payer.show(self.quote, V2, valid_before=int(time.time()) + 3_600)
@@ -133,7 +133,7 @@ async def balance_of(street: Any, address: Address) -> int:
     return int(await street.driver.call(street.playground.token, "balanceOf", str(address)))
 
 
-async def count_sent(street: Any, account: PlayAccount) -> int:
+async def count_sent(street: Any, account: FundedAccount) -> int:
     """How many of its transactions are mined; none is waiting."""
     counts = [
         int(await street.driver.rpc("eth_getTransactionCount", str(account.address), tag), 16)
@@ -161,7 +161,7 @@ async def find_pending(street: Any, sender: Address) -> list[TxHash]:
     return [TxHash.parse(mine[nonce]["hash"]) for nonce in sorted(mine, key=int)]
 
 
-async def send_dearly(street: Any, account: PlayAccount, token: Address, calldata: bytes) -> TxHash:
+async def send_dearly(street: Any, account: FundedAccount, token: Address, calldata: bytes) -> TxHash:
     """Somebody else's transaction, paid so well that it stands first in its block."""
     key = GasKey.parse(account.private_key)
     count = await street.driver.rpc("eth_getTransactionCount", str(key.address), "pending")

@@ -35,7 +35,7 @@ from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import PlayAccount, Playground, fund_accounts, make_account
+from tollway.sandbox.playground import FundedAccount, Playground, fund_accounts, make_account
 from tollway.sandbox.provider import SampleProvider
 from tollway.storage.database import connect_database
 from tollway.storage.history import audit
@@ -240,17 +240,17 @@ class Street:
 
     # ---- People.
 
-    async def wallets(self, count: int) -> list[PlayAccount]:
+    async def wallets(self, count: int) -> list[FundedAccount]:
         """New wallets with 10 ETH and 1,000 USDC each."""
         accounts = [make_account("caller") for _ in range(count)]
         await fund_accounts(self.driver, self.playground.token, accounts)
         return accounts
 
-    async def wallet(self) -> PlayAccount:
+    async def wallet(self) -> FundedAccount:
         (account,) = await self.wallets(1)
         return account
 
-    async def send_tokens(self, payer: PlayAccount, to: Address, amount: int) -> TxHash:
+    async def send_tokens(self, payer: FundedAccount, to: Address, amount: int) -> TxHash:
         """Broadcast, and mined when this returns."""
         tx_hash = await self.driver.send_token(
             key=payer.key, token=self.playground.token, to=to, amount=amount
@@ -286,7 +286,7 @@ class Street:
     async def control(
         self,
         gateway: Gateway,
-        account: PlayAccount,
+        account: FundedAccount,
         method: str,
         path: str,
         body: Any = None,
@@ -301,7 +301,7 @@ class Street:
         )
 
     def sign_control(
-        self, gateway: Gateway, account: PlayAccount, method: str, path: str, content: bytes = b""
+        self, gateway: Gateway, account: FundedAccount, method: str, path: str, content: bytes = b""
     ) -> list[tuple[str, str]]:
         """The headers of such a request, good for one time."""
         headers = [("Content-Type", "application/json")] if content else []
@@ -323,7 +323,7 @@ class Street:
             )
         )
 
-    async def publish(self, gateway: Gateway, provider: PlayAccount, **fields: Any) -> str:
+    async def publish(self, gateway: Gateway, provider: FundedAccount, **fields: Any) -> str:
         """The id of a new listing; 0.01 USDC a call at the sample provider unless `fields` say otherwise."""
         reply = await self.control(gateway, provider, "POST", "/apis", self.draft(**fields))
         assert reply.status == 201, reply.body
@@ -338,28 +338,28 @@ class Street:
             **fields,
         }
 
-    async def history(self, gateway: Gateway, account: PlayAccount, query: str = "") -> list[Any]:
+    async def history(self, gateway: Gateway, account: FundedAccount, query: str = "") -> list[Any]:
         reply = await self.control(gateway, account, "GET", f"/history?limit=1000{query}")
         assert reply.status == 200, reply.body
         return list(reply.json["calls"])
 
-    async def payment(self, gateway: Gateway, account: PlayAccount, tx_hash: TxHash) -> Any:
+    async def payment(self, gateway: Gateway, account: FundedAccount, tx_hash: TxHash) -> Any:
         reply = await self.control(gateway, account, "GET", f"/payments/{tx_hash}")
         assert reply.status == 200, reply.body
         return reply.json
 
 
-def plain(account: PlayAccount, tx_hash: TxHash) -> list[tuple[str, str]]:
+def plain(account: FundedAccount, tx_hash: TxHash) -> list[tuple[str, str]]:
     """The headers that show a payment in the plain form."""
     return [("X-Payment-Tx", str(tx_hash)), ("X-Signature", sign_text(account, str(tx_hash)))]
 
 
-def sign_text(account: PlayAccount, text: str) -> str:
+def sign_text(account: FundedAccount, text: str) -> str:
     return "0x" + bytes(Account.sign_message(encode_defunct(text=text), account.key).signature).hex()
 
 
 def bound(
-    account: PlayAccount,
+    account: FundedAccount,
     tx_hash: TxHash,
     gateway: Gateway,
     api_id: str,

@@ -18,7 +18,7 @@ from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.ids import Address, TxHash
 from tollway.limits import Limits
 from tollway.money import Asset, TokenDomain
-from tollway.sandbox.playground import PlayAccount
+from tollway.sandbox.playground import FundedAccount
 
 LIMITS = Limits(rpc_deadline_s=20.0)  # the machine may be busy; nothing here is about time
 GAS_MAX = 400_000
@@ -42,7 +42,12 @@ class Desk:
         return address
 
     def sign(
-        self, signer: PlayAccount, payer: Address | None = None, *, nonce: bytes | None = None, **changes: Any
+        self,
+        signer: FundedAccount,
+        payer: Address | None = None,
+        *,
+        nonce: bytes | None = None,
+        **changes: Any,
     ) -> dict[str, Any]:
         """The fields of an authorised transfer and its signature by `signer`'s key."""
         fields: dict[str, Any] = {
@@ -245,7 +250,7 @@ async def test_one_nonce_moves_money_once(desk, caller) -> None:
 # ---- Contract wallets.
 
 
-async def fund(desk: Desk, wallet: Address, caller: PlayAccount) -> None:
+async def fund(desk: Desk, wallet: Address, caller: FundedAccount) -> None:
     minted = await desk.chain.transact(desk.playground.token, "mint", str(wallet), 10 * PAID, key=caller.key)
     await desk.chain.wait_receipt(minted)
 

@@ -21,8 +21,8 @@ from tollway.money import Price
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.transaction_verifier import BoundRequest, TransactionVerifier
 from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
-from tollway.sandbox.chain_driver import Receipt
-from tollway.sandbox.playground import PlayAccount
+from tollway.sandbox.chain_driver import MinedReceipt
+from tollway.sandbox.playground import FundedAccount
 
 LIMITS = Limits(
     rpc_deadline_s=20.0, erc1271_deadline_s=20.0
@@ -113,11 +113,11 @@ class Counter:
         )
         return CatalogEntry(listing=listing, versions=(terms,))
 
-    def plain(self, tx_hash: TxHash, signer: PlayAccount) -> Proof:
+    def plain(self, tx_hash: TxHash, signer: FundedAccount) -> Proof:
         signed = Account.unsafe_sign_hash(transaction_digests(tx_hash)[0], signer.key)
         return Proof(tx_hash=tx_hash, signature=bytes(signed.signature), binding=None, chain_id=None)
 
-    def bound(self, tx_hash: TxHash, signer: PlayAccount) -> Proof:
+    def bound(self, tx_hash: TxHash, signer: FundedAccount) -> Proof:
         binding = Binding(valid_until=self.now_ms() // 1000 + 60, nonce=b"\x0c" * 32, body_hash=None)
         digest = paid_call_digest(
             chain_id=self.chain_id,
@@ -147,7 +147,7 @@ class Counter:
             return outcome.code, outcome.reason
         return [spendable.payment.value_units for spendable in outcome]
 
-    async def pay(self, receipt: Receipt, signer: PlayAccount, currency: str = "USDC") -> Any:
+    async def pay(self, receipt: MinedReceipt, signer: FundedAccount, currency: str = "USDC") -> Any:
         return await self.show(self.plain(receipt.tx_hash, signer), currency)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tollway.sandbox.anvil import Anvil, run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import Playground, furnish_playground
+from tollway.sandbox.playground import Playground, prepare_playground
 
 
 @pytest.fixture
@@ -24,4 +24,4 @@ async def chain(anvil: Anvil) -> AsyncIterator[ChainDriver]:
 
 @pytest.fixture
 async def playground(chain: ChainDriver) -> Playground:
-    return await furnish_playground(chain)
+    return await prepare_playground(chain)

@@ -12,7 +12,7 @@ from tollway.money import Asset
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import USDC_ADDRESS, Playground, make_account
-from tollway.sandbox.scenes import Exchange, Paid, Scene
+from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment
 from tollway.sandbox.tour import Tour, TourFailed
 
 CHAIN = ChainId(84532)
@@ -92,7 +92,7 @@ STOPS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.parametrize("case", STOPS)
 async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: str) -> None:
     answer, words = STOPS[case]
-    scenes: list[Scene] = []
+    scenes: list[TourEvent] = []
     files: dict[str, str] = {}
     async with (
         aiohttp.ClientSession() as session,
@@ -100,15 +100,15 @@ async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: st
     ):
         tour = make_tour(scenes.append, session, http, files)
         with pytest.raises(TourFailed, match=words):
-            await tour.walk()
-    assert not any(isinstance(scene, Paid) for scene in scenes)
-    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, Exchange)][:1]
+            await tour.run()
+    assert not any(isinstance(scene, TourPayment) for scene in scenes)
+    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, RecordedExchange)][:1]
     assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
     assert files in ({}, {"/.well-known/tollway-verification": "a line\n"})
 
 
 def make_tour(
-    tell: Callable[[Scene], None],
+    report: Callable[[TourEvent], None],
     session: aiohttp.ClientSession,
     http: httpx.AsyncClient,
     files: dict[str, str],
@@ -128,11 +128,11 @@ def make_tour(
         driver=ChainDriver(session, playground.rpc_url, CHAIN),
         playground=playground,
         http=http,
-        tell=tell,
+        report=report,
     )
 
 
-def terms_of(tour: Tour, **changes: object) -> Exchange:
+def terms_of(tour: Tour, **changes: object) -> RecordedExchange:
     option = {
         "rail": "x402",
         "network": "eip155:84532",
@@ -145,7 +145,7 @@ def terms_of(tour: Tour, **changes: object) -> Exchange:
         "extra": {"name": "USDC", "version": "2"},
         **changes,
     }
-    return Exchange(
+    return RecordedExchange(
         method="GET",
         target="/",
         sent=(),
@@ -178,7 +178,7 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
     changes: dict[str, object], answer: httpx.Response, words: str, is_shown: bool
 ) -> None:
     shown: list[str] = []
-    scenes: list[Scene] = []
+    scenes: list[TourEvent] = []
 
     def keep(request: httpx.Request) -> httpx.Response:
         shown.append(request.headers["payment-signature"])
@@ -192,4 +192,4 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
         with pytest.raises(TourFailed, match=words):
             await tour._call_by_signature("/", terms_of(tour, **changes))
     assert bool(shown) is is_shown
-    assert not any(isinstance(scene, Paid) for scene in scenes)
+    assert not any(isinstance(scene, TourPayment) for scene in scenes)

@@ -17,7 +17,7 @@ from tollway.ledger.records import CallState
 
 
 class History(Misfortunes):
-    """See `Scene` for what it is made with."""
+    """See `TourEvent` for what it is made with."""
 
     def __init__(self, seed: int, number: int, **options: bool) -> None:
         super().__init__(seed, number, **options)

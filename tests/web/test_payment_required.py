@@ -270,7 +270,7 @@ async def test_head_gets_the_headers_of_the_same_402(gateway: InProcessGateway) 
 
 
 async def test_each_header_is_told_once(gateway: InProcessGateway) -> None:
-    """`Exchange.headers` refuses doubled ones; the wire must not have them either."""
+    """`RecordedExchange.headers` refuses doubled ones; the wire must not have them either."""
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote", [("authorization", "Payment garbage")])
     names = [name for name, _ in answer.sent[0]["headers"]]

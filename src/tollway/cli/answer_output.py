@@ -13,17 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tollway.cli.showing import describe_answer, is_for_people, print_answer, print_json, print_text
+from tollway.cli.showing import describe_response, is_for_people, print_json, print_response, print_text
 from tollway.client import CallerFailure, CallResponse
 
 
-class AnswerNotWritten(CallerFailure):
+class ResponseNotWritten(CallerFailure):
     """The call is done, and its answer could not be written where it should go."""
 
     code = "answer_not_written"
 
 
-class AnswerOutput:
+class ResponseOutput:
     """One answer, written once. `output` None: shown as text or JSON; `-`: its bytes to stdout, or
     to a terminal its text; else a file, which keeps
     what it holds until the answer is whole. Raises ValueError on entry for a file that cannot be written."""
@@ -53,16 +53,16 @@ class AnswerOutput:
         if self._new_file is not None:
             self._new_file.unlink(missing_ok=True)
 
-    def write(self, answer: CallResponse) -> None:
-        """Raises `AnswerNotWritten` once the answer is in a file of its own."""
+    def write(self, response: CallResponse) -> None:
+        """Raises `ResponseNotWritten` once the answer is in a file of its own."""
         try:
-            self._write(answer)
+            self._write(response)
         except BrokenPipeError:
-            raise AnswerNotWritten("The reader of this command closed its pipe.") from None
+            raise ResponseNotWritten("The reader of this command closed its pipe.") from None
         except (OSError, ValueError) as exc:
             reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise AnswerNotWritten(
-                f"The answer cannot be written ({reason}). {_keep(answer.content)}"
+            raise ResponseNotWritten(
+                f"The answer cannot be written ({reason}). {_save_response(response.content)}"
             ) from exc
 
     def _open(self, target: Path) -> None:
@@ -78,26 +78,26 @@ class AnswerOutput:
         else:
             self._file = target.open("wb")  # a device or a pipe; a folder fails here
 
-    def _write(self, answer: CallResponse) -> None:
+    def _write(self, response: CallResponse) -> None:
         if self._file is not None:
-            self._file.write(answer.content)
+            self._file.write(response.content)
             self._file.close()
             if self._new_file is not None and self._target is not None:
                 os.replace(self._new_file, self._target)
                 self._new_file = None
         elif self._output == "-" and sys.stdout.isatty():
-            print_text(answer.content.decode(answer.encoding or "utf-8", "replace"))
+            print_text(response.content.decode(response.encoding or "utf-8", "replace"))
         elif self._output == "-":
-            sys.stdout.buffer.write(answer.content)
+            sys.stdout.buffer.write(response.content)
             sys.stdout.buffer.flush()
         elif is_for_people(as_json=self._as_json):
-            print_answer(answer)
+            print_response(response)
         else:
-            print_json(describe_answer(answer))
+            print_json(describe_response(response))
             sys.stdout.flush()
 
 
-def _keep(content: bytes) -> str:
+def _save_response(content: bytes) -> str:
     try:
         with tempfile.NamedTemporaryFile(prefix="tollway-answer-", delete=False) as file:
             file.write(content)

@@ -11,21 +11,21 @@ from typing import Annotated
 
 import typer
 
-from tollway.cli.operate import FAILED, LATER, AsJson, CommandFailed, Config, failures_told, show
+from tollway.cli.operate import FAILED, LATER, AsJson, CommandFailed, Config, explained_failures, print_result
 from tollway.config.settings import Settings, load_settings
 from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
 from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database
 
-POSTGRES = (
+POSTGRES_NOTICE = (
     "this database is PostgreSQL: use its base backups and archived log, restore to a point in time,"
     " and then say `tollway audit --restored` (docs/operators.md, Backups)"
 )
-HELD = "every balance in it is held; look with `tollway audit`, free with `tollway audit --release`"
+HELD_NOTICE = "every balance in it is held; look with `tollway audit`, free with `tollway audit --release`"
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
 
 
-def register(app: typer.Typer) -> None:
+def register_backups(app: typer.Typer) -> None:
     @app.command()
     def backup(
         file: File,
@@ -34,26 +34,26 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Copies a SQLite database to FILE, also while a gateway serves from it."""
-        with failures_told(as_json=as_json):
+        with explained_failures(as_json=as_json):
             settings = load_settings(os.environ, config=config)
             copy = _back_up(_find_database(settings), file, force=force)
             key_file = _name_key_file(settings)
-            lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_tell_audit(copy)]
+            lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
             lines.append(
                 f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere"
             )
-            show({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
+            print_result({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
             _fail_unbalanced(copy)
 
     @app.command()
     def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
         """Puts FILE in the place of the SQLite database. No gateway may run; every balance in it is held."""
-        with failures_told(as_json=as_json):
+        with explained_failures(as_json=as_json):
             settings = load_settings(os.environ, config=config)
             database = _find_database(settings)
             done = _restore(database, file)
             kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
-            lines = [f"{database.path} is the copy now", *_tell_audit(done.copy)]
+            lines = [f"{database.path} is the copy now", *_describe_audit(done.copy)]
             lines += [f"what it replaced: {kept}"] if kept else []
             lines += (
                 [f"put {key_file} back too, before you serve: a new key opens no secret of a listing"]
@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
                 else []
             )
             answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
-            show(answer, [*lines, HELD], as_json)
+            print_result(answer, [*lines, HELD_NOTICE], as_json)
             _fail_unbalanced(done.copy)
 
 
@@ -69,7 +69,7 @@ def _find_database(settings: Settings) -> SqliteDatabase:
     """No rooms are furnished for this: that would make a secret key where there is none."""
     database = connect_database(settings.database_url.reveal())
     if not isinstance(database, SqliteDatabase):
-        raise CommandFailed(POSTGRES)
+        raise CommandFailed(POSTGRES_NOTICE)
     return database
 
 
@@ -123,7 +123,7 @@ def _report(copy: BackupCopy) -> dict[str, object]:
     }
 
 
-def _tell_audit(copy: BackupCopy) -> list[str]:
+def _describe_audit(copy: BackupCopy) -> list[str]:
     if copy.report is None:
         return ["not audited: its tables are those of an older version"]
     verdict = (

@@ -5,16 +5,23 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.caller_options import DEFAULT_GATEWAY, AllowHttp, AsJson, CallerSession, Gateway, explained
+from tollway.cli.caller_options import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    explained_caller_failures,
+)
 from tollway.cli.outline import print_outline
-from tollway.cli.showing import is_for_people, print_found, print_json
+from tollway.cli.showing import is_for_people, print_json, print_search_results
 from tollway.client import CallerFailure, TollwayClient
 
 LOOKUPS_AT_ONCE_MAX = 8
 LOOKUPS_MAX = 100
 
 
-def register(app: typer.Typer) -> None:
+def register_search(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("search")(search)
     app.command("describe")(describe)
@@ -43,7 +50,7 @@ def search(
 ) -> None:
     """Find APIs: price, networks, measured quality, and why they were found."""
     with (
-        explained(as_json=as_json),
+        explained_caller_failures(as_json=as_json),
         CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
     ):
         found = client.search(
@@ -59,15 +66,15 @@ def search(
             sort=sort,
         )
         if is_for_people(as_json=as_json):
-            print_found(found, _look_up(client, found))
+            print_search_results(found, _fetch_details(client, found))
         else:
             print_json(found)
 
 
-def _look_up(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:
+def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:
     """The details of each listing of a page, in its order; empty for one that is gone."""
 
-    def look(item: dict[str, Any]) -> dict[str, Any]:
+    def fetch(item: dict[str, Any]) -> dict[str, Any]:
         try:
             return client.show(str(item.get("id")))
         except CallerFailure:
@@ -75,7 +82,7 @@ def _look_up(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]
 
     listed = [item for item in page.get("apis", ()) if isinstance(item, dict)]
     with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
-        return list(pool.map(look, listed[:LOOKUPS_MAX]))
+        return list(pool.map(fetch, listed[:LOOKUPS_MAX]))
 
 
 def describe(
@@ -85,7 +92,7 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """How to use one API: operations, examples, price, what is charged and when, limits, trust."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             document = client.describe(api_id)
         if is_for_people(as_json=as_json):

@@ -45,7 +45,7 @@ KeyFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
-Store = Annotated[
+StoreFile = Annotated[
     Path | None,
     typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
 ]
@@ -71,7 +71,7 @@ Budget = Annotated[
         "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
     ),
 ]
-Rail = Annotated[
+RailOption = Annotated[
     RailChoice,
     typer.Option(
         "--rail",
@@ -139,13 +139,13 @@ class CallerSession:
         return options
 
 
-def split_nodes(told: str) -> tuple[str, ...]:
+def split_nodes(text: str) -> tuple[str, ...]:
     """The nodes that `--rpc` names."""
-    return tuple(node.strip() for node in told.split(",") if node.strip())
+    return tuple(node.strip() for node in text.split(",") if node.strip())
 
 
 @contextlib.contextmanager
-def explained(*, as_json: bool) -> Iterator[None]:
+def explained_caller_failures(*, as_json: bool) -> Iterator[None]:
     """Failures become a sentence and an exit code."""
     try:
         yield

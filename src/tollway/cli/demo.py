@@ -36,9 +36,14 @@ def demo(
 ) -> None:
     """Starts a chain, an API and a gateway, and buys one call in front of you."""
     try:
-        from tollway.cli.showroom import Wishes, run_demo  # the other commands do not wait for all of this
+        from tollway.cli.showroom import (
+            DemoOptions,
+            run_demo,
+        )  # the other commands do not wait for all of this
 
-        code = run_demo(Wishes(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file))
+        code = run_demo(
+            DemoOptions(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file)
+        )
     except KeyboardInterrupt:  # before there was anything to stop
         code = INTERRUPTED
     raise typer.Exit(code)

@@ -22,10 +22,10 @@ from tollway.cli.caller_options import (
     KeyFile,
     MaxFee,
     MaxPrice,
-    Rail,
+    RailOption,
     Rpc,
-    Store,
-    explained,
+    StoreFile,
+    explained_caller_failures,
     split_nodes,
 )
 from tollway.cli.showing import print_text
@@ -57,16 +57,16 @@ def serve_mcp(
     max_fee: MaxFee = None,
     session_budget: SessionBudget = None,
     budget: Budget = None,
-    rail: Rail = "auto",
+    rail: RailOption = "auto",
     rpc: Rpc = "",
     chain: Chains = None,
-    store: Store = None,
+    store: StoreFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
 ) -> None:
     """An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs."""
-    with explained(as_json=False):
+    with explained_caller_failures(as_json=False):
         is_signing = has_key(key_file)
         if is_signing and budget is None:
             raise ValueError(
@@ -88,7 +88,7 @@ def serve_mcp(
             chains=tuple(chain or ()),
         )
         client = session.open_async(is_signing=is_signing)
-        print_text(f"tollway mcp: {_tell_terms(client)}", is_error=True)
+        print_text(f"tollway mcp: {_describe_limits(client)}", is_error=True)
         _log_plain()
         # Reading stdin cannot be broken off, so a wish to stop would wait for the next line. What matters is on disk.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
@@ -115,13 +115,13 @@ async def _serve(client: AsyncTollwayClient) -> None:
         await serve_stdio(client)
 
 
-def _tell_terms(client: AsyncTollwayClient) -> str:
+def _describe_limits(client: AsyncTollwayClient) -> str:
     """One line for the log of the program that started this."""
     if client.address is None:
         return f"gateway {client.gateway}, no wallet: only what is free can be called"
     allowance = client.allowance
-    limits = [f"at most {allowance.max_price.tell()} a call"]
-    limits += [f"{allowance.max_fee.tell()} for a network fee"] if allowance.max_fee else []
-    limits += [f"{allowance.session_budget.tell()} a session"] if allowance.session_budget else []
-    limits += [f"{allowance.budget.tell()} in all"] if allowance.budget else []
+    limits = [f"at most {allowance.max_price.describe()} a call"]
+    limits += [f"{allowance.max_fee.describe()} for a network fee"] if allowance.max_fee else []
+    limits += [f"{allowance.session_budget.describe()} a session"] if allowance.session_budget else []
+    limits += [f"{allowance.budget.describe()} in all"] if allowance.budget else []
     return f"gateway {client.gateway}, wallet {client.address}, {', '.join(limits)}"

@@ -31,7 +31,7 @@ from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_l
 from tollway.storage.migrate import TOO_OLD, schema_state
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
 
-Level = Literal["ok", "note", "warning", "failed"]
+FindingLevel = Literal["ok", "note", "warning", "failed"]
 
 CLOCK_SLACK_S = 60
 """As far as a verdict lets a block lie in the future."""
@@ -40,7 +40,7 @@ _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 """TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
-_ANSWERS_LOOKED_AT = 200
+_RESPONSES_CHECKED_MAX = 200
 """Stored answers are up to a GiB, and gone in a day; secrets are looked at all of them."""
 _ROOT = "."
 """A name that every name server can be asked about."""
@@ -64,7 +64,7 @@ class Finding:
     """What one check found. `check` is a stable name for scripts."""
 
     check: str
-    level: Level
+    level: FindingLevel
     detail: str
 
 
@@ -173,7 +173,7 @@ async def _examine_seals(settings: Settings, database: Database) -> Finding:
     key, *others = [key.reveal() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:
-        survey = await rotation.survey(answers_max=_ANSWERS_LOOKED_AT)
+        survey = await rotation.survey(answers_max=_RESPONSES_CHECKED_MAX)
     except StorageUnavailable:
         return Finding(
             check=check, level="failed", detail="nobody can tell while the database does not answer"
@@ -209,7 +209,7 @@ async def _examine_durability(database: PostgresDatabase) -> Finding:
         )
     risks = list(find_risks(server))
     if risks:
-        level: Level = "failed" if server.is_read_only else "warning"
+        level: FindingLevel = "failed" if server.is_read_only else "warning"
         return Finding(check=check, level=level, detail="; ".join(risks))
     waits = (
         f"waits for {server.standbys}"
@@ -234,20 +234,20 @@ async def _examine_leaders(database: PostgresDatabase) -> Finding:
         return Finding(
             check=check, level="failed", detail="nobody can tell while the database does not answer"
         )
-    told = [
+    parts = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
-        f"(server process {leaders[duty].server_process}{_tell_handicap(leaders[duty])})"
+        f"(server process {leaders[duty].server_process}{_format_handicap(leaders[duty])})"
         for duty in Duty
         if duty in leaders
     ]
     missing = [duty.label for duty in Duty if duty not in leaders]
     if missing:
-        told.append(f"nobody leads as {' or '.join(missing)}; a running gateway takes over within seconds")
+        parts.append(f"nobody leads as {' or '.join(missing)}; a running gateway takes over within seconds")
     is_well = not missing and not any(leader.handicap for leader in leaders.values())
-    return Finding(check=check, level="ok" if is_well else "note", detail="; ".join(told))
+    return Finding(check=check, level="ok" if is_well else "note", detail="; ".join(parts))
 
 
-def _tell_handicap(leader: Leader) -> str:
+def _format_handicap(leader: Leader) -> str:
     return f", without nodes of {leader.handicap} of its networks" if leader.handicap else ""
 
 
@@ -418,10 +418,10 @@ async def _examine_background(settings: Settings, fetch_text: FetchText) -> Find
     text = await fetch_text(url)
     if text is None:
         return Finding(check=check, level="note", detail=f"no gateway answers at {url} now")
-    return judge_background(text)
+    return check_background(text)
 
 
-def judge_background(metrics: str) -> Finding:
+def check_background(metrics: str) -> Finding:
     """What the metrics of a gateway say of its background tasks."""
     check = "background"
     figures: dict[str, dict[str, float]] = {}
@@ -446,5 +446,5 @@ def judge_background(metrics: str) -> Finding:
     ]
     if late:
         return Finding(check=check, level="warning", detail="; ".join(late))
-    told = ", ".join(f"{task} {ages[task]:.0f} s" for task in sorted(ages) if task in intervals)
-    return Finding(check=check, level="ok", detail=f"since the last good run of each task: {told}")
+    parts = ", ".join(f"{task} {ages[task]:.0f} s" for task in sorted(ages) if task in intervals)
+    return Finding(check=check, level="ok", detail=f"since the last good run of each task: {parts}")

@@ -13,9 +13,9 @@ from typing import Any
 
 from tollway.ids import TxHash, format_network
 from tollway.sandbox.playground import Playground
-from tollway.sandbox.tour import PLAY_CALLS
+from tollway.sandbox.tour import PREPAID_CALLS
 
-PLAYERS = ("provider", "caller", "stranger")
+SANDBOX_ROLES = ("provider", "caller", "stranger")
 """The accounts that are given away. The others belong to the demo itself."""
 
 
@@ -24,7 +24,7 @@ def describe_sandbox(
 ) -> dict[str, Any]:
     """The sandbox file. Its names are public."""
     usdc = playground.usdc
-    accounts = [playground.account(role) for role in PLAYERS]
+    accounts = [playground.account(role) for role in SANDBOX_ROLES]
     return {
         "gatewayUrl": gateway_url,
         "rpcUrl": playground.rpc_url,
@@ -40,8 +40,8 @@ def describe_sandbox(
     }
 
 
-def print_invitation(
-    line: Callable[[str], None],
+def print_sandbox(
+    print_line: Callable[[str], None],
     *,
     gateway_url: str,
     upstream_url: str,
@@ -53,48 +53,48 @@ def print_invitation(
 ) -> None:
     """The last words before the sandbox is left to the person."""
     usdc = playground.usdc
-    line("")
-    line("All of it stays up for you to play with. Ctrl-C stops everything.")
-    line("")
-    line(f"   gateway   {gateway_url}/api/v2")
-    line(f"   listing   {api_id}")
-    line(f"   chain     {playground.rpc_url} (chain id {usdc.chain_id})")
-    line(f"   token     {playground.token.address} ({usdc.symbol}, {usdc.decimals} decimals)")
-    line(f"   API       {upstream_url}, the provider's own server behind the listing")
-    line("")
-    line(f"   Accounts, with 1,000 {usdc.symbol} and 10 ETH each, worth nothing outside of this chain:")
-    for role in PLAYERS:
+    print_line("")
+    print_line("All of it stays up for you to play with. Ctrl-C stops everything.")
+    print_line("")
+    print_line(f"   gateway   {gateway_url}/api/v2")
+    print_line(f"   listing   {api_id}")
+    print_line(f"   chain     {playground.rpc_url} (chain id {usdc.chain_id})")
+    print_line(f"   token     {playground.token.address} ({usdc.symbol}, {usdc.decimals} decimals)")
+    print_line(f"   API       {upstream_url}, the provider's own server behind the listing")
+    print_line("")
+    print_line(f"   Accounts, with 1,000 {usdc.symbol} and 10 ETH each, worth nothing outside of this chain:")
+    for role in SANDBOX_ROLES:
         account = playground.account(role)
-        line(f"   {role:<9} {account.address}  {account.private_key}")
-    line("")
-    line("   What is for sale:")
-    line(f"   curl {gateway_url}/api/v2/apis")
-    line("")
-    line(f"   A paid call (the visitor has just paid for {PLAY_CALLS} in one transaction):")
-    line(
+        print_line(f"   {role:<9} {account.address}  {account.private_key}")
+    print_line("")
+    print_line("   What is for sale:")
+    print_line(f"   curl {gateway_url}/api/v2/apis")
+    print_line("")
+    print_line(f"   A paid call (the visitor has just paid for {PREPAID_CALLS} in one transaction):")
+    print_line(
         f"   curl -i -H 'X-Payment-Tx: {payment}' -H 'X-Signature: {signature}' "
         f"{gateway_url}/api/v2/gateway/{api_id}/quote/BTC"
     )
-    line("")
-    line("   Let Tollway's own client pay, as the caller:")
+    print_line("")
+    print_line("   Let Tollway's own client pay, as the caller:")
     store = key_file.with_name("payments.sqlite3")
     caller = (
         f"   TOLLWAY_KEY_FILE={shlex.quote(str(key_file))} TOLLWAY_STORE={shlex.quote(str(store))} "
         f"TOLLWAY_RPC={playground.rpc_url} TOLLWAY_GATEWAY={gateway_url} \\"
     )
-    line(caller)
-    line(f"     {_own_name()} call {api_id} /quote/BTC")
-    line("")
-    line("   Find it, and read how it is used:")
-    line(f"   {_own_name()} search --gateway {gateway_url}")
-    line(f"   {_own_name()} describe {api_id} --gateway {gateway_url}")
-    line("")
-    line("   For an agent's program that starts MCP servers, as the caller, with a limit:")
-    line(caller)
-    line(f'     {_own_name()} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"')
+    print_line(caller)
+    print_line(f"     {_find_command()} call {api_id} /quote/BTC")
+    print_line("")
+    print_line("   Find it, and read how it is used:")
+    print_line(f"   {_find_command()} search --gateway {gateway_url}")
+    print_line(f"   {_find_command()} describe {api_id} --gateway {gateway_url}")
+    print_line("")
+    print_line("   For an agent's program that starts MCP servers, as the caller, with a limit:")
+    print_line(caller)
+    print_line(f'     {_find_command()} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"')
 
 
-def _own_name() -> str:
+def _find_command() -> str:
     """How the person can start us again."""
     if shutil.which("tollway"):
         return "tollway"

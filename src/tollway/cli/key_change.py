@@ -20,10 +20,10 @@ from tollway.cli.operate import (
     AsJson,
     CommandFailed,
     Config,
-    Premises,
-    failures_told,
-    permit,
-    show,
+    OperatorEnvironment,
+    explained_failures,
+    guard_database,
+    print_result,
 )
 from tollway.config.settings import Settings, load_settings
 from tollway.storage.database import connect_database
@@ -34,18 +34,18 @@ PASSES_MAX = 5
 """What a gateway was busy with is found by the next one."""
 
 
-def register(group: typer.Typer, *, premises: Premises | None = None) -> None:
-    """Adds the commands. `premises`: whether two processes may write to one SQLite file."""
-    premises = premises or Premises()
+def register_key_change(group: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
+    """Adds the commands. `environment`: whether two processes may write to one SQLite file."""
+    environment = environment or OperatorEnvironment()
 
     @group.command()
     def status(config: Config = None, as_json: AsJson = False) -> None:
         """Tells under which keys the secrets of listings and stored answers stand. Changes nothing."""
 
         async def work(rotation: KeyRotation, keys: int) -> None:
-            _Report(keys=keys, survey=await rotation.survey()).show(as_json)
+            _KeyReport(keys=keys, survey=await rotation.survey()).show(as_json)
 
-        _run(work, premises, config, as_json=as_json, access="read")
+        _run_with_keys(work, environment, config, as_json=as_json, access="read")
 
     @group.command()
     def reseal(config: Config = None, as_json: AsJson = False) -> None:
@@ -58,15 +58,15 @@ def register(group: typer.Typer, *, premises: Premises | None = None) -> None:
                 survey = await rotation.survey()
                 if not survey.older:
                     break
-            _Report(keys=keys, survey=survey, resealed=resealed).show(as_json)
+            _KeyReport(keys=keys, survey=survey, resealed=resealed).show(as_json)
             if survey.older:
                 raise typer.Exit(LATER)
 
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_keys(work, environment, config, as_json=as_json, access="write")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
+class _KeyReport:
     """`keys`: how many are known. `resealed` None: nobody was asked to."""
 
     keys: int
@@ -83,14 +83,14 @@ class _Report:
         }
         if self.resealed is not None:
             answer["resealed"] = self.resealed
-        show(answer, self._tell(), as_json)
+        print_result(answer, self._describe(), as_json)
         if secrets_.lost:
             raise typer.Exit(FAILED)
 
-    def _tell(self) -> list[str]:
+    def _describe(self) -> list[str]:
         lines = [] if self.resealed is None else [f"{self.resealed} sealed anew under the first key"]
-        lines.append(f"secrets of listings: {_tell(self.survey.secrets)}")
-        lines.append(f"stored answers: {_tell(self.survey.answers)}")
+        lines.append(f"secrets of listings: {_format_count(self.survey.secrets)}")
+        lines.append(f"stored answers: {_format_count(self.survey.answers)}")
         if self.survey.secrets.lost:
             listings = ", ".join(self.survey.secrets.lost_ids)
             lines.append(
@@ -105,7 +105,7 @@ class _Report:
         return lines
 
 
-def _tell(count: SealCount) -> str:
+def _format_count(count: SealCount) -> str:
     return f"{count.current} under the first key, {count.older} under an older one, {count.lost} under none that is known"
 
 
@@ -118,32 +118,32 @@ def _count_json(count: SealCount) -> dict[str, Any]:
     }
 
 
-def _run(
+def _run_with_keys(
     work: Callable[[KeyRotation, int], Awaitable[None]],
-    premises: Premises,
+    environment: OperatorEnvironment,
     config: Path | None,
     *,
     as_json: bool,
     access: Access,
 ) -> None:
-    with failures_told(as_json=as_json):
+    with explained_failures(as_json=as_json):
         settings = load_settings(os.environ, config=config)
         if not settings.secret_keys:
             raise CommandFailed(
                 f"there is no key at {settings.secret_key_file} yet; the first start makes one"
             )
-        asyncio.run(_work(work, settings, premises, access))
+        asyncio.run(_use_keys(work, settings, environment, access))
 
 
-async def _work(
+async def _use_keys(
     work: Callable[[KeyRotation, int], Awaitable[None]],
     settings: Settings,
-    premises: Premises,
+    environment: OperatorEnvironment,
     access: Access,
 ) -> None:
     """No rooms are furnished for this: it needs the database and the keys."""
     database = connect_database(settings.database_url.reveal())
-    with permit(database, access, premises):
+    with guard_database(database, access, environment):
         if access == "write":
             await database.open()
         try:

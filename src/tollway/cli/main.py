@@ -42,9 +42,9 @@ def make_app() -> "typer.Typer":
     from tollway.cli import browse, demo, desktop, trade, verify
 
     app, wallet = _make_apps_of_operator()
-    trade.register(app, wallet=wallet)
-    verify.register(app)
-    browse.register(app)
+    trade.register_caller(app, wallet=wallet)
+    verify.register_verify(app)
+    browse.register_search(app)
     desktop.register(app)
     demo.register(app)
     return app
@@ -82,9 +82,9 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     app.add_typer(wallet, name="wallet")
     app.add_typer(listing, name="listing")
     app.add_typer(secrets, name="secrets")
-    operate.register(app, wallet=wallet, listing=listing)
-    backups.register(app)
-    key_change.register(secrets)
+    operate.register_operator(app, wallet=wallet, listing=listing)
+    backups.register_backups(app)
+    key_change.register_key_change(secrets)
     return app, wallet
 
 

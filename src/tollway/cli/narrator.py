@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from tollway.client.shown_text import plain
-from tollway.sandbox.scenes import Exchange, Paid, Remark, Scene, Step
+from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment, TourRemark, TourStep
 
 VALUE_CHARACTERS_MAX = 84
 BODY_CHARACTERS_MAX = 106
 BODY_LINES_MAX = 80
 
-_SHOWN = frozenset(
+_PRINTED_HEADERS = frozenset(
     {
         "content-type",
         "content-digest",
@@ -40,58 +40,58 @@ _SHOWN = frozenset(
 """Beside everything that starts with `Tollway-`."""
 
 
-class Narrator:
+class TourPrinter:
     """Writes to one console, a line at a time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def tell(self, scene: Scene) -> None:
-        match scene:
-            case Step():
-                self._headline(scene)
-            case Exchange():
-                self._show_exchange(scene)
-            case Paid():
-                self._show_payment(scene)
-            case Remark(text=text):
-                self.line(text)
+    def print_event(self, event: TourEvent) -> None:
+        match event:
+            case TourStep():
+                self._print_step(event)
+            case RecordedExchange():
+                self._print_exchange(event)
+            case TourPayment():
+                self._print_payment(event)
+            case TourRemark(text=text):
+                self.print_line(text)
 
-    def line(self, text: str = "", *, style: str = "") -> None:
+    def print_line(self, text: str = "", *, style: str = "") -> None:
         # No markup and no wrapping: the text is shown as it is, and a copied command stays one line.
         self._console.print(Text(plain(text), style=style), soft_wrap=True, highlight=False)
 
-    def _headline(self, step: Step) -> None:
-        self.line()
-        self.line(f"{step.number}. {step.title}", style="bold cyan")
-        self.line(f"   {step.why}", style="dim")
+    def _print_step(self, step: TourStep) -> None:
+        self.print_line()
+        self.print_line(f"{step.number}. {step.title}", style="bold cyan")
+        self.print_line(f"   {step.why}", style="dim")
 
-    def _show_exchange(self, exchange: Exchange) -> None:
-        self.line()
-        self.line(f"   > {exchange.method} {exchange.target}", style="bold")
-        self._show_headers(">", exchange.sent)
-        self._show_body(">", exchange.sent_body)
+    def _print_exchange(self, exchange: RecordedExchange) -> None:
+        self.print_line()
+        self.print_line(f"   > {exchange.method} {exchange.target}", style="bold")
+        self._print_headers(">", exchange.sent)
+        self._print_body(">", exchange.sent_body)
         style = "green" if exchange.status < 300 else "yellow"
-        self.line(f"   < {exchange.status} {exchange.reason}", style=f"bold {style}")
-        self._show_headers("<", exchange.received)
-        self._show_body("<", exchange.received_body)
+        self.print_line(f"   < {exchange.status} {exchange.reason}", style=f"bold {style}")
+        self._print_headers("<", exchange.received)
+        self._print_body("<", exchange.received_body)
 
-    def _show_headers(self, arrow: str, headers: Iterable[tuple[str, str]]) -> None:
+    def _print_headers(self, arrow: str, headers: Iterable[tuple[str, str]]) -> None:
         for name, value in headers:
-            if name.lower() in _SHOWN or name.lower().startswith("tollway-"):
-                self.line(f"   {arrow} {_title(name)}: {shorten(value)}")
+            if name.lower() in _PRINTED_HEADERS or name.lower().startswith("tollway-"):
+                self.print_line(f"   {arrow} {_format_header_name(name)}: {shorten(value)}")
 
-    def _show_body(self, arrow: str, body: bytes) -> None:
+    def _print_body(self, arrow: str, body: bytes) -> None:
         if not body:
             return
-        lines = _lay_out(body)
+        lines = _format_body(body)
         for text in lines[:BODY_LINES_MAX]:
-            self.line(f"   {arrow}   {text}", style="dim")
+            self.print_line(f"   {arrow}   {text}", style="dim")
         if len(lines) > BODY_LINES_MAX:
-            self.line(f"   {arrow}   … {len(lines) - BODY_LINES_MAX} lines more", style="dim")
+            self.print_line(f"   {arrow}   … {len(lines) - BODY_LINES_MAX} lines more", style="dim")
 
-    def _show_payment(self, paid: Paid) -> None:
-        self.line()
+    def _print_payment(self, paid: TourPayment) -> None:
+        self.print_line()
         for name, value in (
             ("transaction", str(paid.tx_hash)),
             ("block", str(paid.block)),
@@ -100,7 +100,7 @@ class Narrator:
             ("amount", paid.amount),
             ("token", paid.token),
         ):
-            self.line(f"   {name:<12} {value}")
+            self.print_line(f"   {name:<12} {value}")
 
 
 def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
@@ -108,7 +108,7 @@ def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
 
 
-def _lay_out(body: bytes) -> list[str]:
+def _format_body(body: bytes) -> list[str]:
     try:
         document = from_json(body)
     except ValueError:
@@ -119,10 +119,10 @@ def _lay_out(body: bytes) -> list[str]:
             document.get("openapi"), dict
         ):  # the provider's own words, which stand at `openapiUrl` too
             document["openapi"] = "(left out here)"
-    return [shorten(line, BODY_CHARACTERS_MAX) for line in lay_out_json(document)]
+    return [shorten(line, BODY_CHARACTERS_MAX) for line in format_json_lines(document)]
 
 
-def lay_out_json(document: object, *, name: str = "", depth: int = 0, end: str = "") -> Iterator[str]:
+def format_json_lines(document: object, *, name: str = "", depth: int = 0, end: str = "") -> Iterator[str]:
     """JSON in lines: what is short stays on one line, an object or a list that is not is opened."""
     indent = "  " * depth
     head = f"{indent}{json.dumps(name)}: " if name else indent
@@ -135,11 +135,11 @@ def lay_out_json(document: object, *, name: str = "", depth: int = 0, end: str =
     members = list(document.items()) if isinstance(document, dict) else [("", entry) for entry in document]
     for position, (key, value) in enumerate(members):
         comma = "," if position < len(members) - 1 else ""
-        yield from lay_out_json(value, name=str(key), depth=depth + 1, end=comma)
+        yield from format_json_lines(value, name=str(key), depth=depth + 1, end=comma)
     yield indent + ("}" if is_object else "]") + end
 
 
-def _title(name: str) -> str:
+def _format_header_name(name: str) -> str:
     special = {"etag": "ETag", "www-authenticate": "WWW-Authenticate"}
     if name.lower().startswith("payment-"):  # x402 writes its headers so
         return name.upper()

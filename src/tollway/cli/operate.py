@@ -42,7 +42,7 @@ Config = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
 
 
-class Desk(Protocol):
+class OperatorServices(Protocol):
     """The rooms that an operator works in. A `App` that is not opened is one."""
 
     @property
@@ -62,7 +62,7 @@ class Desk(Protocol):
 Access = Literal["look", "read", "write"]
 """`look`: even where there is no database yet."""
 
-MakeDesk = Callable[[Settings], Desk]
+MakeServices = Callable[[Settings], OperatorServices]
 
 
 class CommandFailed(Exception):
@@ -73,7 +73,7 @@ class CommandFailed(Exception):
         super().__init__(detail)
 
 
-def furnish_desk(settings: Settings) -> Desk:
+def wire_services(settings: Settings) -> OperatorServices:
     """The real rooms, wired but not opened."""
     from tollway.app.lifecycle import App  # the trader's commands do not wait for the server to load
 
@@ -81,32 +81,32 @@ def furnish_desk(settings: Settings) -> Desk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Premises:
+class OperatorEnvironment:
     """Where the commands find their rooms, and whether two processes may write to one SQLite file."""
 
-    make_desk: MakeDesk = furnish_desk
+    make_services: MakeServices = wire_services
     is_write_safe: Callable[[], bool] = is_shared_write_safe
 
 
-def register(
+def register_operator(
     app: typer.Typer,
     *,
     wallet: typer.Typer,
     listing: typer.Typer,
-    premises: Premises | None = None,
+    environment: OperatorEnvironment | None = None,
 ) -> None:
     """Adds the operator's commands."""
-    premises = premises or Premises()
-    _register_running(app, premises)
-    _register_ledger(app, premises)
-    _register_moderation(wallet, listing, premises)
+    environment = environment or OperatorEnvironment()
+    _register_running(app, environment)
+    _register_ledger(app, environment)
+    _register_moderation(wallet, listing, environment)
 
 
-def _register_running(app: typer.Typer, premises: Premises) -> None:
+def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> None:
     @app.command()
     def serve(config: Config = None) -> None:
         """Runs the gateway until SIGINT or SIGTERM."""
-        with failures_told(as_json=False):
+        with explained_failures(as_json=False):
             settings = load_settings(os.environ, config=config)
             configure_logging(level=settings.log_level, style=settings.log_format)
             import uvloop
@@ -119,44 +119,44 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
     def migrate(config: Config = None, as_json: AsJson = False) -> None:
         """Brings the database to this version. Safe to run again."""
 
-        async def work(desk: Desk) -> None:
-            state = await schema_state(desk.database)
-            now = await upgrade(desk.database)
+        async def work(services: OperatorServices) -> None:
+            state = await schema_state(services.database)
+            now = await upgrade(services.database)
             if now == "foreign":
                 raise CommandFailed("the database needs a newer version of Tollway than this one")
             if now == "too_old":
                 raise CommandFailed(TOO_OLD)
-            show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
+            print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @app.command()
     def doctor(config: Config = None, as_json: AsJson = False) -> None:
         """Checks settings, database, chains and clock. Changes nothing."""
 
-        async def work(desk: Desk) -> None:
-            async with _opened_chains(desk.chains):
+        async def work(services: OperatorServices) -> None:
+            async with _opened_chains(services.chains):
                 found = await examine(
                     given,
-                    database=desk.database,
-                    chains=desk.chains,
+                    database=services.database,
+                    chains=services.chains,
                     fetch_status=_fetch_status,
                     fetch_text=_fetch_text,
                     now_s=time.time(),
                 )
             lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
-            show({"findings": [asdict(finding) for finding in found]}, lines, as_json)
+            print_result({"findings": [asdict(finding) for finding in found]}, lines, as_json)
             if any(finding.level == "failed" for finding in found):
                 raise typer.Exit(FAILED)
 
-        with failures_told(as_json=as_json):
+        with explained_failures(as_json=as_json):
             given = load_settings(os.environ, config=config)
             # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
             wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
-            asyncio.run(_at_desk(premises, wired, work, access="look"))
+            asyncio.run(_use_services(environment, wired, work, access="look"))
 
 
-def _register_ledger(app: typer.Typer, premises: Premises) -> None:
+def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None:
     @app.command()
     def audit(
         release: Annotated[
@@ -172,15 +172,15 @@ def _register_ledger(app: typer.Typer, premises: Premises) -> None:
         if release and restored:
             raise typer.BadParameter("--restored holds what --release frees; give one of them")
 
-        async def work(desk: Desk) -> None:
+        async def work(services: OperatorServices) -> None:
             if restored:
-                await desk.ledger.mark_restored(now_ms=_now_ms())
-            report = await desk.ledger.audit()
+                await services.ledger.mark_restored(now_ms=_now_ms())
+            report = await services.ledger.audit()
             if release and not report.is_balanced:
                 raise CommandFailed(
                     "the books do not balance; nothing was released: " + "; ".join(report.wrong)
                 )
-            released = await desk.ledger.release_held() if release else 0
+            released = await services.ledger.release_held() if release else 0
             answer = {
                 "balanced": report.is_balanced,
                 "payments": report.payments,
@@ -196,11 +196,13 @@ def _register_ledger(app: typer.Typer, premises: Premises) -> None:
             lines += [f"held call: {call_id}" for call_id in report.held_calls]
             lines += [f"held payment: {payment}" for payment in report.held_payments]
             lines += [f"released: {released}"] if release else []
-            show(answer, lines, as_json)
+            print_result(answer, lines, as_json)
             if not report.is_balanced:
                 raise typer.Exit(FAILED)
 
-        _run(work, premises, config, as_json=as_json, access="write" if release or restored else "read")
+        _run_with_services(
+            work, environment, config, as_json=as_json, access="write" if release or restored else "read"
+        )
 
     @app.command()
     def admit(
@@ -211,14 +213,16 @@ def _register_ledger(app: typer.Typer, premises: Premises) -> None:
         """Lets a transaction be shown although it is too old, or mined before a restore."""
         tx_hash = _parse(TxHash.parse, transaction)
 
-        async def work(desk: Desk) -> None:
-            await desk.ledger.admit(tx_hash, now_ms=_now_ms())
-            show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
+        async def work(services: OperatorServices) -> None:
+            await services.ledger.admit(tx_hash, now_ms=_now_ms())
+            print_result(
+                {"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json
+            )
 
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
 
-def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Premises) -> None:
+def _register_moderation(wallet: typer.Typer, listing: typer.Typer, environment: OperatorEnvironment) -> None:
     ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]  # noqa: N806
     WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]  # noqa: N806
 
@@ -226,13 +230,13 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Pr
     def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
         """Takes a listing out of the lists and stops its calls. What was paid stays."""
         work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @listing.command()
     def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
         """Puts a suspended listing back."""
         work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @wallet.command()
     def block(
@@ -244,34 +248,36 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Pr
         """Serves a wallet no more, as a caller and as a provider."""
         blocked = _parse(Address.parse, address)
 
-        async def work(desk: Desk) -> None:
-            is_new = await desk.moderation.block(blocked, reason=reason, now_ms=_now_ms())
+        async def work(services: OperatorServices) -> None:
+            is_new = await services.moderation.block(blocked, reason=reason, now_ms=_now_ms())
             line = f"{blocked} is blocked" + ("" if is_new else " already")
-            show({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
+            print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
 
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @wallet.command()
     def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
         """Serves a wallet again."""
         unblocked = _parse(Address.parse, address)
 
-        async def work(desk: Desk) -> None:
-            was_blocked = await desk.moderation.unblock(unblocked)
+        async def work(services: OperatorServices) -> None:
+            was_blocked = await services.moderation.unblock(unblocked)
             line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
-            show({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
+            print_result(
+                {"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json
+            )
 
-        _run(work, premises, config, as_json=as_json, access="write")
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
 
 def _moderate_listing(
     listing_id: str, *, suspended_ms: int | None, as_json: bool
-) -> Callable[[Desk], Awaitable[None]]:
-    async def work(desk: Desk) -> None:
-        listing = await _revise_suspension(desk.catalog, ListingId(listing_id), suspended_ms)
+) -> Callable[[OperatorServices], Awaitable[None]]:
+    async def work(services: OperatorServices) -> None:
+        listing = await _revise_suspension(services.catalog, ListingId(listing_id), suspended_ms)
         is_suspended = listing.suspended_ms is not None
         line = f"{listing.id} ({listing.name}) is {'suspended' if is_suspended else 'served'}"
-        show({"id": listing.id, "suspended": is_suspended}, [line], as_json)
+        print_result({"id": listing.id, "suspended": is_suspended}, [line], as_json)
 
     return work
 
@@ -291,34 +297,38 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
     raise CommandFailed("the listing keeps changing; try again", exit_code=LATER)
 
 
-def _run(
-    work: Callable[[Desk], Awaitable[None]],
-    premises: Premises,
+def _run_with_services(
+    work: Callable[[OperatorServices], Awaitable[None]],
+    environment: OperatorEnvironment,
     config: Path | None,
     *,
     as_json: bool,
     access: Access,
 ) -> None:
-    with failures_told(as_json=as_json):
+    with explained_failures(as_json=as_json):
         settings = load_settings(os.environ, config=config)
-        asyncio.run(_at_desk(premises, settings, work, access=access))
+        asyncio.run(_use_services(environment, settings, work, access=access))
 
 
-async def _at_desk(
-    premises: Premises, settings: Settings, work: Callable[[Desk], Awaitable[None]], *, access: Access
+async def _use_services(
+    environment: OperatorEnvironment,
+    settings: Settings,
+    work: Callable[[OperatorServices], Awaitable[None]],
+    *,
+    access: Access,
 ) -> None:
-    desk = premises.make_desk(settings)
-    with permit(desk.database, access, premises):
+    services = environment.make_services(settings)
+    with guard_database(services.database, access, environment):
         if access == "write":
-            await desk.database.open()  # on SQLite this opens the writer, which reading does without
+            await services.database.open()  # on SQLite this opens the writer, which reading does without
         try:
-            await work(desk)
+            await work(services)
         finally:
-            await desk.database.close()
+            await services.database.close()
 
 
 @contextlib.contextmanager
-def permit(database: Database, access: Access, premises: Premises) -> Iterator[None]:
+def guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
     """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield
@@ -331,7 +341,7 @@ def permit(database: Database, access: Access, premises: Premises) -> Iterator[N
     database.path.parent.mkdir(parents=True, exist_ok=True)
     lock = ProcessLock(Path(f"{database.path}.lock"))
     try:
-        if not lock.acquire() and not premises.is_write_safe():
+        if not lock.acquire() and not environment.is_write_safe():
             raise CommandFailed(
                 "a gateway is serving from this file, and this SQLite cannot bear two writers; stop the gateway first",
                 exit_code=LATER,
@@ -352,30 +362,30 @@ async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def failures_told(*, as_json: bool) -> Iterator[None]:
+def explained_failures(*, as_json: bool) -> Iterator[None]:
     """Turns failures into a sentence and an exit code."""
     try:
         yield
     except SettingsInvalid as exc:
-        _complain(exc.problems, "settings_invalid", as_json=as_json)
+        _print_problems(exc.problems, "settings_invalid", as_json=as_json)
         raise typer.Exit(USAGE) from exc
     except CommandFailed as exc:
-        _complain([str(exc)], "command_failed", as_json=as_json)
+        _print_problems([str(exc)], "command_failed", as_json=as_json)
         raise typer.Exit(exc.exit_code) from exc
     except TollwayError as exc:
-        _complain([exc.problem.detail], exc.problem.code.value, as_json=as_json)
+        _print_problems([exc.problem.detail], exc.problem.code.value, as_json=as_json)
         is_passing = isinstance(exc, StorageUnavailable | ChainUnavailable)
         raise typer.Exit(LATER if is_passing else FAILED) from exc
 
 
-def _complain(problems: list[str], code: str, *, as_json: bool) -> None:
+def _print_problems(problems: list[str], code: str, *, as_json: bool) -> None:
     if as_json or not sys.stderr.isatty():
         print(json.dumps({"error": {"code": code, "problems": problems}}), file=sys.stderr)
         return
     _print_lines([f"error: {problem}" for problem in problems], file=sys.stderr)
 
 
-def show(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
+def print_result(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         print(json.dumps(answer, indent=2))
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from tollway.cli.showing import open_console
-from tollway.client.shown_text import plain_line, show
+from tollway.client.shown_text import format_value, plain_line
 
 DEPTH_MAX = 16
 SCHEMA_DEPTH_MAX = 3
@@ -20,7 +20,9 @@ QUOTED = "│ "
 """Before the second and every later line of one text."""
 
 
-MACHINE_FORM = frozenset({"eip712", "payload", "headers", "accepted", "extra", "untrusted", "outputSchema"})
+MACHINE_MEMBERS = frozenset(
+    {"eip712", "payload", "headers", "accepted", "extra", "untrusted", "outputSchema"}
+)
 """Members that are for programs; `--json` shows them."""
 
 _SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
@@ -28,19 +30,19 @@ _SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
 
 def print_outline(document: Mapping[str, Any]) -> None:
     console = open_console()
-    for line in outline(document):
+    for line in format_outline(document):
         console.print(line, soft_wrap=True)
     console.print(Text("The machine form has more: --json", style="dim"))
 
 
-def outline(document: Mapping[str, Any]) -> list[Text]:
+def format_outline(document: Mapping[str, Any]) -> list[Text]:
     """Its lines. Pure."""
     return list(_members(document, depth=0))
 
 
 def _members(document: Mapping[str, Any], *, depth: int) -> Iterator[Text]:
     for name, value in document.items():
-        if name not in MACHINE_FORM and not _is_nothing(value):
+        if name not in MACHINE_MEMBERS and not _is_nothing(value):
             yield from _named(name, value, depth=depth)
 
 
@@ -51,14 +53,14 @@ def _is_nothing(value: object) -> bool:
 
 
 def _named(name: str, value: object, *, depth: int) -> Iterator[Text]:
-    lead, shown = INDENT * depth, plain_line(name)
+    lead, title = INDENT * depth, plain_line(name)
     short = _in_one_line(name, value, depth=depth)
     if short is not None:
         first, *rest = short.split("\n")
-        yield Text.assemble(lead, (f"{shown}  ", "bold"), first)
+        yield Text.assemble(lead, (f"{title}  ", "bold"), first)
         yield from (Text(f"{lead}{INDENT}{QUOTED}{line}") for line in rest if line.strip())
         return
-    yield Text.assemble(lead, (shown, "bold"))
+    yield Text.assemble(lead, (title, "bold"))
     if isinstance(value, Mapping):
         yield from _members(value, depth=depth + 1)
     elif isinstance(value, list):
@@ -74,7 +76,7 @@ def _entry(value: object, *, depth: int) -> Iterator[Text]:
     elif isinstance(value, Mapping):
         lines = list(_members(value, depth=0))
     else:
-        lines = [Text(_in_short(value))]
+        lines = [Text(_format_short(value))]
     for number, line in enumerate(lines):
         yield Text.assemble(INDENT * depth, "- " if number == 0 else INDENT, line)
 
@@ -82,22 +84,22 @@ def _entry(value: object, *, depth: int) -> Iterator[Text]:
 def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
     """Scalars; and of what is nested, what reads better so. None: it needs an outline of its own."""
     if not isinstance(value, Mapping | list):
-        return _scalar(value)
+        return _format_scalar(value)
     if isinstance(value, Mapping):
         if name in _SCHEMA_NAMES:
-            return _tell_schema(value)
+            return _format_schema(value)
         if {"rail", "network", "amount", "payTo"} <= value.keys():
-            return _tell_option(value)
+            return _format_option(value)
     entries = list(value.values()) if isinstance(value, Mapping) else value
     is_flat = not any(isinstance(entry, Mapping | list) for entry in entries)
     most = FLAT_MEMBERS_MAX if isinstance(value, Mapping) else FLAT_ENTRIES_MAX
-    length = sum(len(_scalar(entry)) for entry in entries)
+    length = sum(len(_format_scalar(entry)) for entry in entries)
     if depth >= DEPTH_MAX or (is_flat and len(entries) <= most and length <= FLAT_CHARACTERS_MAX):
-        return _in_short(value)
+        return _format_short(value)
     return None
 
 
-def _tell_option(option: Mapping[str, Any]) -> str:
+def _format_option(option: Mapping[str, Any]) -> str:
     """One way to pay: `x402: 10000 units of USDC (6 decimals) on eip155:8453 to 0x…`."""
     words = {name: plain_line(str(option.get(name))) for name in ("rail", "amount", "symbol", "decimals")}
     place = {name: plain_line(str(option.get(name))) for name in ("network", "payTo")}
@@ -107,35 +109,37 @@ def _tell_option(option: Mapping[str, Any]) -> str:
     )
 
 
-def _tell_schema(schema: object, *, depth: int = 0) -> str:
+def _format_schema(schema: object, *, depth: int = 0) -> str:
     """What may be given, what must be with a star: `city* string, days integer`."""
     if not isinstance(schema, Mapping):
         return "anything"
     properties, required = schema.get("properties"), schema.get("required")
     names = required if isinstance(required, list) else []
     if isinstance(properties, Mapping) and properties and depth < SCHEMA_DEPTH_MAX:
-        told = [
-            f"{plain_line(str(name))}{'*' if name in names else ''} {_tell_schema(part, depth=depth + 1)}"
+        parts = [
+            f"{plain_line(str(name))}{'*' if name in names else ''} {_format_schema(part, depth=depth + 1)}"
             for name, part in properties.items()
         ]
-        return ", ".join(told) if depth == 0 else "{" + ", ".join(told) + "}"
+        return ", ".join(parts) if depth == 0 else "{" + ", ".join(parts) + "}"
     if isinstance(schema.get("enum"), list):
         return "|".join(plain_line(str(value)) for value in schema["enum"])
     if depth < SCHEMA_DEPTH_MAX and isinstance(schema.get("items"), Mapping):
-        return f"list of {_tell_schema(schema['items'], depth=depth + 1)}"
+        return f"list of {_format_schema(schema['items'], depth=depth + 1)}"
     kind = schema.get("type", "anything")
     return plain_line("|".join(map(str, kind)) if isinstance(kind, list) else str(kind))
 
 
-def _in_short(value: object) -> str:
+def _format_short(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{plain_line(str(name))}: {_in_short(v)}" for name, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{plain_line(str(name))}: {_format_short(v)}" for name, v in value.items()) + "}"
+        )
     if isinstance(value, list):
-        return "[" + ", ".join(_in_short(entry) for entry in value) + "]"
-    return " ".join(_scalar(value).split())
+        return "[" + ", ".join(_format_short(entry) for entry in value) + "]"
+    return " ".join(_format_scalar(value).split())
 
 
-def _scalar(value: object) -> str:
+def _format_scalar(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "none" if value is None else show(value)
+    return "none" if value is None else format_value(value)

@@ -27,15 +27,15 @@ from tollway.client import (
     StoreUnusable,
 )
 from tollway.client.fee_limit import format_fee
-from tollway.client.shown_text import format_json, plain, plain_line, show
+from tollway.client.shown_text import format_json, format_value, plain, plain_line
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.whole_answer import read_json
-from tollway.client.x402_offer import Receipt
+from tollway.client.x402_offer import SettlementReceipt
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
-Document = Mapping[str, Any]
-SHOWN_BYTES_MAX = 200_000
+JsonObject = Mapping[str, Any]
+PRINTED_BYTES_MAX = 200_000
 """Of an answer that is text, on a terminal."""
 _TEXT_TYPES = ("text/", "application/json", "application/problem+json", "application/xml", "application/yaml")
 
@@ -45,7 +45,7 @@ def is_for_people(*, as_json: bool) -> bool:
     return sys.stdout.isatty() and not as_json
 
 
-class _Shown:
+class _PlainRenderable:
     """A renderable whose segments are plain, whatever it holds."""
 
     def __init__(self, inner: ConsoleRenderable) -> None:
@@ -56,15 +56,15 @@ class _Shown:
             yield Segment(text if control else plain(text), style, control)
 
 
-class _ShowPlain(RenderHook):
+class _PlainTextHook(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(renderable) for renderable in renderables]
+        return [_PlainRenderable(renderable) for renderable in renderables]
 
 
 def open_console(*, is_error: bool = False, soft_wrap: bool = False) -> Console:
     """Stdout, or stderr. Nothing that is printed on it brings a control character to the terminal."""
     console = Console(stderr=is_error, soft_wrap=soft_wrap)
-    console.push_render_hook(_ShowPlain())
+    console.push_render_hook(_PlainTextHook())
     return console
 
 
@@ -79,7 +79,7 @@ def print_json(document: object, *, is_error: bool = False) -> None:
     (sys.stderr if is_error else sys.stdout).write(text + "\n")
 
 
-def print_listings(page: Document) -> None:
+def print_listings(page: JsonObject) -> None:
     """The registry, one line a listing."""
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "provider", "description"):
@@ -88,15 +88,17 @@ def print_listings(page: Document) -> None:
         words = (
             api.get("id"),
             api.get("name"),
-            _tell_price(api),
+            _format_price(api),
             api.get("provider"),
             api.get("description"),
         )
         table.add_row(*_cells(words))
-    _print_page(table, f"page {show(page.get('page', 1))}, {show(page.get('total', 0))} in all")
+    _print_page(
+        table, f"page {format_value(page.get('page', 1))}, {format_value(page.get('total', 0))} in all"
+    )
 
 
-def print_found(page: Document, details: Sequence[Document]) -> None:
+def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
     """What a search found, in its order. `details`: of each; empty where there are none any more."""
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "networks", "quality", "verified", "found in"):
@@ -104,30 +106,33 @@ def print_found(page: Document, details: Sequence[Document]) -> None:
     for api, more in zip(_parts(page.get("apis")), details, strict=False):
         words = (
             api.get("id"),
-            plain_line(show(api.get("name"))),
-            _tell_price(api),
-            "\n".join(show(network) for network in _entries(more.get("networks"))),
-            _tell_quality(more.get("quality")),
+            plain_line(format_value(api.get("name"))),
+            _format_price(api),
+            "\n".join(format_value(network) for network in _entries(more.get("networks"))),
+            _format_quality(more.get("quality")),
             "yes" if more.get("verified") is True else "no",
-            ", ".join(show(field) for field in _entries(api.get("match"))),
+            ", ".join(format_value(field) for field in _entries(api.get("match"))),
         )
         table.add_row(*_cells(words))
     more_than = "more than " if page.get("totalIsLowerBound") is True else ""
-    _print_page(table, f"page {show(page.get('page', 1))}, {more_than}{show(page.get('total', 0))} in all")
+    _print_page(
+        table,
+        f"page {format_value(page.get('page', 1))}, {more_than}{format_value(page.get('total', 0))} in all",
+    )
 
 
-def _tell_quality(quality: object) -> str:
+def _format_quality(quality: object) -> str:
     """`99.81 % of 12034, 120 ms`: successes of the paid calls of 30 days, and their median latency."""
     if not isinstance(quality, Mapping):
         return "not measured"
     rate, calls, latency_ms = (quality.get(name) for name in ("successRate30d", "calls30d", "p50Ms"))
     if not isinstance(rate, int | float) or not 0 <= rate <= 1 or not isinstance(calls, int):
         return "not measured"
-    told = f"{(Decimal(str(rate)) * 100).normalize():f} % of {calls}"
-    return f"{told}, {latency_ms} ms" if isinstance(latency_ms, int | float) else told
+    quality_text = f"{(Decimal(str(rate)) * 100).normalize():f} % of {calls}"
+    return f"{quality_text}, {latency_ms} ms" if isinstance(latency_ms, int | float) else quality_text
 
 
-def print_calls(page: Document) -> None:
+def print_calls(page: JsonObject) -> None:
     """A history, newest first."""
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "api", "request", "status", "price", "payment", "call"):
@@ -137,14 +142,14 @@ def print_calls(page: Document) -> None:
         words = (
             call.get("createdAt"),
             call.get("apiName"),
-            f"{show(call.get('method'))} {show(call.get('path'))}",
-            f"{show(call.get('status'))} {show(call.get('httpStatus'))}",
-            f"{show(call.get('price'))} {show(call.get('currency'))}",
+            f"{format_value(call.get('method'))} {format_value(call.get('path'))}",
+            f"{format_value(call.get('status'))} {format_value(call.get('httpStatus'))}",
+            f"{format_value(call.get('price'))} {format_value(call.get('currency'))}",
             payment.get("state") if isinstance(payment, Mapping) else None,
             call.get("id"),
         )
         table.add_row(*_cells(words))
-    _print_page(table, f"{show(page.get('total', 0))} in all")
+    _print_page(table, f"{format_value(page.get('total', 0))} in all")
 
 
 def _print_page(table: Table, foot: str) -> None:
@@ -153,7 +158,7 @@ def _print_page(table: Table, foot: str) -> None:
     console.print(Text(plain_line(foot), style="dim"))
 
 
-def print_members(document: Document) -> None:
+def print_members(document: JsonObject) -> None:
     """One object, a member a line; what is nested as JSON."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -163,7 +168,7 @@ def print_members(document: Document) -> None:
     open_console().print(table)
 
 
-def print_document(document: Document, *, as_json: bool) -> None:
+def print_document(document: JsonObject, *, as_json: bool) -> None:
     """One object: a table for people, JSON for programs."""
     if is_for_people(as_json=as_json):
         print_members(document)
@@ -171,18 +176,20 @@ def print_document(document: Document, *, as_json: bool) -> None:
         print_json(document)
 
 
-def print_answer(answer: CallResponse) -> None:
+def print_response(response: CallResponse) -> None:
     """The body on the terminal, what it cost below, where a pipe would not see it."""
-    kind = answer.headers.get("content-type", "")
+    kind = response.headers.get("content-type", "")
     if kind.startswith(_TEXT_TYPES):
-        text = answer.content[:SHOWN_BYTES_MAX].decode(answer.encoding or "utf-8", "replace")
-        rest_bytes = len(answer.content) - SHOWN_BYTES_MAX
+        text = response.content[:PRINTED_BYTES_MAX].decode(response.encoding or "utf-8", "replace")
+        rest_bytes = len(response.content) - PRINTED_BYTES_MAX
         more = f"\n({rest_bytes} bytes more; -o FILE keeps them)" if rest_bytes > 0 else ""
         print_text(f"{text}{more}")
-    elif answer.content:
-        print_text(f"({len(answer.content)} bytes of {show(kind) or 'unknown type'}; -o FILE keeps them)")
-    payment = answer.payment
-    words = [f"HTTP {answer.status_code}", f"payment {payment.state}"]
+    elif response.content:
+        print_text(
+            f"({len(response.content)} bytes of {format_value(kind) or 'unknown type'}; -o FILE keeps them)"
+        )
+    payment = response.payment
+    words = [f"HTTP {response.status_code}", f"payment {payment.state}"]
     words += [f"price {payment.price}"] if payment.price else []
     words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
     words += [f"rail {payment.rail}"] if payment.rail else []
@@ -192,29 +199,29 @@ def print_answer(answer: CallResponse) -> None:
     open_console(is_error=True).print(Text(plain_line(" · ".join(words)), style="dim"))
 
 
-def describe_answer(answer: CallResponse) -> dict[str, Any]:
+def describe_response(response: CallResponse) -> dict[str, Any]:
     """An answer as JSON. `body` is JSON where the answer is, else text; other bytes are in `bodyBase64`."""
-    kind = answer.headers.get("content-type", "")
-    receipt = answer.payment.receipt
-    payment = {_camel(name): value for name, value in asdict(answer.payment).items()}
+    kind = response.headers.get("content-type", "")
+    receipt = response.payment.receipt
+    payment = {_camel(name): value for name, value in asdict(response.payment).items()}
     described: dict[str, Any] = {
-        "status": answer.status_code,
-        "headers": dict(answer.headers),
+        "status": response.status_code,
+        "headers": dict(response.headers),
         "payment": {**payment, "receipt": None if receipt is None else _describe_receipt(receipt)},
     }
     if kind.partition(";")[0].endswith("json"):
         try:
-            return {**described, "body": read_json(answer.content)}
+            return {**described, "body": read_json(response.content)}
         except ValueError:
             pass
-    if not answer.content or kind.startswith(_TEXT_TYPES):
-        return {**described, "body": answer.text}
-    return {**described, "bodyBase64": base64.b64encode(answer.content).decode()}
+    if not response.content or kind.startswith(_TEXT_TYPES):
+        return {**described, "body": response.text}
+    return {**described, "bodyBase64": base64.b64encode(response.content).decode()}
 
 
-def _describe_receipt(receipt: Receipt) -> dict[str, Any]:
+def _describe_receipt(receipt: SettlementReceipt) -> dict[str, Any]:
     """As x402 names its members; what the gateway left out is left out."""
-    told = {
+    quality_text = {
         "success": receipt.is_success,
         "transaction": None if receipt.transaction is None else str(receipt.transaction),
         "network": receipt.network,
@@ -222,7 +229,7 @@ def _describe_receipt(receipt: Receipt) -> dict[str, Any]:
         "amount": receipt.amount,
         "errorReason": receipt.reason,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in quality_text.items() if value is not None}
 
 
 def describe_payment(payment: Transfer) -> dict[str, str | None]:
@@ -267,10 +274,10 @@ def print_failure(failure: Exception, *, as_json: bool) -> None:
     described = _describe_failure(failure)
     if is_for_people(as_json=as_json):
         console = open_console(is_error=True)
-        console.print(Text(show(described["detail"]), style="red"))
+        console.print(Text(format_value(described["detail"]), style="red"))
         for name in ("transaction", "callUrl", "reason"):
             if described.get(name):
-                console.print(Text(plain_line(f"{name}: {show(described[name])}"), style="dim"))
+                console.print(Text(plain_line(f"{name}: {format_value(described[name])}"), style="dim"))
     else:
         print_json({"error": described}, is_error=True)
 
@@ -302,18 +309,18 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _tell_price(api: Document) -> str:
-    return f"{show(api.get('pricePerRequest'))} {show(api.get('currency'))}"
+def _format_price(api: JsonObject) -> str:
+    return f"{format_value(api.get('pricePerRequest'))} {format_value(api.get('currency'))}"
 
 
 def _entries(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _parts(value: object) -> list[Document]:
+def _parts(value: object) -> list[JsonObject]:
     """The objects of a list; nothing of what is no list."""
     return [entry for entry in _entries(value) if isinstance(entry, Mapping)]
 
 
 def _cells(values: Iterable[object]) -> list[Text]:
-    return [Text(show(value)) for value in values]
+    return [Text(format_value(value)) for value in values]

@@ -23,17 +23,17 @@ import uvloop
 from rich.console import Console
 
 from tollway.app.lifecycle import App
-from tollway.cli.invitation import describe_sandbox, print_invitation
-from tollway.cli.narrator import Narrator
+from tollway.cli.invitation import describe_sandbox, print_sandbox
+from tollway.cli.narrator import TourPrinter
 from tollway.config.networks import parse_network
 from tollway.config.settings import Listen, Secret, Settings
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.anvil import AnvilUnavailable, run_anvil
 from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
-from tollway.sandbox.playground import ROLES, Playground, furnish_playground
+from tollway.sandbox.playground import ROLES, Playground, prepare_playground
 from tollway.sandbox.provider import SampleProvider, run_provider
-from tollway.sandbox.tour import Keepsake, Tour, TourFailed
+from tollway.sandbox.tour import Tour, TourFailed, TourResult
 from tollway.telemetry import configure_logging
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -47,7 +47,7 @@ UNLIMITED = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class DemoOptions:
     """What the person asked for. `port` None: the default one where it is free, else any. 0: any free one."""
 
     is_once: bool
@@ -57,7 +57,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class DemoEnvironment:
     """What runs, once all of it does."""
 
     gateway_url: str
@@ -72,81 +72,81 @@ class DemoFailed(Exception):
     """The demo cannot go on; says why."""
 
 
-def run_demo(wishes: Wishes) -> int:
+def run_demo(options: DemoOptions) -> int:
     """The exit code: 0 done or stopped while it stood ready, 1 failed, 130 interrupted before it was ready."""
     configure_logging(level="error", style="auto")
-    return uvloop.run(_run(wishes, Narrator(Console(file=sys.stdout))))
+    return uvloop.run(_run(options, TourPrinter(Console(file=sys.stdout))))
 
 
-async def _run(wishes: Wishes, narrator: Narrator) -> int:
-    performance = _Performance(wishes, narrator)
+async def _run(options: DemoOptions, printer: TourPrinter) -> int:
+    run = _DemoRun(options, printer)
     try:
         with _interruptible():
-            await performance.run()
+            await run.run()
     except asyncio.CancelledError:
-        narrator.line()
-        narrator.line("Stopped. Nothing is left running.")
-        return DONE if performance.is_ready else INTERRUPTED
+        printer.print_line()
+        printer.print_line("Stopped. Nothing is left running.")
+        return DONE if run.is_ready else INTERRUPTED
     except Exception as exc:  # noqa: BLE001 - the door: whatever went wrong is told, and all is stopped
-        narrator.line()
-        narrator.line(f"The demo failed: {_explain(exc)}", style="bold red")
-        narrator.line("Everything it started has been stopped.")
+        printer.print_line()
+        printer.print_line(f"The demo failed: {_explain(exc)}", style="bold red")
+        printer.print_line("Everything it started has been stopped.")
         return FAILED
     return DONE
 
 
-class _Performance:
+class _DemoRun:
     """One run of the demo, from the first process to the last word."""
 
-    def __init__(self, wishes: Wishes, narrator: Narrator) -> None:
-        self._wishes = wishes
-        self._narrator = narrator
+    def __init__(self, options: DemoOptions, printer: TourPrinter) -> None:
+        self._options = options
+        self._printer = printer
         self.is_ready = False
 
     async def run(self) -> None:
-        path = self._wishes.sandbox_file
+        path = self._options.sandbox_file
         if path is not None:
-            _clear_way(path)  # a file of an earlier run must not be taken for this one's
-        self._narrator.line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
-        async with _open_stage(self._wishes) as stage:
-            self._narrator.line(
-                f"   chain     {stage.driver.rpc_url} (anvil, chain id {stage.driver.chain_id})"
+            _remove_old_file(path)  # a file of an earlier run must not be taken for this one's
+        self._printer.print_line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
+        async with _open_environment(self._options) as environment:
+            self._printer.print_line(
+                f"   chain     {environment.driver.rpc_url} (anvil, chain id {environment.driver.chain_id})"
             )
-            self._narrator.line(f"   API       {stage.provider.base_url}")
-            self._narrator.line(f"   gateway   {stage.gateway_url}")
+            self._printer.print_line(f"   API       {environment.provider.base_url}")
+            self._printer.print_line(f"   gateway   {environment.gateway_url}")
             tour = Tour(
-                gateway_url=stage.gateway_url,
-                upstream_url=stage.provider.base_url,
-                put_file=stage.provider.put_file,
-                driver=stage.driver,
-                playground=stage.playground,
-                http=stage.http,
-                tell=self._narrator.tell,
+                gateway_url=environment.gateway_url,
+                upstream_url=environment.provider.base_url,
+                put_file=environment.provider.put_file,
+                driver=environment.driver,
+                playground=environment.playground,
+                http=environment.http,
+                report=self._printer.print_event,
             )
-            keepsake = await tour.walk()
-            if self._wishes.is_once:
-                self._write_file(stage, keepsake)
+            tour_result = await tour.run()
+            if self._options.is_once:
+                self._write_file(environment, tour_result)
                 self.is_ready = True
-                self._narrator.line()
-                self._narrator.line(
+                self._printer.print_line()
+                self._printer.print_line(
                     "Done: two paid calls, from the listing to the history.", style="bold green"
                 )
                 return
-            await self._stay_up(stage, tour, keepsake)
+            await self._stay_up(environment, tour, tour_result)
 
-    async def _stay_up(self, stage: Stage, tour: Tour, keepsake: Keepsake) -> None:
+    async def _stay_up(self, environment: DemoEnvironment, tour: Tour, tour_result: TourResult) -> None:
         payment, signature = await tour.prepay()
-        key_file = stage.folder / "caller.key"
-        _write_private(key_file, stage.playground.account("caller").private_key + "\n")
-        written = self._write_file(stage, keepsake)
+        key_file = environment.folder / "caller.key"
+        _write_private(key_file, environment.playground.account("caller").private_key + "\n")
+        written = self._write_file(environment, tour_result)
         self.is_ready = True
         try:
-            print_invitation(
-                self._narrator.line,
-                gateway_url=stage.gateway_url,
-                upstream_url=stage.provider.base_url,
-                playground=stage.playground,
-                api_id=keepsake.api_id,
+            print_sandbox(
+                self._printer.print_line,
+                gateway_url=environment.gateway_url,
+                upstream_url=environment.provider.base_url,
+                playground=environment.playground,
+                api_id=tour_result.api_id,
                 payment=payment,
                 signature=signature,
                 key_file=key_file,
@@ -154,17 +154,17 @@ class _Performance:
             await asyncio.Event().wait()  # until somebody stops us
         finally:
             if written is not None:
-                _remove_own(*written)
+                _remove_own_file(*written)
 
-    def _write_file(self, stage: Stage, keepsake: Keepsake) -> tuple[Path, str] | None:
-        path = self._wishes.sandbox_file
+    def _write_file(self, environment: DemoEnvironment, tour_result: TourResult) -> tuple[Path, str] | None:
+        path = self._options.sandbox_file
         if path is None:
             return None
         document = describe_sandbox(
-            gateway_url=stage.gateway_url,
-            upstream_url=stage.provider.base_url,
-            playground=stage.playground,
-            api_id=keepsake.api_id,
+            gateway_url=environment.gateway_url,
+            upstream_url=environment.provider.base_url,
+            playground=environment.playground,
+            api_id=tour_result.api_id,
         )
         text = json.dumps(document, indent=2) + "\n"
         _write_private(path, text)
@@ -175,21 +175,21 @@ class _Performance:
 
 
 @contextlib.asynccontextmanager
-async def _open_stage(wishes: Wishes) -> AsyncIterator[Stage]:
-    port = choose_port(wishes.port)
+async def _open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironment]:
+    port = choose_port(options.port)
     with tempfile.TemporaryDirectory(prefix="tollway-demo-", ignore_cleanup_errors=True) as name:
         async with (
-            run_anvil(port=wishes.chain_port) as anvil,
+            run_anvil(port=options.chain_port) as anvil,
             run_provider() as provider,
             aiohttp.ClientSession() as session,
             httpx.AsyncClient(trust_env=False) as http,
         ):
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-            playground = await furnish_playground(driver, roles=(*ROLES, "visitor"))
+            playground = await prepare_playground(driver, roles=(*ROLES, "visitor"))
             gas_key = playground.account("gas").private_key
             settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url, gas_key=gas_key)
             async with App(settings) as app, _serving(app):
-                yield Stage(
+                yield DemoEnvironment(
                     gateway_url=settings.public_url,
                     provider=provider,
                     driver=driver,
@@ -241,14 +241,14 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
 def choose_port(wanted: int | None) -> int:
     """The gateway's port. Raises `DemoFailed` when a port that was asked for is taken."""
     if wanted is not None:
-        return _claim_port(wanted)
+        return _check_port(wanted)
     try:
-        return _claim_port(PORT_DEFAULT)
+        return _check_port(PORT_DEFAULT)
     except DemoFailed:
-        return _claim_port(0)
+        return _check_port(0)
 
 
-def _claim_port(port: int) -> int:
+def _check_port(port: int) -> int:
     """The port itself, or a free one for 0. Its name is needed before anything listens: it is part of the public URL."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -305,7 +305,7 @@ def _explain(failure: BaseException) -> str:
 # ---- Files.
 
 
-def _clear_way(path: Path) -> None:
+def _remove_old_file(path: Path) -> None:
     """Nothing may stand at `path` but an old file, and its folder must be there. Raises `DemoFailed`."""
     if not path.parent.is_dir():
         raise DemoFailed(f"--sandbox-file: there is no folder {path.parent}")
@@ -330,7 +330,7 @@ def _write_private(path: Path, text: str) -> None:
         raise DemoFailed(f"{path} cannot be written ({exc.strerror})") from exc
 
 
-def _remove_own(path: Path, text: str) -> None:
+def _remove_own_file(path: Path, text: str) -> None:
     """Only what we wrote: another demo may have put its own there."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:

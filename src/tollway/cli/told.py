@@ -18,7 +18,7 @@ from tollway.client.desk import check_tls
 
 NODE_DEADLINE_S = 10.0
 NODE_BYTES_MAX = 64 * 1024
-_CHAIN_ID_QUESTION = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
+_CHAIN_ID_REQUEST = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
 DRAFT_BYTES_MAX = 2 * 1024 * 1024
 
 
@@ -32,23 +32,23 @@ def read_wallet(key_file: Path | None) -> Wallet:
     return Wallet.from_environment(os.environ)
 
 
-def read_nodes(told: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
+def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
     """`CHAINID=URL` as it is; a bare URL is asked which chain it serves."""
     nodes: dict[int, str] = {}
-    for entry in told:
+    for entry in given:
         number, separator, url = entry.partition("=")
         if separator and number.isascii() and number.isdigit():
             nodes[int(number)] = url
         else:
             check_tls(entry, allow_http=allow_http)
-            nodes[_ask_chain_id(entry)] = entry
+            nodes[_fetch_chain_id(entry)] = entry
     return nodes
 
 
-def _ask_chain_id(url: str) -> int:
+def _fetch_chain_id(url: str) -> int:
     try:
         _, content = fetch_bounded(
-            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_QUESTION
+            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_REQUEST
         )
         return int(from_json(content)["result"], 16)
     except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
@@ -70,20 +70,20 @@ def read_draft(file: Path | None) -> dict[str, Any]:
     raise ValueError(f"{file} does not hold an object")
 
 
-def read_content(told: str | None) -> bytes | None:
-    if told is None or not told.startswith("@"):
-        return None if told is None else told.encode()
-    if told == "@-":
+def read_content(given: str | None) -> bytes | None:
+    if given is None or not given.startswith("@"):
+        return None if given is None else given.encode()
+    if given == "@-":
         return sys.stdin.buffer.read()
     try:
-        return Path(told[1:]).read_bytes()
+        return Path(given[1:]).read_bytes()
     except OSError as exc:
-        raise ValueError(f"{told[1:]} cannot be read: {exc.strerror}") from exc
+        raise ValueError(f"{given[1:]} cannot be read: {exc.strerror}") from exc
 
 
-def read_headers(told: list[str]) -> dict[str, str]:
+def read_headers(given: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for line in told:
+    for line in given:
         name, separator, value = line.partition(":")
         if not separator or not name.strip():
             raise ValueError("a header is written as Name: value")

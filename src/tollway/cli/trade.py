@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tollway.cli.answer_output import AnswerOutput
+from tollway.cli.answer_output import ResponseOutput
 from tollway.cli.caller_options import (
     DEFAULT_GATEWAY,
     LATER,
@@ -24,11 +24,11 @@ from tollway.cli.caller_options import (
     KeyFile,
     MaxFee,
     MaxPrice,
-    Rail,
+    RailOption,
     Rpc,
-    Store,
+    StoreFile,
     Wait,
-    explained,
+    explained_caller_failures,
     split_nodes,
 )
 from tollway.cli.showing import (
@@ -43,16 +43,16 @@ from tollway.cli.showing import (
 )
 from tollway.cli.told import has_key, read_content, read_draft, read_headers
 from tollway.client import CallerFailure, create_key_file
-from tollway.client.control import DEFAULTS, KEPT, find_dropped
-from tollway.client.reply import is_worth_repeating
+from tollway.client.control import KEPT_MEMBERS, LISTING_DEFAULTS, find_dropped_members
+from tollway.client.reply import is_retryable_response
 from tollway.money import format_decimal
 
 
-def register(app: typer.Typer, *, wallet: typer.Typer) -> None:
+def register_caller(app: typer.Typer, *, wallet: typer.Typer) -> None:
     """Adds the commands of providers and callers."""
     app.command("publish")(publish)
     app.command("list")(list_apis)
-    app.command("show")(show)
+    app.command("show")(show_listing)
     app.command("call")(call)
     app.command("history")(history)
     wallet.command("new")(new_wallet)
@@ -96,7 +96,7 @@ def publish(
         "tags": tag,
         "methods": method,
     }
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         draft = {
             **read_draft(file),
             **{field: value for field, value in options.items() if value or value == ""},
@@ -113,8 +113,8 @@ def publish(
             if api_id is None:
                 made = client.publish(draft, dry_run=dry_run)
             else:
-                draft = {**draft, **{field: None for field in reset or () if field in KEPT}}
-                refuse_dropping(client.show(api_id), draft, allowed=reset or ())
+                draft = {**draft, **{field: None for field in reset or () if field in KEPT_MEMBERS}}
+                check_dropped(client.show(api_id), draft, allowed=reset or ())
                 made = client.update(api_id, draft)
         print_document(made, as_json=as_json)
 
@@ -125,15 +125,17 @@ class UpdateDrops(ValueError):
     code = "update_drops_fields"
 
 
-def refuse_dropping(
+def check_dropped(
     listing: Mapping[str, object], draft: Mapping[str, object], *, allowed: Collection[str]
 ) -> None:
     """An update replaces the whole listing. Raises `UpdateDrops` for what it would take back to the default without a word
     in the draft or in `allowed`."""
-    unknown = sorted(set(allowed) - {*DEFAULTS, "payTo", *KEPT})
+    unknown = sorted(set(allowed) - {*LISTING_DEFAULTS, "payTo", *KEPT_MEMBERS})
     if unknown:
-        raise ValueError(f"--reset knows no {unknown[0]}; it takes {', '.join((*DEFAULTS, 'payTo', *KEPT))}")
-    dropped = [name for name in find_dropped(listing, draft) if name not in allowed]
+        raise ValueError(
+            f"--reset knows no {unknown[0]}; it takes {', '.join((*LISTING_DEFAULTS, 'payTo', *KEPT_MEMBERS))}"
+        )
+    dropped = [name for name in find_dropped_members(listing, draft) if name not in allowed]
     if dropped:
         resets = " ".join(f"--reset {name}" for name in dropped)
         raise UpdateDrops(
@@ -156,7 +158,7 @@ def list_apis(
     as_json: AsJson = False,
 ) -> None:
     """What is for sale."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.list(
                 q=words,
@@ -174,14 +176,14 @@ def list_apis(
             print_json(found)
 
 
-def show(
+def show_listing(
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """One listing, with its terms."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.show(api_id)
         print_document(found, as_json=as_json)
@@ -203,7 +205,7 @@ def call(
     prepay: Annotated[
         int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
     ] = 1,
-    rail: Rail = "auto",
+    rail: RailOption = "auto",
     idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
@@ -211,14 +213,17 @@ def call(
     rpc: Rpc = "",
     chain: Chains = None,
     wait_s: Wait = 180.0,
-    store: Store = None,
+    store: StoreFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Call an API, and pay for it when it has to be paid."""
-    with explained(as_json=as_json), AnswerOutput(output, as_json=as_json) as shown:
+    with (
+        explained_caller_failures(as_json=as_json),
+        ResponseOutput(output, as_json=as_json) as response_output,
+    ):
         session = CallerSession(
             gateway=gateway,
             allow_http=allow_http,
@@ -235,7 +240,7 @@ def call(
         )
         body = read_content(content)
         with session.open(is_signing=has_key(key_file)) as client:
-            answer = client.call(
+            response = client.call(
                 api_id,
                 path,
                 method=method or ("GET" if body is None else "POST"),
@@ -244,9 +249,9 @@ def call(
                 prepay=prepay,
                 idempotency_key=idempotency_key,
             )
-        shown.write(answer)
-    if answer.is_error:
-        raise typer.Exit(LATER if is_worth_repeating(answer) else REFUSED)
+        response_output.write(response)
+    if response.is_error:
+        raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
 
 
 def history(
@@ -261,7 +266,7 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """The calls of your wallet, newest first."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
@@ -279,7 +284,7 @@ def new_wallet(
     as_json: AsJson = False,
 ) -> None:
     """Make a wallet. Prints its address; the key is in the file alone."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         try:
             address = create_key_file(out)
         except FileExistsError:
@@ -290,14 +295,14 @@ def new_wallet(
 
 
 def list_payments(
-    store: Store = None,
+    store: StoreFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Every payment that this wallet made on this machine, and what is believed to be left of it."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True
         ) as client:
@@ -318,14 +323,14 @@ def abandon(
     transaction: Annotated[
         str, typer.Argument(metavar="TRANSACTION", help="Its hash; or the nonce of an open authorisation.")
     ],
-    store: Store = None,
+    store: StoreFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Give up a payment that is stuck or refused, so that its payee may be paid again."""
-    with explained(as_json=as_json):
+    with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True
         ) as client:

@@ -10,7 +10,7 @@ from typing import TypedDict
 import httpx
 
 from tollway import __version__
-from tollway.client.checkout import RAILS, RailChoice, Rules
+from tollway.client.checkout import RAILS, CallRules, RailChoice
 from tollway.client.control import API_PREFIX
 from tollway.client.failures import HeaderInvalid
 from tollway.client.quote import Cap
@@ -22,7 +22,7 @@ _API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OURS = (
+_PAYMENT_HEADERS = (
     *("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price"),
     *("payment-signature", "x-payment"),
 )
@@ -38,7 +38,7 @@ class CallPlan:
     target: bytes
     headers: tuple[tuple[str, str], ...] = field(repr=False)
     body: bytes = field(repr=False)
-    rules: Rules
+    rules: CallRules
 
     @property
     def idempotency_key(self) -> str:
@@ -78,7 +78,7 @@ class CallOptions(TypedDict, total=False):
     idempotency_key: str | None
 
 
-def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: Rules) -> CallPlan:
+def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: CallRules) -> CallPlan:
     """`root`: the gateway's URL. Raises ValueError for what cannot be sent, TypeError for an unknown
     option."""
     check_names(options, CallOptions.__annotations__, of="a call")
@@ -105,7 +105,7 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
         target=target,
         headers=tuple(headers.multi_items()),
         body=body,
-        rules=Rules(
+        rules=CallRules(
             max_price=defaults.max_price if max_price is None else Cap.parse(max_price),
             max_fee=defaults.max_fee if max_fee is None else Cap.parse(max_fee),
             prepay=options.get("prepay", 1),
@@ -142,7 +142,7 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
     if json_body is not None and content is not None:
         raise ValueError("a call has either json or content")
     headers = httpx.Headers(_check_headers(options.get("headers") or {}))
-    if any(name in headers for name in _OURS):
+    if any(name in headers for name in _PAYMENT_HEADERS):
         raise ValueError("the client sets the payment headers itself")
     body = content.encode() if isinstance(content, str) else content or b""
     if json_body is not None:

@@ -13,47 +13,47 @@ import httpx
 
 from tollway.client import control
 from tollway.client.call_plan import CallOptions
-from tollway.client.control import ControlRequest, Document
+from tollway.client.control import ControlRequest, GatewayDocument
 from tollway.client.control_plane import AsyncControlPlane, ControlPlane
 from tollway.client.deadline import check_deadline, interrupted, open_transport, within
 from tollway.client.desk import (
-    ANSWER_BYTES_MAX,
     CALL_DEADLINE_S,
     CONTROL_DEADLINE_S,
     NODE_BYTES_MAX,
     NODE_DEADLINE_S,
+    RESPONSE_BYTES_MAX,
     ClientOptions,
-    Trip,
+    Exchange,
 )
-from tollway.client.own_books import CallerBase
+from tollway.client.own_books import LocalOperations
 from tollway.client.reply import (
     CallResponse,
-    TooLong,
-    describe_break,
+    ResponseTooLong,
+    build_unreachable,
+    describe_failure,
     is_from_gateway,
-    read_answer,
-    read_node,
-    unreachable,
+    read_node_response,
+    read_response,
     wrap_response,
 )
 from tollway.client.steps import (
-    Answer,
-    AskNode,
-    Broken,
     Flow,
-    NodeAway,
+    GatewayResponse,
     NodeOutcome,
-    Outcome,
+    NodeUnavailable,
+    NoResponse,
     Pause,
-    Send,
+    QueryNode,
+    SendCall,
     Step,
+    StepOutcome,
 )
-from tollway.client.whole_answer import PROBLEM_BYTES_MAX, decode_problem, make_whole
+from tollway.client.whole_answer import PROBLEM_BYTES_MAX, decode_problem, decode_response
 
 T = TypeVar("T")
 
 
-class TollwayClient(CallerBase, ControlPlane):
+class TollwayClient(LocalOperations, ControlPlane):
     """Calls and pays. Safe to use from many threads; close it, or use it in a `with`."""
 
     def __init__(
@@ -85,78 +85,78 @@ class TollwayClient(CallerBase, ControlPlane):
 
         Raises a `CallerFailure` (`client/failures.py`) when money stands in the way.
         """
-        with within(self._desk.deadline_s), self.stream(api_id, path, **options) as response:
+        with within(self._driver.deadline_s), self.stream(api_id, path, **options) as response:
             if response.is_closed:
                 return response
             try:
-                content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
-                return make_whole(response, content, bytes_max=ANSWER_BYTES_MAX)
-            except (httpx.TransportError, TooLong) as exc:
-                raise unreachable(exc, transaction=response.payment.transaction) from exc
+                content = self._read(response, bytes_max=RESPONSE_BYTES_MAX)
+                return decode_response(response, content, bytes_max=RESPONSE_BYTES_MAX)
+            except (httpx.TransportError, ResponseTooLong) as exc:
+                raise build_unreachable(exc, transaction=response.payment.transaction) from exc
 
     @contextlib.contextmanager
     def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
         """As `call`, for an answer that is read while it comes: `with client.stream(…) as response`."""
-        trip = Trip(self._desk.plan_call(api_id, path, options))
-        assert trip.plan is not None
+        exchange = Exchange(self._driver.plan_call(api_id, path, options))
+        assert exchange.plan is not None
         try:
             if not self._is_resumed:
                 self._is_resumed = True
                 self.resume()
             try:
-                with within(self._desk.deadline_s):
-                    paid = self._drive(self._desk.begin_call(trip.plan), trip)
+                with within(self._driver.deadline_s):
+                    paid = self._drive(self._driver.begin_call(exchange.plan), exchange)
             finally:
-                self._desk.end_call(trip.plan)
-            assert trip.response is not None
-            yield wrap_response(trip.response, paid, trip.content)
+                self._driver.end_call(exchange.plan)
+            assert exchange.response is not None
+            yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
             self._is_resumed = False  # it may have left a payment on disk that nobody has sent
             raise
         finally:
-            if trip.response is not None:
-                trip.response.close()
+            if exchange.response is not None:
+                exchange.response.close()
 
     def resume(self) -> None:
         """Broadcasts payments that an earlier process stored and perhaps never sent. Done by itself before the first
         call; waits for nothing and signs nothing."""
-        self._drive(self._desk.begin_resume(), Trip(None))
+        self._drive(self._driver.begin_resume(), Exchange(None))
 
     # ---- Carrying out steps.
 
-    def _drive(self, flow: Flow[T], trip: Trip) -> T:
+    def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
             step = next(flow)
             while True:
-                step = flow.send(self._perform(step, trip))
+                step = flow.send(self._perform(step, exchange))
         except StopIteration as end:
             result: T = end.value
             return result
 
-    def _perform(self, step: Step, trip: Trip) -> Outcome:
+    def _perform(self, step: Step, exchange: Exchange) -> StepOutcome:
         match step:
-            case Send():
-                return self._send(step, trip)
-            case AskNode():
-                return self._ask_node(step)
+            case SendCall():
+                return self._send(step, exchange)
+            case QueryNode():
+                return self._query_node(step)
             case Pause(seconds=seconds):
                 time.sleep(seconds)
                 return None
             case _:
-                return self._desk.settle_locally(step, trip.plan)
+                return self._driver.perform_local(step, exchange.plan)
 
-    def _send(self, step: Send, trip: Trip) -> Answer | Broken:
-        assert trip.plan is not None
-        if trip.response is not None:
-            trip.response.close()
+    def _send(self, step: SendCall, exchange: Exchange) -> GatewayResponse | NoResponse:
+        assert exchange.plan is not None
+        if exchange.response is not None:
+            exchange.response.close()
         try:
             with within(CALL_DEADLINE_S):
-                response = self._http.send(self._desk.build_call(trip.plan, step), stream=True)
-                trip.response = response
-                trip.content = self._read_problem(response) if is_from_gateway(response) else None
-        except (httpx.TransportError, TooLong) as exc:
-            return describe_break(exc)
-        return read_answer(response, trip.content)
+                response = self._http.send(self._driver.build_call(exchange.plan, step), stream=True)
+                exchange.response = response
+                exchange.content = self._read_problem(response) if is_from_gateway(response) else None
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            return describe_failure(exc)
+        return read_response(response, exchange.content)
 
     def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
         if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport
@@ -168,7 +168,7 @@ class TollwayClient(CallerBase, ControlPlane):
                 check_deadline()
                 size += len(chunk)
                 if size > bytes_max:
-                    raise TooLong
+                    raise ResponseTooLong
                 chunks.append(chunk)
         finally:
             response.close()
@@ -177,30 +177,30 @@ class TollwayClient(CallerBase, ControlPlane):
     def _read_problem(self, response: httpx.Response) -> bytes:
         return decode_problem(response, self._read(response, bytes_max=PROBLEM_BYTES_MAX))
 
-    def _ask_node(self, step: AskNode) -> NodeOutcome:
-        question = self._desk.build_question(step)
-        if isinstance(question, NodeAway):
-            return question
+    def _query_node(self, step: QueryNode) -> NodeOutcome:
+        request = self._driver.build_node_request(step)
+        if isinstance(request, NodeUnavailable):
+            return request
         try:
             with within(NODE_DEADLINE_S):
-                response = self._http.send(question, stream=True)
+                response = self._http.send(request, stream=True)
                 content = self._read(response, bytes_max=NODE_BYTES_MAX)
-        except (httpx.TransportError, TooLong) as exc:
-            return NodeAway(detail=type(exc).__name__)
-        return read_node(response.status_code, content)
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            return NodeUnavailable(detail=type(exc).__name__)
+        return read_node_response(response.status_code, content)
 
-    def _ask(self, wish: ControlRequest) -> Document:
-        request = self._desk.build_control(wish)
+    def _request(self, control_request: ControlRequest) -> GatewayDocument:
+        request = self._driver.build_control(control_request)
         try:
             with within(CONTROL_DEADLINE_S):
                 response = self._http.send(request, stream=True)
-                content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
-        except (httpx.TransportError, TooLong) as exc:
-            raise unreachable(exc, transaction=None) from exc
-        return control.read_document(wish, response.status_code, content)
+                content = self._read(response, bytes_max=RESPONSE_BYTES_MAX)
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            raise build_unreachable(exc, transaction=None) from exc
+        return control.read_document(control_request, response.status_code, content)
 
 
-class AsyncTollwayClient(CallerBase, AsyncControlPlane):
+class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
     """`TollwayClient` for asyncio. Safe to use from many tasks; close it, or use it in an `async with`."""
 
     def __init__(
@@ -226,7 +226,7 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
 
     async def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
         """See `TollwayClient.call`."""
-        with within(self._desk.deadline_s):
+        with within(self._driver.deadline_s):
             return await self._call(api_id, path, options)
 
     async def _call(self, api_id: str, path: str, options: CallOptions) -> CallResponse:
@@ -234,78 +234,80 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
             if response.is_closed:
                 return response
             try:
-                content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
-                return make_whole(response, content, bytes_max=ANSWER_BYTES_MAX)
-            except (httpx.TransportError, TooLong) as exc:
-                raise unreachable(exc, transaction=response.payment.transaction) from exc
+                content = await self._read(response, bytes_max=RESPONSE_BYTES_MAX)
+                return decode_response(response, content, bytes_max=RESPONSE_BYTES_MAX)
+            except (httpx.TransportError, ResponseTooLong) as exc:
+                raise build_unreachable(exc, transaction=response.payment.transaction) from exc
 
     @contextlib.asynccontextmanager
     async def stream(
         self, api_id: str, path: str = "", **options: Unpack[CallOptions]
     ) -> AsyncIterator[CallResponse]:
         """See `TollwayClient.stream`."""
-        trip = Trip(self._desk.plan_call(api_id, path, options))
-        assert trip.plan is not None
+        exchange = Exchange(self._driver.plan_call(api_id, path, options))
+        assert exchange.plan is not None
         try:
             if not self._is_resumed:
                 self._is_resumed = True
                 await self.resume()
             try:
-                with within(self._desk.deadline_s):
-                    paid = await self._drive(self._desk.begin_call(trip.plan), trip)
+                with within(self._driver.deadline_s):
+                    paid = await self._drive(self._driver.begin_call(exchange.plan), exchange)
             finally:
-                self._desk.end_call(trip.plan)
-            assert trip.response is not None
-            yield wrap_response(trip.response, paid, trip.content)
+                self._driver.end_call(exchange.plan)
+            assert exchange.response is not None
+            yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
             self._is_resumed = False  # it may have left a payment on disk that nobody has sent
             raise
         finally:
-            if trip.response is not None:
-                await trip.response.aclose()
+            if exchange.response is not None:
+                await exchange.response.aclose()
 
     async def resume(self) -> None:
         """See `TollwayClient.resume`."""
-        flow = await asyncio.to_thread(self._desk.begin_resume)
-        await self._drive(flow, Trip(None))
+        flow = await asyncio.to_thread(self._driver.begin_resume)
+        await self._drive(flow, Exchange(None))
 
     # ---- Carrying out steps.
 
-    async def _drive(self, flow: Flow[T], trip: Trip) -> T:
+    async def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
             step = next(flow)
             while True:
-                step = flow.send(await self._perform(step, trip))
+                step = flow.send(await self._perform(step, exchange))
         except StopIteration as end:
             result: T = end.value
             return result
 
-    async def _perform(self, step: Step, trip: Trip) -> Outcome:
+    async def _perform(self, step: Step, exchange: Exchange) -> StepOutcome:
         match step:
-            case Send():
-                return await self._send(step, trip)
-            case AskNode():
-                return await self._ask_node(step)
+            case SendCall():
+                return await self._send(step, exchange)
+            case QueryNode():
+                return await self._query_node(step)
             case Pause(seconds=seconds):
                 await asyncio.sleep(seconds)
                 return None
             case _:
                 # The store waits for the disk; a loop must not.
-                return await asyncio.to_thread(self._desk.settle_locally, step, trip.plan)
+                return await asyncio.to_thread(self._driver.perform_local, step, exchange.plan)
 
-    async def _send(self, step: Send, trip: Trip) -> Answer | Broken:
-        assert trip.plan is not None
-        if trip.response is not None:
-            await trip.response.aclose()
+    async def _send(self, step: SendCall, exchange: Exchange) -> GatewayResponse | NoResponse:
+        assert exchange.plan is not None
+        if exchange.response is not None:
+            await exchange.response.aclose()
         try:
             with within(CALL_DEADLINE_S):
                 async with interrupted():
-                    response = await self._http.send(self._desk.build_call(trip.plan, step), stream=True)
-                trip.response = response
-                trip.content = await self._read_problem(response) if is_from_gateway(response) else None
-        except (httpx.TransportError, TooLong) as exc:
-            return describe_break(exc)
-        return read_answer(response, trip.content)
+                    response = await self._http.send(
+                        self._driver.build_call(exchange.plan, step), stream=True
+                    )
+                exchange.response = response
+                exchange.content = await self._read_problem(response) if is_from_gateway(response) else None
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            return describe_failure(exc)
+        return read_response(response, exchange.content)
 
     async def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
         if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport
@@ -317,7 +319,7 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
                 async for chunk in response.aiter_raw():
                     size += len(chunk)
                     if size > bytes_max:
-                        raise TooLong
+                        raise ResponseTooLong
                     chunks.append(chunk)
         finally:
             await response.aclose()
@@ -326,26 +328,26 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
     async def _read_problem(self, response: httpx.Response) -> bytes:
         return decode_problem(response, await self._read(response, bytes_max=PROBLEM_BYTES_MAX))
 
-    async def _ask_node(self, step: AskNode) -> NodeOutcome:
-        question = self._desk.build_question(step)
-        if isinstance(question, NodeAway):
-            return question
+    async def _query_node(self, step: QueryNode) -> NodeOutcome:
+        request = self._driver.build_node_request(step)
+        if isinstance(request, NodeUnavailable):
+            return request
         try:
             with within(NODE_DEADLINE_S):
                 async with interrupted():
-                    response = await self._http.send(question, stream=True)
+                    response = await self._http.send(request, stream=True)
                 content = await self._read(response, bytes_max=NODE_BYTES_MAX)
-        except (httpx.TransportError, TooLong) as exc:
-            return NodeAway(detail=type(exc).__name__)
-        return read_node(response.status_code, content)
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            return NodeUnavailable(detail=type(exc).__name__)
+        return read_node_response(response.status_code, content)
 
-    async def _ask(self, wish: ControlRequest) -> Document:
-        request = self._desk.build_control(wish)
+    async def _request(self, control_request: ControlRequest) -> GatewayDocument:
+        request = self._driver.build_control(control_request)
         try:
             with within(CONTROL_DEADLINE_S):
                 async with interrupted():
                     response = await self._http.send(request, stream=True)
-                content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
-        except (httpx.TransportError, TooLong) as exc:
-            raise unreachable(exc, transaction=None) from exc
-        return control.read_document(wish, response.status_code, content)
+                content = await self._read(response, bytes_max=RESPONSE_BYTES_MAX)
+        except (httpx.TransportError, ResponseTooLong) as exc:
+            raise build_unreachable(exc, transaction=None) from exc
+        return control.read_document(control_request, response.status_code, content)

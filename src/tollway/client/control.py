@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from tollway.client.failures import AnswerMalformed, GatewayRefused
-from tollway.client.steps import Headers
+from tollway.client.steps import HeaderPairs
 from tollway.client.whole_answer import read_json
 from tollway.errors import Code
 from tollway.ids import TxHash
 
-Document = dict[str, Any]
+GatewayDocument = dict[str, Any]
 """A JSON object as the gateway wrote it; its members are those of the HTTP contract."""
 
 API_PREFIX = "/api/v2"
@@ -27,25 +27,25 @@ class ControlRequest:
 
     method: str
     path: str
-    headers: Headers = ()
+    headers: HeaderPairs = ()
     body: bytes = field(default=b"", repr=False)
     is_signed: bool = False
     entries: str | None = None
 
 
-def publish(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
+def publish_listing(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
     """Creates a listing; `dry_run` checks it only."""
     path = "/apis?dryRun=true" if dry_run else "/apis"
-    return _with_json("POST", path, draft, ())
+    return _build_json_request("POST", path, draft, ())
 
 
-def update(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> ControlRequest:
+def update_listing(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> ControlRequest:
     """Replaces a listing; with `etag` only while nobody else has changed it."""
-    headers: Headers = () if etag is None else (("If-Match", etag),)
-    return _with_json("PUT", f"/apis/{_segment(api_id)}", draft, headers)
+    headers: HeaderPairs = () if etag is None else (("If-Match", etag),)
+    return _build_json_request("PUT", f"/apis/{_encode_segment(api_id)}", draft, headers)
 
 
-DEFAULTS: Mapping[str, object] = MappingProxyType(
+LISTING_DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
         "description": "",
         "tags": [],
@@ -61,15 +61,15 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 """What an update makes of a member that its body leaves out; of `payTo` it makes the provider's wallet."""
-KEPT = ("upstreamAuth", "openapi", "openapiUrl")
+KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
 """What an update keeps unless its body says null."""
 
 
-def find_dropped(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
+def find_dropped_members(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
     """The members of a listing that an update by `draft` would take back to their defaults because it does not name them."""
     dropped = [
         name
-        for name, default in DEFAULTS.items()
+        for name, default in LISTING_DEFAULTS.items()
         if name not in draft and listing.get(name, default) not in (default, None)
     ]
     provider, pay_to = (str(listing.get(name, "")).lower() for name in ("provider", "payTo"))
@@ -78,47 +78,49 @@ def find_dropped(listing: Mapping[str, object], draft: Mapping[str, object]) -> 
     return tuple(dropped)
 
 
-def retire(api_id: str) -> ControlRequest:
-    return ControlRequest(method="DELETE", path=f"/apis/{_segment(api_id)}", is_signed=True)
+def retire_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=f"/apis/{_encode_segment(api_id)}", is_signed=True)
 
 
-def ownership(api_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}/ownership")
+def show_ownership(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/ownership")
 
 
 def check_ownership(api_id: str) -> ControlRequest:
-    return ControlRequest(method="POST", path=f"/apis/{_segment(api_id)}/ownership", is_signed=True)
+    return ControlRequest(method="POST", path=f"/apis/{_encode_segment(api_id)}/ownership", is_signed=True)
 
 
 def list_apis(query: Mapping[str, object]) -> ControlRequest:
-    return ControlRequest(method="GET", path="/apis" + _query(query), entries="apis")
+    return ControlRequest(method="GET", path="/apis" + _encode_query(query), entries="apis")
 
 
-def search(words: str | None, query: Mapping[str, object]) -> ControlRequest:
+def search_apis(words: str | None, query: Mapping[str, object]) -> ControlRequest:
     """`list_apis`, ranked where there are words to rank by and no other order is asked for."""
     ranked = {"sort": "relevance"} if words else {}
     return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
 
 
-def describe(api_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}/agent")
+def describe_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/agent")
 
 
-def has_no_document(refusal: GatewayRefused) -> bool:
+def lacks_document(refusal: GatewayRefused) -> bool:
     """Whether a gateway knows no such document, rather than no such listing."""
     return refusal.status == NOT_FOUND and refusal.code != Code.API_NOT_FOUND.value
 
 
-def show(api_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}")
+def show_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}")
 
 
-def history(query: Mapping[str, object]) -> ControlRequest:
-    return ControlRequest(method="GET", path="/history" + _query(query), is_signed=True, entries="calls")
+def list_calls(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(
+        method="GET", path="/history" + _encode_query(query), is_signed=True, entries="calls"
+    )
 
 
 def find_call(call_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/history/{_segment(call_id)}", is_signed=True)
+    return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}", is_signed=True)
 
 
 def find_payment(tx_hash: str) -> ControlRequest:
@@ -126,7 +128,7 @@ def find_payment(tx_hash: str) -> ControlRequest:
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
 
 
-def read_document(wish: ControlRequest, status: int, content: bytes) -> Document:
+def read_document(control_request: ControlRequest, status: int, content: bytes) -> GatewayDocument:
     """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success, and
     `AnswerMalformed` for a success that is not the document that was asked for."""
     is_success = 200 <= status <= 299
@@ -140,14 +142,16 @@ def read_document(wish: ControlRequest, status: int, content: bytes) -> Document
         raise GatewayRefused(status, document)
     if not isinstance(document, dict):
         raise AnswerMalformed(f"The gateway answered {status} with something that is not a JSON object.")
-    if wish.entries is not None:
-        entries = document.get(wish.entries)
+    if control_request.entries is not None:
+        entries = document.get(control_request.entries)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise AnswerMalformed(f"The gateway's answer has no list `{wish.entries}` of objects.")
+            raise AnswerMalformed(f"The gateway's answer has no list `{control_request.entries}` of objects.")
     return document
 
 
-def _with_json(method: str, path: str, draft: Mapping[str, object], headers: Headers) -> ControlRequest:
+def _build_json_request(
+    method: str, path: str, draft: Mapping[str, object], headers: HeaderPairs
+) -> ControlRequest:
     return ControlRequest(
         method=method,
         path=path,
@@ -157,11 +161,11 @@ def _with_json(method: str, path: str, draft: Mapping[str, object], headers: Hea
     )
 
 
-def _segment(text: str) -> str:
+def _encode_segment(text: str) -> str:
     return quote(text, safe="-_.~")
 
 
-def _query(query: Mapping[str, object]) -> str:
-    told = {name: value for name, value in query.items() if value is not None}
-    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in told.items()}
+def _encode_query(query: Mapping[str, object]) -> str:
+    given = {name: value for name, value in query.items() if value is not None}
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
     return "?" + urlencode(words, quote_via=quote) if words else ""

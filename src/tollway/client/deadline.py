@@ -96,7 +96,7 @@ class _Transport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         assert isinstance(request.stream, httpx.SyncByteStream)
         url = request.url
-        asked = httpcore.Request(
+        core_request = httpcore.Request(
             request.method,
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=request.headers.raw,
@@ -104,7 +104,7 @@ class _Transport(httpx.BaseTransport):
             extensions=request.extensions,
         )
         with _translated():
-            response = self._pool.handle_request(asked)
+            response = self._pool.handle_request(core_request)
         assert isinstance(response.stream, Iterable)
         return httpx.Response(
             response.status,

@@ -15,69 +15,73 @@ import httpx
 
 from tollway import __version__
 from tollway.client.call_plan import CallOptions, CallPlan, CapText, check_names, check_rail, plan_call
-from tollway.client.checkout import RailChoice, Rules
+from tollway.client.checkout import CallRules, RailChoice
 from tollway.client.control import API_PREFIX, ControlRequest
 from tollway.client.failures import CannotPay, HttpNotAllowed
-from tollway.client.judgement import Paid
+from tollway.client.judgement import CallResult
 from tollway.client.key_directory import is_loopback
 from tollway.client.payer import free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.session_limit import SessionLimit
-from tollway.client.spending import SpendingStore
+from tollway.client.spending import PaymentStore
 from tollway.client.steps import (
-    AskNode,
+    ApprovePayment,
     AuthorizationState,
-    CountServed,
+    CountServedCalls,
+    FindNextNonce,
+    FindPayments,
+    FindReleasedAuthorizations,
+    FindUnsentTransfers,
     Flow,
-    Headers,
-    Learn,
-    LearnAuthorization,
-    NextNonce,
-    NodeAway,
-    Outcome,
+    HeaderPairs,
+    LeaseAuthorization,
+    NodeUnavailable,
     PaidAlready,
     PaymentQuote,
-    Recall,
-    RecallAuthorization,
-    RecallReleased,
-    Send,
-    ShowPayment,
+    QueryNode,
+    RecordAuthorizationState,
+    RecordTransferState,
+    SendCall,
     SignAuthorization,
     SignCall,
     SignedAuthorization,
     SignTransfer,
-    Store,
+    StepOutcome,
     StoreAuthorization,
     Stored,
     StoreOutcome,
+    StoreTransfer,
     Transfer,
-    Unsent,
 )
-from tollway.client.transfer import Patience, Purse, resume
+from tollway.client.transfer import Patience, PaymentSource, resume_transfers
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
-AboutAuthorizations = (
-    RecallAuthorization | RecallReleased | SignAuthorization | StoreAuthorization | LearnAuthorization
+AuthorizationStep = (
+    LeaseAuthorization
+    | FindReleasedAuthorizations
+    | SignAuthorization
+    | StoreAuthorization
+    | RecordAuthorizationState
 )
-Local = (
+LocalStep = (
     SignCall
-    | ShowPayment
+    | ApprovePayment
     | SignTransfer
-    | Recall
-    | NextNonce
-    | Unsent
-    | Store
-    | Learn
-    | CountServed
-    | AboutAuthorizations
+    | FindPayments
+    | FindNextNonce
+    | FindUnsentTransfers
+    | StoreTransfer
+    | RecordTransferState
+    | CountServedCalls
+    | AuthorizationStep
 )
 """Steps that need no network."""
 
-ANSWER_BYTES_MAX = 64 * 1024 * 1024
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 NODE_BYTES_MAX = 1024 * 1024
 """Of the answers that are asked of a node, the largest is a receipt."""
 CALL_DEADLINE_S = 420.0
@@ -129,7 +133,7 @@ class ClientOptions(TypedDict, total=False):
     entropy: Callable[[int], bytes]
 
 
-class Desk:
+class Driver:
     """Safe to use from many threads and tasks at once; it keeps no state of a call. Raises ValueError for options
     that make no sense, TypeError for unknown ones."""
 
@@ -143,7 +147,7 @@ class Desk:
         self.wallet = options.get("wallet")
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
         self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
-        self._before_signing = options.get("before_signing", _pass)
+        self._before_signing = options.get("before_signing", _approve)
         max_fee = options.get("max_fee")
         max_price, budget = options.get("max_price"), options.get("budget")
         self.budget = None if budget is None else Cap.parse(budget)
@@ -152,7 +156,7 @@ class Desk:
         self.deadline_s = options.get("deadline_s", DEADLINE_S)
         self._now_ms = options.get("now_ms", _read_clock)
         self._entropy = options.get("entropy", secrets.token_bytes)
-        self._rules = Rules(
+        self._rules = CallRules(
             max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
             max_fee=None if max_fee is None else Cap.parse(max_fee),
             patience=options.get("patience", Patience()),
@@ -164,15 +168,15 @@ class Desk:
         path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
         # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
         # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
-        self._spoken_for: dict[TxHash, CallPlan] = {}
+        self._reserved_by: dict[TxHash, CallPlan] = {}
         # Authorisations likewise, by nonce; and those that calls of this process have left without an outcome.
-        self._shown: dict[bytes, CallPlan] = {}
-        self._left: set[bytes] = set()
+        self._submitted: dict[bytes, CallPlan] = {}
+        self._left_open: set[bytes] = set()
         # Keys of requests that were begun before, and are without an answer.
-        self._repeated: set[str] = set()
+        self._repeated_keys: set[str] = set()
         # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
-        self._speaking = threading.Lock()
-        self.store = SpendingStore(Path(path), now_ms=self._now_ms)
+        self._reservation_lock = threading.Lock()
+        self.store = PaymentStore(Path(path), now_ms=self._now_ms)
 
     @property
     def max_price(self) -> Cap:
@@ -186,12 +190,12 @@ class Desk:
         fresh = self._entropy(16).hex()
         key = self.store.keep_key(payer=payer, request=plan.digest(str(self.origin)), fresh=fresh)
         if key != fresh:
-            self._repeated.add(key)
+            self._repeated_keys.add(key)
         return key
 
     def drop_key(self, payer: Address, plan: CallPlan, key: str) -> None:
         self.store.drop_key(payer=payer, request=plan.digest(str(self.origin)), key=key)
-        self._repeated.discard(key)
+        self._repeated_keys.discard(key)
 
     # ---- One call.
 
@@ -199,25 +203,25 @@ class Desk:
         """Raises ValueError for what cannot be sent."""
         return plan_call(self.root, api_id, path, options, defaults=self._rules)
 
-    def begin_call(self, plan: CallPlan) -> Flow[Paid]:
+    def begin_call(self, plan: CallPlan) -> Flow[CallResult]:
         """The flow that brings this call to its end."""
         if self.wallet is None:
             return free_flow(plan.rules)
-        purse = Purse(
+        source = PaymentSource(
             payer=self.wallet.address,
             chains=frozenset(self.rpc_urls),
             gateway=str(self.origin),
             assets=self._assets,
             signing_chains=self.signing_chains,
         )
-        return pay_flow(purse, plan.rules)
+        return pay_flow(source, plan.rules)
 
     def begin_resume(self) -> Flow[None]:
         """The flow that broadcasts again what an earlier process may have left unsent."""
         unresolved = () if self.wallet is None else self.store.unresolved(self.wallet.address)
-        return resume([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
+        return resume_transfers([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
 
-    def build_call(self, plan: CallPlan, step: Send) -> httpx.Request:
+    def build_call(self, plan: CallPlan, step: SendCall) -> httpx.Request:
         request = httpx.Request(
             step.method or plan.method, plan.url, headers=list(plan.headers), content=plan.body or None
         )
@@ -226,7 +230,7 @@ class Desk:
         request.extensions = {"timeout": TIMEOUT.as_dict()}
         return request
 
-    def settle_locally(self, step: Local, plan: CallPlan | None) -> Outcome:
+    def perform_local(self, step: LocalStep, plan: CallPlan | None) -> StepOutcome:
         """Everything a flow asks for that needs no network. May wait for the disk."""
         wallet = self.wallet
         assert wallet is not None, "a flow without a wallet does not sign or store"
@@ -244,47 +248,47 @@ class Desk:
                     now_s=self._now_ms() // 1000,
                     nonce=self._entropy(32),
                 )
-            case ShowPayment(quote=quote):
+            case ApprovePayment(quote=quote):
                 self._before_signing(quote)
                 return None
             case SignTransfer():
                 return wallet.sign_transfer(step)
-            case Recall():
+            case FindPayments():
                 assert plan is not None
-                return self._recall(step, plan, wallet)
-            case NextNonce():
+                return self._find_payments(step, plan, wallet)
+            case FindNextNonce():
                 return self.store.next_nonce(
                     payer=wallet.address, chain_id=step.chain_id, pending=step.pending
                 )
-            case Unsent():
+            case FindUnsentTransfers():
                 unresolved = self.store.unresolved(wallet.address)
                 return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
-            case Store():
+            case StoreTransfer():
                 assert plan is not None
-                return self._keep(step, plan)
-            case Learn():
-                self.store.learn(step.tx_hash, step.state, step.rest, is_served=step.is_served)
+                return self._store_transfer(step, plan)
+            case RecordTransferState():
+                self.store.record_state(step.tx_hash, step.state, step.rest, is_served=step.is_served)
                 return None
-            case CountServed():
+            case CountServedCalls():
                 return self.store.count_served(step.tx_hash)
             case _:
                 assert plan is not None
-                return self._settle_authorization(step, plan, wallet)
+                return self._perform_authorization(step, plan, wallet)
 
-    def _settle_authorization(
-        self, step: AboutAuthorizations, plan: CallPlan, wallet: Wallet
+    def _perform_authorization(
+        self, step: AuthorizationStep, plan: CallPlan, wallet: Wallet
     ) -> SignedAuthorization | tuple[SignedAuthorization, ...] | StoreOutcome | None:
         match step:
-            case RecallAuthorization():
-                return self._recall_authorization(plan, wallet)
-            case RecallReleased():
-                return self.store.recall_released(payer=wallet.address, chains=self.rpc_urls)
+            case LeaseAuthorization():
+                return self._lease_authorization(plan, wallet)
+            case FindReleasedAuthorizations():
+                return self.store.find_released_authorizations(payer=wallet.address, chains=self.rpc_urls)
             case SignAuthorization():
                 return wallet.sign_authorization(
                     step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
                 )
             case StoreAuthorization(authorization=signed):
-                self._shown[signed.nonce] = plan
+                self._submitted[signed.nonce] = plan
                 request = plan.digest(str(self.origin))
                 return self.session.store(
                     signed.nonce,
@@ -292,28 +296,28 @@ class Desk:
                     signed.amount,
                     store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
                 )
-            case LearnAuthorization():
-                is_learnt = self.store.learn_authorization(step.nonce, step.state, step.tx_hash)
-                self._shown.pop(step.nonce, None)
-                if is_learnt and step.state is AuthorizationState.UNSENT:
+            case RecordAuthorizationState():
+                is_recorded = self.store.record_authorization(step.nonce, step.state, step.tx_hash)
+                self._submitted.pop(step.nonce, None)
+                if is_recorded and step.state is AuthorizationState.UNSENT:
                     self.session.release(step.nonce)
                 return None
 
-    def _recall_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
-        with self._speaking:
-            found = self.store.recall_authorization(
-                payer=wallet.address, request=plan.digest(str(self.origin)), left=tuple(self._left)
+    def _lease_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
+        with self._reservation_lock:
+            found = self.store.lease_authorization(
+                payer=wallet.address, request=plan.digest(str(self.origin)), left=tuple(self._left_open)
             )
             if found is not None:
-                self._left.discard(found.nonce)
-                self._shown[found.nonce] = plan
+                self._left_open.discard(found.nonce)
+                self._submitted[found.nonce] = plan
         return found
 
-    def _keep(self, step: Store, plan: CallPlan) -> StoreOutcome:
+    def _store_transfer(self, step: StoreTransfer, plan: CallPlan) -> StoreOutcome:
         """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""
         tx_hash = step.transfer.tx_hash
-        with self._speaking:
-            others = self._others(plan)
+        with self._reservation_lock:
+            others = self._reserved_by_others(plan)
             outcome = self.session.store(
                 tx_hash,
                 step.transfer.asset,
@@ -323,63 +327,76 @@ class Desk:
                 ),
             )
             if isinstance(outcome, Stored) and plan.rules.prepay == 1:
-                self._spoken_for[tx_hash] = plan
+                self._reserved_by[tx_hash] = plan
         if isinstance(outcome, PaidAlready):
-            return replace(outcome, is_spoken_for=outcome.transfer.tx_hash in others)
+            return replace(outcome, is_reserved=outcome.transfer.tx_hash in others)
         return outcome
 
-    def _recall(self, step: Recall, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
-        with self._speaking:
-            others = self._others(plan)  # before the look: who ends in between has written down what is left
-            known = self.store.recall(
+    def _find_payments(self, step: FindPayments, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
+        with self._reservation_lock:
+            others = self._reserved_by_others(
+                plan
+            )  # before the look: who ends in between has written down what is left
+            known = self.store.find_payments(
                 payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
             )
-            if plan.idempotency_key in self._repeated and not step.payees:
+            if plan.idempotency_key in self._repeated_keys and not step.payees:
                 # What the earlier run paid may be spent, and its answer still be there: the key finds it, and any
                 # payment of ours that counts there says who asks. Shown first, so that nothing is paid for it again.
                 known = (
-                    *self.store.last_spent(
+                    *self.store.find_last_exhausted(
                         payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id
                     ),
                     *known,
                 )
         return tuple(transfer for transfer in known if transfer.tx_hash not in others)
 
-    def _others(self, plan: CallPlan) -> frozenset[TxHash]:
+    def _reserved_by_others(self, plan: CallPlan) -> frozenset[TxHash]:
         """What other running calls speak for."""
-        owners = self._spoken_for.copy()
+        owners = self._reserved_by.copy()
         return frozenset(tx_hash for tx_hash, owner in owners.items() if owner is not plan)
 
     def end_call(self, plan: CallPlan) -> None:
         """The call has its answer, or failed: what it left unspent is anybody's."""
-        for tx_hash in [tx_hash for tx_hash, owner in self._spoken_for.copy().items() if owner is plan]:
-            self._spoken_for.pop(tx_hash, None)
+        for tx_hash in [tx_hash for tx_hash, owner in self._reserved_by.copy().items() if owner is plan]:
+            self._reserved_by.pop(tx_hash, None)
         # A call that was cancelled has not told what became of its authorisation: the same request shows it again.
-        for nonce in [nonce for nonce, owner in self._shown.copy().items() if owner is plan]:
-            self._left.add(nonce)
-            self._shown.pop(nonce, None)
+        for nonce in [nonce for nonce, owner in self._submitted.copy().items() if owner is plan]:
+            self._left_open.add(nonce)
+            self._submitted.pop(nonce, None)
 
     # ---- The control plane.
 
-    def build_control(self, wish: ControlRequest) -> httpx.Request:
+    def build_control(self, control_request: ControlRequest) -> httpx.Request:
         """Raises `CannotPay` when it has to be signed and there is no wallet."""
-        request = httpx.Request(wish.method, f"{self.root}{API_PREFIX}{wish.path}", content=wish.body or None)
+        request = httpx.Request(
+            control_request.method,
+            f"{self.root}{API_PREFIX}{control_request.path}",
+            content=control_request.body or None,
+        )
         request.headers["User-Agent"] = f"tollway/{__version__}"
         request.headers["Accept"] = "application/json"
-        for name, value in (*wish.headers, *(self._sign_control(request, wish) if wish.is_signed else ())):
+        for name, value in (
+            *control_request.headers,
+            *(self._sign_control(request, control_request) if control_request.is_signed else ()),
+        ):
             request.headers[name] = value
         request.extensions = {"timeout": TIMEOUT.as_dict()}
         return request
 
-    def _sign_control(self, request: httpx.Request, wish: ControlRequest) -> Headers:
+    def _sign_control(self, request: httpx.Request, control_request: ControlRequest) -> HeaderPairs:
         if self.wallet is None:
             raise CannotPay("This request has to be signed, and there is no wallet.")
         raw_path, _, query = request.url.raw_path.partition(b"?")
-        shown = SignedRequest(
-            method=wish.method, raw_path=raw_path, query=query, headers=request.headers.raw, body=wish.body
+        signed_request = SignedRequest(
+            method=control_request.method,
+            raw_path=raw_path,
+            query=query,
+            headers=request.headers.raw,
+            body=control_request.body,
         )
         return self.wallet.sign_request(
-            shown,
+            signed_request,
             origin=self.origin,
             chain_id=next(iter(self.rpc_urls), MAINNET),
             now_s=self._now_ms() // 1000,
@@ -388,12 +405,12 @@ class Desk:
 
     # ---- Nodes.
 
-    def build_question(self, step: AskNode) -> httpx.Request | NodeAway:
+    def build_node_request(self, step: QueryNode) -> httpx.Request | NodeUnavailable:
         url = self.rpc_urls.get(step.chain_id)
         if url is None:
-            return NodeAway(detail="no RPC URL is configured")
-        question = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
-        request = httpx.Request("POST", url, json=question)
+            return NodeUnavailable(detail="no RPC URL is configured")
+        rpc_request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
+        request = httpx.Request("POST", url, json=rpc_request)
         request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
         return request
 
@@ -410,7 +427,7 @@ def check_tls(url: str, *, allow_http: bool) -> None:
         )
 
 
-def _pass(_: PaymentQuote) -> None:
+def _approve(_: PaymentQuote) -> None:
     pass
 
 
@@ -418,8 +435,8 @@ def _read_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Trip:
-    """The real answer behind the flow's last `Answer`, and its body where that is read already."""
+class Exchange:
+    """The real answer behind the flow's last `GatewayResponse`, and its body where that is read already."""
 
     __slots__ = ("content", "plan", "response")
 

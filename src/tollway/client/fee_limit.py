@@ -28,27 +28,27 @@ _PRESETS: Mapping[ChainId, NetworkPreset] = {preset.chain_id: preset for preset 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Maximum:
+class _FeeMaximum:
     """Of one network: a fee and a priority fee that payments there never need."""
 
     fee_wei: int
     tip_wei: int
 
 
-_OTHER = _Maximum(fee_wei=10**15, tip_wei=10 * GWEI)
-_ROLLUP = _Maximum(fee_wei=5 * 10**14, tip_wei=GWEI)
-_TEST = _Maximum(fee_wei=10**16, tip_wei=100 * GWEI)
-_BY_CHAIN: Mapping[int, _Maximum] = {
-    1: _Maximum(fee_wei=5 * 10**15, tip_wei=5 * GWEI),
+_OTHER = _FeeMaximum(fee_wei=10**15, tip_wei=10 * GWEI)
+_ROLLUP = _FeeMaximum(fee_wei=5 * 10**14, tip_wei=GWEI)
+_TEST = _FeeMaximum(fee_wei=10**16, tip_wei=100 * GWEI)
+_MAXIMA: Mapping[int, _FeeMaximum] = {
+    1: _FeeMaximum(fee_wei=5 * 10**15, tip_wei=5 * GWEI),
     10: _ROLLUP,
-    137: _Maximum(fee_wei=10**18, tip_wei=500 * GWEI),
+    137: _FeeMaximum(fee_wei=10**18, tip_wei=500 * GWEI),
     8453: _ROLLUP,
     42161: _ROLLUP,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fee:
+class NetworkFee:
     """What a node wants for one transaction. `price_wei`: the most for one gas, `tip_wei` of it for the block's maker."""
 
     chain_id: ChainId
@@ -69,13 +69,13 @@ class FeeLimit:
     fee_wei: int
     tip_wei: int | None
 
-    def find_excess(self, fee: Fee) -> str | None:
+    def find_excess(self, fee: NetworkFee) -> str | None:
         """What is too much, in a sentence; None for a fee within the limit."""
-        told, limit = format_fee(fee.chain_id, fee.max_wei), format_fee(fee.chain_id, self.fee_wei)
+        fee_text, limit = format_fee(fee.chain_id, fee.max_wei), format_fee(fee.chain_id, self.fee_wei)
         if fee.max_wei > self.fee_wei:
             price = format_decimal(fee.price_wei, decimals=9)
             return (
-                f"The network fee on chain {fee.chain_id} could be {told} ({fee.gas} gas at up to {price} gwei, by the"
+                f"The network fee on chain {fee.chain_id} could be {fee_text} ({fee.gas} gas at up to {price} gwei, by the"
                 f" word of your node); allowed is {limit}"
             )
         if self.tip_wei is not None and fee.tip_wei > self.tip_wei:
@@ -94,7 +94,7 @@ def limit_fee(asset: Asset, amount: int, own: Cap | None) -> FeeLimit:
     if named is not None:
         return FeeLimit(fee_wei=named, tip_wei=None)
     is_test = preset is not None and preset.kind == "test"
-    most = _BY_CHAIN.get(asset.chain_id, _TEST if is_test else _OTHER)
+    most = _MAXIMA.get(asset.chain_id, _TEST if is_test else _OTHER)
     multiple_wei = _multiple_wei(asset, amount, preset)
     fee_wei = most.fee_wei if multiple_wei is None else min(most.fee_wei, multiple_wei)
     return FeeLimit(fee_wei=fee_wei, tip_wei=most.tip_wei)

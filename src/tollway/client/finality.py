@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from tollway.client.steps import (
     BUDGET,
-    AskNode,
     AuthorizationState,
+    FindReleasedAuthorizations,
     Flow,
-    LearnAuthorization,
-    NodeAnswer,
-    NodeAway,
-    NodeRefused,
+    NodeError,
+    NodeResult,
+    NodeUnavailable,
     OverBudget,
-    RecallReleased,
+    QueryNode,
+    RecordAuthorizationState,
     SignedAuthorization,
-    Store,
     StoreAuthorization,
     StoreOutcome,
+    StoreTransfer,
 )
 from tollway.ids import ChainId, TxHash, keccak256
 
@@ -59,25 +59,25 @@ def parse_quantity(value: object) -> int | None:
 
 def fetch_final_block(chain_id: ChainId) -> Flow[FinalBlock | None]:
     """The newest final block; one `FINAL_DEPTH` below the head where the node knows no `finalized`."""
-    outcome = yield AskNode(chain_id=chain_id, method="eth_getBlockByNumber", params=("finalized", False))
-    if isinstance(outcome, NodeAway):
+    outcome = yield QueryNode(chain_id=chain_id, method="eth_getBlockByNumber", params=("finalized", False))
+    if isinstance(outcome, NodeUnavailable):
         return None
-    block = _read_block(outcome.result) if isinstance(outcome, NodeAnswer) else None
+    block = _read_block(outcome.result) if isinstance(outcome, NodeResult) else None
     if block is not None:
         return block
-    head = yield AskNode(chain_id=chain_id, method="eth_blockNumber")
-    number = parse_quantity(head.result) if isinstance(head, NodeAnswer) else None
+    head = yield QueryNode(chain_id=chain_id, method="eth_blockNumber")
+    number = parse_quantity(head.result) if isinstance(head, NodeResult) else None
     if number is None or number < FINAL_DEPTH:
         return None
     deep = hex(number - FINAL_DEPTH)
-    outcome = yield AskNode(chain_id=chain_id, method="eth_getBlockByNumber", params=(deep, False))
-    return _read_block(outcome.result) if isinstance(outcome, NodeAnswer) else None
+    outcome = yield QueryNode(chain_id=chain_id, method="eth_getBlockByNumber", params=(deep, False))
+    return _read_block(outcome.result) if isinstance(outcome, NodeResult) else None
 
 
-def _read_block(told: object) -> FinalBlock | None:
-    if not isinstance(told, Mapping):
+def _read_block(block: object) -> FinalBlock | None:
+    if not isinstance(block, Mapping):
         return None
-    number, time_s = parse_quantity(told.get("number")), parse_quantity(told.get("timestamp"))
+    number, time_s = parse_quantity(block.get("number")), parse_quantity(block.get("timestamp"))
     return None if number is None or time_s is None else FinalBlock(number=number, time_s=time_s)
 
 
@@ -90,8 +90,8 @@ def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
     final = yield from fetch_final_block(chain_id)
     if final is None:
         return False
-    outcome = yield AskNode(chain_id=chain_id, method="eth_getTransactionReceipt", params=(str(tx_hash),))
-    receipt = outcome.result if isinstance(outcome, NodeAnswer) else None
+    outcome = yield QueryNode(chain_id=chain_id, method="eth_getTransactionReceipt", params=(str(tx_hash),))
+    receipt = outcome.result if isinstance(outcome, NodeResult) else None
     if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(tx_hash):
         return False
     mined, status = parse_quantity(receipt.get("blockNumber")), parse_quantity(receipt.get("status"))
@@ -107,7 +107,7 @@ def expire_released() -> Flow[frozenset[bytes]]:
     At most one block and `authorization_rows.RELEASED_MAX` looks for each chain. One that was cashed after all is
     written down as charged.
     """
-    released = yield RecallReleased()
+    released = yield FindReleasedAuthorizations()
     assert isinstance(released, tuple)
     by_chain: dict[ChainId, list[SignedAuthorization]] = {}
     for signed in released:
@@ -126,27 +126,27 @@ def _expire_before(final: FinalBlock, waiting: Sequence[SignedAuthorization]) ->
     for signed in waiting:
         if final.time_s < signed.valid_before:  # a token takes it while the time of its block is below that
             continue
-        outcome = yield _ask_state(signed, hex(final.number))
-        if isinstance(outcome, NodeRefused):
+        outcome = yield _query_state(signed, hex(final.number))
+        if isinstance(outcome, NodeError):
             # A node that keeps few states knows the head alone. What is unused there was unused in every block before.
-            outcome = yield _ask_state(signed, "latest")
-        if not isinstance(outcome, NodeAnswer):
+            outcome = yield _query_state(signed, "latest")
+        if not isinstance(outcome, NodeResult):
             break
         state = _STATES.get(str(outcome.result).lower())
         if state is not None:
-            yield LearnAuthorization(nonce=signed.nonce, state=state)
+            yield RecordAuthorizationState(nonce=signed.nonce, state=state)
         if state is AuthorizationState.EXPIRED:
             expired.add(signed.nonce)
     return frozenset(expired)
 
 
-def _ask_state(signed: SignedAuthorization, block: str) -> AskNode:
+def _query_state(signed: SignedAuthorization, block: str) -> QueryNode:
     calldata = _AUTHORIZATION_STATE + bytes(12) + signed.payer + signed.nonce
-    question = {"to": str(signed.asset.token), "data": "0x" + calldata.hex()}
-    return AskNode(chain_id=signed.asset.chain_id, method="eth_call", params=(question, block))
+    call_object = {"to": str(signed.asset.token), "data": "0x" + calldata.hex()}
+    return QueryNode(chain_id=signed.asset.chain_id, method="eth_call", params=(call_object, block))
 
 
-def store_in_budget(step: Store | StoreAuthorization) -> Flow[StoreOutcome]:
+def store_in_budget(step: StoreTransfer | StoreAuthorization) -> Flow[StoreOutcome]:
     """Stores. Where the wallet's budget is exhausted, first asks the chain which released authorisations have ended,
     and stores once more if that frees anything."""
     outcome = yield step

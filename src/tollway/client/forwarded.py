@@ -20,7 +20,15 @@ from urllib.parse import urlsplit
 from cryptography.exceptions import InvalidSignature
 
 from tollway.client.key_directory import KeyDirectory, KeysUnavailable
-from tollway.client.signed_fields import Claim, FieldsWrong, Text, gather, read_claim, read_digests, text_of
+from tollway.client.signed_fields import (
+    SignatureClaim,
+    SignatureFieldsInvalid,
+    Text,
+    collect_fields,
+    decode_text,
+    read_claim,
+    read_digests,
+)
 from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER
 
 CLOCK_SLACK_S = 10
@@ -36,7 +44,7 @@ _DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha-512": lambda body: hashlib.sha512(body).digest(),
 }
 
-Headers = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
+ReceivedHeaders = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
 
 
 class ForwardedRefused(Exception):
@@ -62,28 +70,28 @@ class Forwarded:
     api_id: str
     payer: str | None
     covers: str
-    _told: str = field(default="", repr=False)
-    _is_streamed_taken: bool = field(default=False, repr=False)
+    _signed_value: str = field(default="", repr=False)
+    _accepts_streamed: bool = field(default=False, repr=False)
 
     def check_body(self, body: bytes) -> None:
         """Raises ForwardedRefused unless this is the body that was signed, as far as the signature covers it."""
         if self.covers == "digest":
-            _check_digest(self._told, body)
+            _check_digest(self._signed_value, body)
         elif self.covers == "length":
-            if self._told != str(len(body)):
+            if self._signed_value != str(len(body)):
                 raise ForwardedRefused("length_mismatch", "The body is not as long as it was signed to be.")
-        elif body and not self._is_streamed_taken:
+        elif body and not self._accepts_streamed:
             raise ForwardedRefused("body_not_covered", "There is a body, of which nothing is signed.")
 
 
-class NonceMemory:
+class NonceCache:
     """Nonces that were seen, until they would be refused as expired. For one process, and all of its threads."""
 
     def __init__(self, *, now_s: Callable[[], float] = time.time, most: int = NONCES_MAX) -> None:
         self._now_s = now_s
         self._most = most
         self._seen: set[str] = set()
-        self._leaving: deque[tuple[float, str]] = deque()
+        self._expiring: deque[tuple[float, str]] = deque()
         self._lock = threading.Lock()
 
     def __call__(self, nonce: str, forget_s: float) -> bool:
@@ -91,14 +99,14 @@ class NonceMemory:
         is no room for more: what cannot be remembered would count twice."""
         with self._lock:
             now_s = self._now_s()
-            while self._leaving and self._leaving[0][0] < now_s:
-                self._seen.discard(self._leaving.popleft()[1])
+            while self._expiring and self._expiring[0][0] < now_s:
+                self._seen.discard(self._expiring.popleft()[1])
             if nonce in self._seen:
                 return False
             if len(self._seen) >= self._most:
                 raise ForwardedRefused("memory_full", "Too many calls at once.", is_temporary=True)
             self._seen.add(nonce)
-            self._leaving.append((forget_s, nonce))
+            self._expiring.append((forget_s, nonce))
             return True
 
 
@@ -121,32 +129,34 @@ class ForwardedVerifier:
         anybody may publish one that leads to you, and be paid for it himself.
 
         `accept_streamed`: bodies without a length, of which nothing is signed, are accepted too. `remember`: what
-        `NonceMemory` does, for several processes in one place. Raises ValueError.
+        `NonceCache` does, for several processes in one place. Raises ValueError.
         """
         self._authority = _read_authority(endpoint)
         self._api_ids = frozenset([api_ids] if isinstance(api_ids, str) else api_ids)
         if not self._api_ids:
             raise ValueError("api_ids names your listings")
-        self._is_streamed_taken = accept_streamed
+        self._accepts_streamed = accept_streamed
         self._now_s = now_s
-        self._remember = remember or NonceMemory(now_s=now_s)
+        self._remember = remember or NonceCache(now_s=now_s)
         self._directory = KeyDirectory(gateway, fetch=fetch, ticks_s=ticks_s)
 
-    def verify(self, method: str, target: Text, headers: Headers, body: bytes | None = b"") -> Forwarded:
+    def verify(
+        self, method: str, target: Text, headers: ReceivedHeaders, body: bytes | None = b""
+    ) -> Forwarded:
         """`target`: path and query as they stand in the request line, not decoded; or the whole URL. `headers`: all of them, as a mapping or
         as pairs. `body` None: it comes later, for `check_body`. Raises ForwardedRefused."""
         try:
-            fields = gather(headers)
+            fields = collect_fields(headers)
             claim = read_claim(fields)
-            values = claim.read_values(fields, self._derive(method, text_of(target)))
-        except FieldsWrong as exc:
+            values = claim.read_values(fields, self._derive(method, decode_text(target)))
+        except SignatureFieldsInvalid as exc:
             raise ForwardedRefused(exc.reason, str(exc)) from exc
-        _check_cover(claim, fields)
+        _check_coverage(claim, fields)
         self._check_times(claim)
         self._check_signature(claim, claim.write_base(values))
         if values[_API_ID] not in self._api_ids:
             raise ForwardedRefused("wrong_listing", "The call is for somebody else's listing.")
-        forwarded = self._tell(values)
+        forwarded = self._build_forwarded(values)
         if body is not None:
             forwarded.check_body(body)
         if not self._remember(claim.nonce, claim.expires_s + CLOCK_SLACK_S):
@@ -163,7 +173,7 @@ class ForwardedVerifier:
             "@query": f"?{query}",
         }
 
-    def _check_times(self, claim: Claim) -> None:
+    def _check_times(self, claim: SignatureClaim) -> None:
         now_s = self._now_s()
         if not claim.created_s < claim.expires_s <= claim.created_s + VALID_S_MAX:
             raise ForwardedRefused("validity_too_long", "The signature is good for too long.")
@@ -172,7 +182,7 @@ class ForwardedVerifier:
         if now_s > claim.expires_s + CLOCK_SLACK_S:
             raise ForwardedRefused("expired", "The signature has expired.")
 
-    def _check_signature(self, claim: Claim, base: bytes) -> None:
+    def _check_signature(self, claim: SignatureClaim, base: bytes) -> None:
         try:
             key = self._directory.find(claim.keyid)
         except KeysUnavailable as exc:
@@ -184,7 +194,7 @@ class ForwardedVerifier:
         except InvalidSignature as exc:
             raise ForwardedRefused("bad_signature", "The signature is not one of this request.") from exc
 
-    def _tell(self, values: Mapping[str, str]) -> Forwarded:
+    def _build_forwarded(self, values: Mapping[str, str]) -> Forwarded:
         covers = "nothing"
         if "content-digest" in values:
             covers = "digest"
@@ -195,8 +205,8 @@ class ForwardedVerifier:
             api_id=values[_API_ID],
             payer=values.get(_PAYER),
             covers=covers,
-            _told=values.get(f"content-{covers}", ""),
-            _is_streamed_taken=self._is_streamed_taken,
+            _signed_value=values.get(f"content-{covers}", ""),
+            _accepts_streamed=self._accepts_streamed,
         )
 
 
@@ -220,7 +230,7 @@ def _read_authority(endpoint: str) -> str:
     return host if is_usual else f"{host}:{parts.port}"
 
 
-def _check_cover(claim: Claim, fields: Mapping[str, list[str]]) -> None:
+def _check_coverage(claim: SignatureClaim, fields: Mapping[str, list[str]]) -> None:
     missing = [name for name in REQUIRED if name not in claim.names]
     if missing:
         raise ForwardedRefused("components_missing", f"Nothing is signed of {', '.join(missing)}.")
@@ -228,15 +238,15 @@ def _check_cover(claim: Claim, fields: Mapping[str, list[str]]) -> None:
         raise ForwardedRefused("payer_not_covered", f"{PAYER} is not the gateway's.")
 
 
-def _check_digest(told: str, body: bytes) -> None:
+def _check_digest(header: str, body: bytes) -> None:
     """Every digest that we can compute must match (RFC 9530), and there must be one."""
     try:
-        digests = read_digests(told)
-    except FieldsWrong as exc:
+        digests = read_digests(header)
+    except SignatureFieldsInvalid as exc:
         raise ForwardedRefused(exc.reason, str(exc)) from exc
-    known = [(shown, _DIGESTS[name]) for name, shown in digests.items() if name in _DIGESTS]
+    known = [(digest, _DIGESTS[name]) for name, digest in digests.items() if name in _DIGESTS]
     if not known:
         raise ForwardedRefused("digest_unsupported", "Content-Digest has neither sha-256 nor sha-512.")
-    for shown, compute in known:
-        if not hmac.compare_digest(shown, compute(body)):
+    for digest, compute in known:
+        if not hmac.compare_digest(digest, compute(body)):
             raise ForwardedRefused("digest_mismatch", "The body is not the one that was signed.")

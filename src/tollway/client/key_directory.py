@@ -18,14 +18,14 @@ from pydantic_core import from_json
 from tollway.client.deadline import fetch_bounded
 from tollway.identity.http_signatures import thumbprint
 
-PATH = "/.well-known/http-message-signatures-directory"
+DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
 FETCH_DEADLINE_S = 5.0
-BYTES_MAX = 65_536
+DIRECTORY_BYTES_MAX = 65_536
 KEYS_MAX = 32
 
 REFRESH_S = 3_600.0
 """So long after its end a key that the gateway has given up counts on."""
-KEPT_S = 86_400.0
+KEYS_KEPT_S = 86_400.0
 """So long the last directory is believed when no newer one can be had."""
 BETWEEN_FETCHES_S = 10.0
 AFTER_FAILURE_S = 5.0
@@ -49,7 +49,7 @@ class KeyDirectory:
     ) -> None:
         """`gateway`: its public URL. `fetch` gets a URL and gives the body of a 200, or raises. Raises ValueError for a URL
         by which anybody on the way could publish keys of his own."""
-        self._url = check_origin(gateway) + PATH
+        self._url = check_origin(gateway) + DIRECTORY_PATH
         self._fetch = fetch or fetch_document
         self._ticks_s = ticks_s
         self._keys: Keys = {}
@@ -83,7 +83,7 @@ class KeyDirectory:
         return key
 
     def _known(self, keyid: str) -> Ed25519PublicKey | None:
-        is_kept = self._read_s is not None and self._ticks_s() - self._read_s < KEPT_S
+        is_kept = self._read_s is not None and self._ticks_s() - self._read_s < KEYS_KEPT_S
         return self._keys.get(keyid) if is_kept else None
 
     def _is_due(self) -> bool:
@@ -121,7 +121,7 @@ def is_loopback(host: str) -> bool:
 
 def fetch_document(url: str) -> bytes:
     """A small document. Raises OSError, httpx.HTTPError."""
-    status, body = fetch_bounded("GET", url, deadline_s=FETCH_DEADLINE_S, bytes_max=BYTES_MAX)
+    status, body = fetch_bounded("GET", url, deadline_s=FETCH_DEADLINE_S, bytes_max=DIRECTORY_BYTES_MAX)
     if not 200 <= status <= 299:
         raise OSError(f"{url} answers {status}")
     return body

@@ -1,4 +1,4 @@
-"""What both clients can say and do without a network: the wallet's own books, from the caller's side."""
+"""What both clients can say and do without a network: the wallet's payment store, from the caller's side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from tollway.client.call_plan import CallOptions
-from tollway.client.desk import ClientOptions, Desk
+from tollway.client.desk import ClientOptions, Driver
 from tollway.client.quote import Cap
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.ids import Address, TxHash
@@ -31,65 +31,67 @@ class Spending:
     session: Mapping[str, int]
 
 
-class CallerBase:
+class LocalOperations:
     """What both clients can do without a network."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
-        self._desk = Desk(gateway_url, options)
+        self._driver = Driver(gateway_url, options)
         self._is_resumed = False
 
     def payments(self) -> tuple[Transfer, ...]:
         """Every payment that this wallet's store knows, oldest first."""
-        wallet = self._desk.wallet
-        return () if wallet is None else self._desk.store.all_of(wallet.address)
+        wallet = self._driver.wallet
+        return () if wallet is None else self._driver.store.list_transfers(wallet.address)
 
     def authorizations(self) -> tuple[SignedAuthorization, ...]:
         """Every authorisation that this wallet's store knows, oldest first."""
-        wallet = self._desk.wallet
-        return () if wallet is None else self._desk.store.authorizations_of(wallet.address)
+        wallet = self._driver.wallet
+        return () if wallet is None else self._driver.store.list_authorizations(wallet.address)
 
     def abandon(self, transaction: str) -> bool:
         """Gives up an unresolved payment, so that its payee may be paid again; or an open authorisation, by its nonce,
         so that its request may. If it is mined after all, it bought nothing. False when there is no such payment."""
-        told = TxHash.parse(transaction)
-        return self._desk.store.abandon(told) or self._desk.store.abandon_authorization(bytes(told))
+        transaction_hash = TxHash.parse(transaction)
+        return self._driver.store.abandon(transaction_hash) or self._driver.store.abandon_authorization(
+            bytes(transaction_hash)
+        )
 
     @property
     def address(self) -> Address | None:
         """The wallet that pays."""
-        return None if self._desk.wallet is None else self._desk.wallet.address
+        return None if self._driver.wallet is None else self._driver.wallet.address
 
     @property
     def gateway(self) -> str:
         """Where requests go."""
-        return self._desk.root
+        return self._driver.root
 
     @property
     def allowance(self) -> Allowance:
-        desk = self._desk
+        driver = self._driver
         return Allowance(
-            max_price=desk.max_price,
-            max_fee=desk.max_fee,
-            budget=desk.budget,
-            session_budget=desk.session.cap,
+            max_price=driver.max_price,
+            max_fee=driver.max_fee,
+            budget=driver.budget,
+            session_budget=driver.session.cap,
         )
 
     def spending(self) -> Spending:
         """What counts against the budgets by now."""
-        desk, wallet = self._desk, self._desk.wallet
-        total = {} if wallet is None else desk.store.spent(wallet.address)
-        return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(desk.session.spent())))
+        driver, wallet = self._driver, self._driver.wallet
+        total = {} if wallet is None else driver.store.spent(wallet.address)
+        return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(driver.session.spent())))
 
     def keep_key(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> str | None:
         """The idempotency key under which this request is to be made, until `drop_key`: the same one for whoever asks
         for the same request meanwhile, also after a crash. None without a wallet: then nothing is paid either."""
-        desk = self._desk
-        if desk.wallet is None:
+        driver = self._driver
+        if driver.wallet is None:
             return None
-        return desk.keep_key(desk.wallet.address, desk.plan_call(api_id, path, options))
+        return driver.keep_key(driver.wallet.address, driver.plan_call(api_id, path, options))
 
     def drop_key(self, key: str, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> None:
         """The answer to that request is known and handed over: the same request again is another call."""
-        desk = self._desk
-        if desk.wallet is not None:
-            desk.drop_key(desk.wallet.address, desk.plan_call(api_id, path, options), key)
+        driver = self._driver
+        if driver.wallet is not None:
+            driver.drop_key(driver.wallet.address, driver.plan_call(api_id, path, options), key)

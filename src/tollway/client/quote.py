@@ -24,7 +24,7 @@ _DOLLARS = ("USDC", "USDT", "DAI", "PYUSD", "USDS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class TransferOffer:
     """One way to pay one call on the `tx` rail, as the gateway tells it. `amount` in base units."""
 
     chain_id: ChainId
@@ -41,7 +41,7 @@ class Offer:
         return Asset(chain_id=self.chain_id, token=self.token, symbol=self.symbol, decimals=self.decimals)
 
 
-def read_offers(problem: Mapping[str, object]) -> tuple[Offer, ...]:
+def read_transfer_offers(problem: Mapping[str, object]) -> tuple[TransferOffer, ...]:
     """The `tx` offers of a 402 in the gateway's order. Other rails and offers that make no sense are left out."""
     payment = problem.get("payment")
     options = payment.get("options") if isinstance(payment, Mapping) else None
@@ -55,7 +55,7 @@ def read_offers(problem: Mapping[str, object]) -> tuple[Offer, ...]:
     return tuple(offer for offer in offers if offer is not None)
 
 
-def _read_offer(option: Mapping[str, object]) -> Offer | None:
+def _read_offer(option: Mapping[str, object]) -> TransferOffer | None:
     try:
         amount = read_amount(option.get("amount"))
         decimals, confirmations = option["decimals"], option.get("confirmations", 1)
@@ -65,7 +65,7 @@ def _read_offer(option: Mapping[str, object]) -> Offer | None:
         if not 0 <= decimals <= 36 or not 1 <= confirmations <= CONFIRMATIONS_MAX:
             return None
         token = option.get("token")
-        return Offer(
+        return TransferOffer(
             chain_id=parse_network(str(option["network"])),
             token=None if token is None else Address.parse(str(token)),
             symbol=symbol,
@@ -116,10 +116,10 @@ def parse_amount(text: str, *, decimals: int) -> int | None:
 
 def to_atto(amount: int, asset: Asset) -> int:
     """Base units -> 10^-18 of the currency, rounded up: the common unit of caps."""
-    return atto_of(amount, decimals=asset.decimals)
+    return units_to_atto(amount, decimals=asset.decimals)
 
 
-def atto_of(amount: int, *, decimals: int) -> int:
+def units_to_atto(amount: int, *, decimals: int) -> int:
     """The same for whoever knows the decimals only."""
     shift: int = 10 ** abs(ATTO_DECIMALS - decimals)
     return amount * shift if decimals <= ATTO_DECIMALS else -(-amount // shift)
@@ -134,20 +134,20 @@ class Cap:
     any_atto: int | None = None
 
     @classmethod
-    def parse(cls, told: "str | Mapping[str, str] | Cap") -> "Cap":
+    def parse(cls, text: "str | Mapping[str, str] | Cap") -> "Cap":
         """`"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"`: of whichever currency is asked.
 
         Raises ValueError.
         """
-        if isinstance(told, Cap):
-            return told
-        if isinstance(told, str):
-            number, _, symbol = told.strip().partition(" ")
+        if isinstance(text, Cap):
+            return text
+        if isinstance(text, str):
+            number, _, symbol = text.strip().partition(" ")
             atto = _parse_cap(number)
             if not symbol:
                 return cls(by_symbol=MappingProxyType({}), any_atto=atto)
             return cls(by_symbol=MappingProxyType({symbol.strip(): atto}))
-        caps = {symbol: _parse_cap(number) for symbol, number in told.items()}
+        caps = {symbol: _parse_cap(number) for symbol, number in text.items()}
         return cls(by_symbol=MappingProxyType(caps))
 
     def atto_for(self, symbol: str) -> int | None:
@@ -165,7 +165,7 @@ class Cap:
         any_atto = min(self.any_atto or 0, other.any_atto or 0) if is_any else None
         return Cap(by_symbol=MappingProxyType(both), any_atto=any_atto)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """For people: `0.05 USDC, 0.00001 ETH`."""
         words = [
             f"{format_decimal(atto, decimals=ATTO_DECIMALS)} {symbol}"

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from typing import Self
 
 from tollway.client.authorizing import make_authorization
-from tollway.client.checkout import Rules, Short, pay_offer
+from tollway.client.checkout import CallRules, InsufficientCredit, make_payment
 from tollway.client.failures import CannotPay, FeeAboveMax
-from tollway.client.quote import Offer, read_offers
-from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
-from tollway.client.transfer import Made, Purse
+from tollway.client.quote import TransferOffer, read_transfer_offers
+from tollway.client.steps import Flow, GatewayResponse, SignedAuthorization, Transfer
+from tollway.client.transfer import PaymentSource, StoredTransfer
 from tollway.client.x402_offer import X402Offer, read_x402_offers
 from tollway.ids import Address, TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PaymentOptions:
     """Every way to pay that a 402 names and that this client can go."""
 
-    tx: tuple[Offer, ...]
+    tx: tuple[TransferOffer, ...]
     x402: tuple[X402Offer, ...]
 
     @classmethod
-    def read(cls, answer: Answer) -> Self:
-        problem = answer.problem or {}
-        return cls(tx=read_offers(problem), x402=read_x402_offers(answer.headers, problem))
+    def read(cls, response: GatewayResponse) -> Self:
+        problem = response.problem or {}
+        return cls(tx=read_transfer_offers(problem), x402=read_x402_offers(response.headers, problem))
 
     @property
     def is_empty(self) -> bool:
@@ -43,28 +43,28 @@ class Terms:
 
     @property
     def payees(self) -> tuple[Address, ...]:
-        told = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in self.x402)]
-        return tuple(dict.fromkeys(told))
+        named = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in self.x402)]
+        return tuple(dict.fromkeys(named))
 
 
-def pay_terms(
-    terms: Terms,
-    short: Short | None,
-    purse: Purse,
-    rules: Rules,
+def sign_payment(
+    options: PaymentOptions,
+    short: InsufficientCredit | None,
+    source: PaymentSource,
+    rules: CallRules,
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
-    disowned: Sequence[SignedAuthorization] = (),
-) -> Flow[Made | SignedAuthorization]:
+    rejected: Sequence[SignedAuthorization] = (),
+) -> Flow[StoredTransfer | SignedAuthorization]:
     """Signs once, on the rail that the rules prefer or the next that they allow. What comes back is on disk, and
-    nobody has seen it. `paid`, `disowned`: what this call has signed already. Raises `NotPaid` where there is no way."""
+    nobody has seen it. `paid`, `rejected`: what this call has signed already. Raises `NotPaid` where there is no way."""
     reasons: list[str] = []
     is_fee_above = False
-    for rail in _order(rules, short, paid):
+    for rail in _order_rails(rules, short, paid):
         try:
             if rail == "x402":
-                return (yield from make_authorization(terms.x402, purse, rules, disowned))
-            return (yield from pay_offer(terms.tx, short, purse, rules, tried, paid, disowned))
+                return (yield from make_authorization(options.x402, source, rules, rejected))
+            return (yield from make_payment(options.tx, short, source, rules, tried, paid, rejected))
         except (CannotPay, FeeAboveMax) as failure:
             if failure.transaction is not None:
                 raise
@@ -74,7 +74,9 @@ def pay_terms(
     raise kind(" ".join(reasons))
 
 
-def _order(rules: Rules, short: Short | None, paid: Sequence[Transfer]) -> tuple[str, ...]:
+def _order_rails(
+    rules: CallRules, short: InsufficientCredit | None, paid: Sequence[Transfer]
+) -> tuple[str, ...]:
     if paid:  # this call has paid by a transfer: nothing but a difference is left
         return ("tx",)
     if rules.rail != "auto":

@@ -9,9 +9,16 @@ from pydantic_core import from_json
 
 from tollway.client.failures import AnswerUnreadable, GatewayUnreachable
 from tollway.client.fee_limit import format_fee
-from tollway.client.judgement import Paid
-from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
-from tollway.client.x402_offer import Receipt, read_receipt
+from tollway.client.judgement import CallResult
+from tollway.client.steps import (
+    GatewayResponse,
+    NodeError,
+    NodeOutcome,
+    NodeResult,
+    NodeUnavailable,
+    NoResponse,
+)
+from tollway.client.x402_offer import SettlementReceipt, read_receipt
 from tollway.ids import TxHash
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -33,7 +40,7 @@ class PaymentInfo:
     transaction: str | None
     network: str | None
     rail: str | None = None
-    receipt: Receipt | None = None
+    receipt: SettlementReceipt | None = None
     fee_max: str | None = None
 
 
@@ -64,18 +71,18 @@ class CallResponse(httpx.Response):
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
         """As httpx, but for a content coding that is not what it says: `AnswerUnreadable`."""
-        with _readable():
+        with _translated_decoding():
             yield from super().iter_bytes(chunk_size)
 
     async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
         """See `iter_bytes`."""
-        with _readable():
+        with _translated_decoding():
             async for chunk in super().aiter_bytes(chunk_size):
                 yield chunk
 
 
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
+def _translated_decoding() -> Iterator[None]:
     try:
         yield
     except httpx.DecodingError as exc:
@@ -93,7 +100,7 @@ def is_from_gateway(response: httpx.Response) -> bool:
     )
 
 
-def is_worth_repeating(response: httpx.Response) -> bool:
+def is_retryable_response(response: httpx.Response) -> bool:
     """Whether the same request can succeed later, without another payment: by the gateway's own problem, or by the status
     of something before the gateway. What a provider answered is its last word. The body must be read."""
     if is_from_gateway(response):
@@ -106,7 +113,7 @@ def is_worth_repeating(response: httpx.Response) -> bool:
     return not is_relayed and response.status_code in (429, 503)
 
 
-def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
+def read_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
     """`content`: the body of a gateway's own problem, None for every other answer."""
     problem: object = None
     if content is not None:
@@ -114,49 +121,49 @@ def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
             problem = from_json(content)  # deep nesting is an error here, where json.loads could crash
         except ValueError:
             problem = None
-    return Answer(
+    return GatewayResponse(
         status=response.status_code,
         headers={name.lower(): value for name, value in response.headers.items()},
         problem=problem if isinstance(problem, dict) else None,
     )
 
 
-def read_node(status: int, content: bytes) -> NodeOutcome:
+def read_node_response(status: int, content: bytes) -> NodeOutcome:
     """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
     try:
-        answer = from_json(content)
+        response = from_json(content)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        return NodeAway(detail=f"HTTP {status} without JSON-RPC")
-    error = answer.get("error")
+        response = None
+    if not isinstance(response, dict):
+        return NodeUnavailable(detail=f"HTTP {status} without JSON-RPC")
+    error = response.get("error")
     if isinstance(error, dict):
         code = error.get("code")
-        return NodeRefused(
+        return NodeError(
             code=code if isinstance(code, int) else 0, message=str(error.get("message", "refused"))[:500]
         )
-    if "result" not in answer:
-        return NodeAway(detail=f"HTTP {status} without a result")
-    return NodeAnswer(result=answer["result"])
+    if "result" not in response:
+        return NodeUnavailable(detail=f"HTTP {status} without a result")
+    return NodeResult(result=response["result"])
 
 
-class TooLong(Exception):
+class ResponseTooLong(Exception):
     """An answer is longer than a client keeps in memory."""
 
 
-def describe_break(exc: httpx.TransportError | TooLong) -> Broken:
+def describe_failure(exc: httpx.TransportError | ResponseTooLong) -> NoResponse:
     """What a failure means. It names no URL: those of nodes carry keys."""
-    if isinstance(exc, TooLong):
-        return Broken(is_sent=True, detail="The answer is longer than is kept in memory; stream it.")
+    if isinstance(exc, ResponseTooLong):
+        return NoResponse(is_sent=True, detail="The answer is longer than is kept in memory; stream it.")
     detail = f"No whole answer came from the gateway ({type(exc).__name__})."
-    return Broken(is_sent=not isinstance(exc, _NOT_SENT), detail=detail)
+    return NoResponse(is_sent=not isinstance(exc, _NOT_SENT), detail=detail)
 
 
-def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
+def read_payment(response: httpx.Response, paid: CallResult) -> PaymentInfo:
     headers = response.headers
-    told = (paid.answer.problem or {}).get("paymentState")
+    state = (paid.response.problem or {}).get("paymentState")
     transfer, authorization = paid.transfer, paid.authorization
-    receipt = read_receipt(paid.answer.headers)
+    receipt = read_receipt(paid.response.headers)
     transaction, network, rail, fee_max = None, None, None, None
     if transfer is not None:
         transaction, network = str(transfer.tx_hash), transfer.asset.network
@@ -168,7 +175,7 @@ def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
         if receipt is not None and receipt.is_success and receipt.transaction is not None:
             transaction = str(receipt.transaction)
     return PaymentInfo(
-        state=headers.get("tollway-payment-state") or (told if isinstance(told, str) else "none"),
+        state=headers.get("tollway-payment-state") or (state if isinstance(state, str) else "none"),
         price=headers.get("tollway-price"),
         credit_remaining=headers.get("tollway-credit-remaining"),
         call_id=headers.get("tollway-call-id"),
@@ -180,7 +187,7 @@ def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
     )
 
 
-def wrap_response(response: httpx.Response, paid: Paid, content: bytes | None) -> CallResponse:
+def wrap_response(response: httpx.Response, paid: CallResult, content: bytes | None) -> CallResponse:
     """The answer as the caller gets it. `content` None: the body is still to be streamed."""
     wrapped = CallResponse(
         response.status_code,
@@ -194,8 +201,10 @@ def wrap_response(response: httpx.Response, paid: Paid, content: bytes | None) -
     return wrapped
 
 
-def unreachable(exc: httpx.TransportError | TooLong, *, transaction: str | None) -> GatewayUnreachable:
-    broken = describe_break(exc)
+def build_unreachable(
+    exc: httpx.TransportError | ResponseTooLong, *, transaction: str | None
+) -> GatewayUnreachable:
+    broken = describe_failure(exc)
     return GatewayUnreachable(
         broken.detail,
         is_sent=broken.is_sent,

@@ -16,14 +16,14 @@ from tollway.money import Asset
 
 
 @dataclass(slots=True, kw_only=True)
-class _Signed:
+class _SignedAmount:
     symbol: str
     atto: int
 
 
-class _Reserved(Enum):
-    ANEW = 1
-    BEFORE = 2
+class _Reservation(Enum):
+    NEW = 1
+    EXISTING = 2
 
 
 class SessionLimit:
@@ -31,7 +31,7 @@ class SessionLimit:
 
     def __init__(self, cap: Cap | None) -> None:
         self.cap = cap
-        self._signed: dict[bytes, _Signed] = {}
+        self._signed: dict[bytes, _SignedAmount] = {}
         self._lock = threading.Lock()
 
     def store(
@@ -46,21 +46,21 @@ class SessionLimit:
             outcome = store()
             is_stored = isinstance(outcome, Stored)
         finally:
-            if over is _Reserved.ANEW and not is_stored:
+            if over is _Reservation.NEW and not is_stored:
                 self.release(name)
         return outcome
 
-    def _reserve(self, name: bytes, asset: Asset, amount: int) -> "OverBudget | _Reserved":
+    def _reserve(self, name: bytes, asset: Asset, amount: int) -> "OverBudget | _Reservation":
         atto = to_atto(amount, asset)
         with self._lock:
             if name in self._signed:  # two calls at once may sign the very same transaction
-                return _Reserved.BEFORE
+                return _Reservation.EXISTING
             spent = self._sum(asset.symbol)
             limit = None if self.cap is None else self.cap.atto_for(asset.symbol) or 0
             if limit is not None and spent + atto > limit:
                 return OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
-            self._signed[name] = _Signed(symbol=asset.symbol, atto=atto)
-        return _Reserved.ANEW
+            self._signed[name] = _SignedAmount(symbol=asset.symbol, atto=atto)
+        return _Reservation.NEW
 
     def release(self, name: bytes) -> None:
         """It never left this process: it was not stored, or no byte of it was sent."""

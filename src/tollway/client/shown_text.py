@@ -1,7 +1,7 @@
 """What a gateway, provider or node wrote, as it may be shown to a person or an agent. Pure.
 
 It judges no meaning: words that pretend to be instructions stay. What goes is what hides, reorders or rewrites what a
-reader sees. Text for a terminal loses it (`show`), JSON for a program has it escaped (`format_json`), a document for an agent
+reader sees. Text for a terminal loses it (`format_value`), JSON for a program has it escaped (`format_json`), a document for an agent
 loses it and has a maximum (`bound_document`). The bytes of a paid answer that are written to a file stay as they are.
 """
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 MARK = "\ufffd"
 NESTING_MAX = 64
-SHOWN_CHARACTERS_MAX = 4_000
+VALUE_CHARACTERS_MAX = 4_000
 """Of one value in a table or a sentence."""
 _KEPT_ENTRIES_MAX = 1_000
 _KEPT_DIGITS_MAX = 100
 
 # Printable by Unicode's word, and yet nothing to see: fillers, blanks, and selectors, which can spell hidden text.
-_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0), range(0x180B, 0x1810))
 
 
-def show(value: object, *, characters_max: int = SHOWN_CHARACTERS_MAX) -> str:
+def format_value(value: object, *, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
     """One value as text for a terminal, whatever its type: without control, format, bidi and unseen characters, at most so
     long. None is empty; objects and lists are JSON."""
     if value is None:
@@ -40,11 +40,11 @@ def format_json(value: object, *, indent: int | None = None) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     except ValueError:
         text = json.dumps(
-            _writable(value), ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
+            _to_json_value(value), ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
         )
     if text.isascii() and "\x7f" not in text:
         return text
-    return "".join(character if _is_shown(character) else _escape(character) for character in text)
+    return "".join(character if _is_visible(character) else _escape(character) for character in text)
 
 
 def plain(text: str) -> str:
@@ -75,53 +75,53 @@ def plain_document(value: object, *, depth: int = 0) -> object:
 def bound_document(value: object, *, characters_max: int) -> tuple[object, bool]:
     """A JSON value as `plain_document` makes it, of at most about so many characters, and whether anything was left out:
     texts are cut, members and entries beyond the maximum are left out, numbers that are none are null."""
-    cut = _Cut(characters_max)
-    return cut.take(value, depth=0), cut.is_cut
+    bounded = _BoundedDocument(characters_max)
+    return bounded.bound(value, depth=0), bounded.is_cut
 
 
-class _Cut:
+class _BoundedDocument:
     def __init__(self, characters: int) -> None:
-        self._left = characters
+        self._characters_left = characters
         self.is_cut = False
 
-    def take(self, value: object, *, depth: int) -> object:
-        self._left -= 4  # commas, quotes, brackets
+    def bound(self, value: object, *, depth: int) -> object:
+        self._characters_left -= 4  # commas, quotes, brackets
         if isinstance(value, str):
-            return self._take_text(value)
+            return self._bound_text(value)
         if isinstance(value, Mapping | list):
-            return self._take_entries(value, depth=depth)
+            return self._bound_entries(value, depth=depth)
         if value is None or isinstance(value, bool):
             return value
-        number = _writable(value)
-        self._left -= len(str(number))
+        number = _to_json_value(value)
+        self._characters_left -= len(str(number))
         return number
 
-    def _take_text(self, text: str) -> str:
-        most = max(self._left, 0)
+    def _bound_text(self, text: str) -> str:
+        most = max(self._characters_left, 0)
         if len(text) > most:
             self.is_cut = True
         kept = plain(text[:most])
-        self._left -= len(kept)
+        self._characters_left -= len(kept)
         return kept
 
-    def _take_entries(self, value: Mapping[object, object] | list[object], *, depth: int) -> object:
+    def _bound_entries(self, value: Mapping[object, object] | list[object], *, depth: int) -> object:
         pairs = list(value.items()) if isinstance(value, Mapping) else [("", entry) for entry in value]
         kept: list[tuple[str, object]] = []
         for name, entry in pairs:
-            if self._left <= 0 or len(kept) >= _KEPT_ENTRIES_MAX or depth >= NESTING_MAX:
+            if self._characters_left <= 0 or len(kept) >= _KEPT_ENTRIES_MAX or depth >= NESTING_MAX:
                 self.is_cut = True
                 break
-            kept.append((self._take_text(str(name)), self.take(entry, depth=depth + 1)))
+            kept.append((self._bound_text(str(name)), self.bound(entry, depth=depth + 1)))
         return dict(kept) if isinstance(value, Mapping) else [entry for _, entry in kept]
 
 
-def _writable(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """The value with null in place of what is no JSON, and of integers that are too long to be written."""
     match value:
         case Mapping():
-            return {str(name): _writable(member) for name, member in value.items()}
+            return {str(name): _to_json_value(member) for name, member in value.items()}
         case list() | tuple():
-            return [_writable(entry) for entry in value]
+            return [_to_json_value(entry) for entry in value]
         case bool() | str() | None:
             return value
         case int():
@@ -132,7 +132,7 @@ def _writable(value: object) -> object:
             return str(value)
 
 
-def _is_shown(character: str) -> bool:
+def _is_visible(character: str) -> bool:
     return character == "\n" or _plain_character(character) == character
 
 
@@ -149,4 +149,4 @@ def _plain_character(character: str) -> str:
         return " "
     if any(ord(character) in selectors for selectors in _SELECTORS):
         return ""
-    return character if character.isprintable() and character not in _UNSEEN else MARK
+    return character if character.isprintable() and character not in _INVISIBLE else MARK

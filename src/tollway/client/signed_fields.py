@@ -24,7 +24,7 @@ Params = dict[str, Any]
 Member = tuple[Any, Params]
 
 
-class FieldsWrong(Exception):
+class SignatureFieldsInvalid(Exception):
     """Why no claim can be read. `reason`: one word."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -33,7 +33,7 @@ class FieldsWrong(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class SignatureClaim:
     """One signature of a request, parsed and not believed yet. `written`: its list and parameters as they were signed."""
 
     names: tuple[str, ...]
@@ -45,19 +45,21 @@ class Claim:
     signature: bytes
 
     def read_values(self, fields: Fields, derived: Mapping[str, str]) -> dict[str, str]:
-        """What the covered components are in this request. Raises FieldsWrong for one that it has not."""
+        """What the covered components are in this request. Raises SignatureFieldsInvalid for one that it has not."""
         values: dict[str, str] = {}
         for name in self.names:
             if name in derived:
                 values[name] = derived[name]
             elif name.startswith("@"):
-                raise FieldsWrong("component_unsupported", f"{name} is not known here.")
+                raise SignatureFieldsInvalid("component_unsupported", f"{name} is not known here.")
             elif name not in fields:
-                raise FieldsWrong("component_absent", f"There is no {name}, which the signature covers.")
+                raise SignatureFieldsInvalid(
+                    "component_absent", f"There is no {name}, which the signature covers."
+                )
             else:
                 values[name] = ", ".join(fields[name])
             if "\n" in values[name] or "\r" in values[name]:
-                raise FieldsWrong("malformed", f"{name} holds a line break.")
+                raise SignatureFieldsInvalid("malformed", f"{name} holds a line break.")
         return values
 
     def write_base(self, values: Mapping[str, str]) -> bytes:
@@ -66,49 +68,49 @@ class Claim:
         return "\n".join([*lines, f'"@signature-params": {self.written}']).encode("latin-1")
 
 
-def text_of(raw: Text) -> str:
-    """Bytes, one character each. Raises FieldsWrong for text that can be none."""
+def decode_text(raw: Text) -> str:
+    """Bytes, one character each. Raises SignatureFieldsInvalid for text that can be none."""
     if isinstance(raw, bytes):
         return raw.decode("latin-1")
     try:
         raw.encode("latin-1")
     except UnicodeEncodeError as exc:
-        raise FieldsWrong(
+        raise SignatureFieldsInvalid(
             "malformed", "A target and header fields are bytes, or text of one byte a character."
         ) from exc
     return raw
 
 
-def gather(headers: Mapping[Any, Any] | Iterable[tuple[Text, Text]]) -> dict[str, list[str]]:
-    """By name in lower case, every line of it, trimmed. Raises FieldsWrong where a name that counts is there twice."""
+def collect_fields(headers: Mapping[Any, Any] | Iterable[tuple[Text, Text]]) -> dict[str, list[str]]:
+    """By name in lower case, every line of it, trimmed. Raises SignatureFieldsInvalid where a name that counts is there twice."""
     fields: dict[str, list[str]] = {}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        fields.setdefault(text_of(name).lower(), []).append(text_of(value).strip(" \t"))
+        fields.setdefault(decode_text(name).lower(), []).append(decode_text(value).strip(" \t"))
     for name in _SINGLE & fields.keys():
         if len(fields[name]) > 1:
-            raise FieldsWrong("duplicate_header", f"{name} is there twice.")
+            raise SignatureFieldsInvalid("duplicate_header", f"{name} is there twice.")
     return fields
 
 
-def read_claim(fields: Fields) -> Claim:
+def read_claim(fields: Fields) -> SignatureClaim:
     """The one signature that says that a gateway has forwarded the request. Others are not looked at: a label means
-    nothing, the tag does (RFC 9421 §7.2.5). Raises FieldsWrong."""
+    nothing, the tag does (RFC 9421 §7.2.5). Raises SignatureFieldsInvalid."""
     if "signature-input" not in fields or "signature" not in fields:
-        raise FieldsWrong("signature_missing", "The request is not signed.")
+        raise SignatureFieldsInvalid("signature_missing", "The request is not signed.")
     inputs = _parse_dictionary(fields["signature-input"], "Signature-Input")
     ours = [(label, member) for label, member in inputs.items() if member[1].get("tag") == TAG]
     if len(ours) != 1:
-        raise FieldsWrong(
+        raise SignatureFieldsInvalid(
             "signature_missing", f"The request has {len(ours)} signatures for this purpose, not one."
         )
     ((label, member),) = ours
     signature = _parse_dictionary(fields["signature"], "Signature").get(label, (None, {}))[0]
     if not isinstance(signature, bytes) or len(signature) != SIGNATURE_BYTES:
-        raise FieldsWrong("malformed", "Signature has no such value for this Signature-Input.")
+        raise SignatureFieldsInvalid("malformed", "Signature has no such value for this Signature-Input.")
     params = member[1]
     if params.get("alg") != ALGORITHM:
-        raise FieldsWrong("wrong_algorithm", f"The algorithm is {ALGORITHM}, and no other.")
-    return Claim(
+        raise SignatureFieldsInvalid("wrong_algorithm", f"The algorithm is {ALGORITHM}, and no other.")
+    return SignatureClaim(
         names=_read_names(member[0]),
         written=http_sf.ser(cast(http_sf.StructuredType, [member])),
         keyid=_read_text(params, "keyid", least=1),
@@ -120,37 +122,37 @@ def read_claim(fields: Fields) -> Claim:
 
 
 def read_digests(text: str) -> dict[str, bytes]:
-    """`Content-Digest` (RFC 9530) by algorithm. Raises FieldsWrong."""
+    """`Content-Digest` (RFC 9530) by algorithm. Raises SignatureFieldsInvalid."""
     members = _parse_dictionary([text], "Content-Digest")
     return {name: member[0] for name, member in members.items() if isinstance(member[0], bytes)}
 
 
 def _parse_dictionary(lines: list[str], name: str) -> dict[str, Member]:
     def refuse_duplicate(key: str, _context: str) -> None:
-        raise FieldsWrong("malformed", f"{name} names {key} twice.")
+        raise SignatureFieldsInvalid("malformed", f"{name} names {key} twice.")
 
     whole = ", ".join(lines).encode("latin-1")
     if len(whole) > FIELD_LENGTH_MAX:
-        raise FieldsWrong("malformed", f"{name} is too long.")
+        raise SignatureFieldsInvalid("malformed", f"{name} is too long.")
     try:
         parsed = http_sf.parse(whole, tltype="dictionary", on_duplicate_key=refuse_duplicate)
     except (http_sf.StructuredFieldError, ValueError, OverflowError, OSError) as exc:
-        raise FieldsWrong("malformed", f"{name} is not a structured field (RFC 9651).") from exc
+        raise SignatureFieldsInvalid("malformed", f"{name} is not a structured field (RFC 9651).") from exc
     return cast(dict[str, Member], parsed)
 
 
 def _read_names(covered: object) -> tuple[str, ...]:
     """In order. Parameters (`;req`, `;bs`, `;key`, …) mean another value than is read here."""
     if not isinstance(covered, list) or len(covered) > COMPONENTS_MAX:
-        raise FieldsWrong("malformed", "Signature-Input holds no list of components.")
+        raise SignatureFieldsInvalid("malformed", "Signature-Input holds no list of components.")
     names: list[str] = []
     for name, params in covered:
         if type(name) is not str or params or name != name.lower():
-            raise FieldsWrong(
+            raise SignatureFieldsInvalid(
                 "component_unsupported", "Components are names in lower case without parameters."
             )
         if name in names:
-            raise FieldsWrong("malformed", f"{name} is covered twice.")
+            raise SignatureFieldsInvalid("malformed", f"{name} is covered twice.")
         names.append(name)
     return tuple(names)
 
@@ -158,12 +160,14 @@ def _read_names(covered: object) -> tuple[str, ...]:
 def _read_text(params: Params, name: str, *, least: int) -> str:
     value = params.get(name)
     if type(value) is not str or not least <= len(value) <= NONCE_LENGTH_MAX:
-        raise FieldsWrong("malformed", f"{name} is a string of {least} to {NONCE_LENGTH_MAX} characters.")
+        raise SignatureFieldsInvalid(
+            "malformed", f"{name} is a string of {least} to {NONCE_LENGTH_MAX} characters."
+        )
     return value
 
 
 def _read_time(params: Params, name: str) -> int:
     value = params.get(name)
     if type(value) is not int:
-        raise FieldsWrong("malformed", f"{name} is a time in unix seconds.")
+        raise SignatureFieldsInvalid("malformed", f"{name} is a time in unix seconds.")
     return value

@@ -1,4 +1,4 @@
-"""The wallet's own books: every payment and every authorisation it ever signed, in one SQLite file that several processes may share.
+"""The wallet's payment store: every payment and every authorisation it ever signed, in one SQLite file that several processes may share.
 
 A payment is written here, through to the disk, before its first byte is shown to anybody; that write alone decides
 whether it may be made at all (budget, nonce, no unresolved payment to the same payee). It never talks to a network.
@@ -37,9 +37,11 @@ from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-OWN_FOLDER = ".tollway"
-_PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR})
-_PASSING_SQLITE = frozenset(
+DEFAULT_FOLDER = ".tollway"
+_TEMPORARY_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR}
+)
+_TEMPORARY_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
@@ -68,19 +70,19 @@ DROP INDEX one_transfer_per_nonce;
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
   WHERE state NOT IN ('replaced', 'abandoned');
 """
-_STEPS = (
+_MIGRATIONS = (
     _SCHEMA,
     _SCHEMA_2,
-    authorization_rows.SCHEMA,
-    kept_key_rows.SCHEMA,
+    authorization_rows.AUTHORIZATION_SCHEMA,
+    kept_key_rows.IDEMPOTENCY_KEY_SCHEMA,
     authorization_rows.SCHEMA_RELEASED,
     "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
 )
 """Statements from each version to the next."""
-_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
+_TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
 
 
-class SpendingStore:
+class PaymentStore:
     """Safe to use from many threads and processes at once: every method is one transaction.
 
     Raises `StorageUnavailable` when the file cannot be read or written now, and `StoreUnusable` when that will not pass.
@@ -104,7 +106,7 @@ class SpendingStore:
         for several (one for a single call is left to that call), and where an unresolved one goes to the same payee.
         """
         with self._transaction() as connection:
-            earlier = _select(
+            earlier = _select_transfers(
                 connection,
                 "payer = ? AND gateway = ? AND pay_to = ? AND state IN ('stored', 'refused', 'confirmed')",
                 (str(transfer.payer), transfer.gateway, str(transfer.pay_to)),
@@ -114,18 +116,18 @@ class SpendingStore:
                 is_credit = is_shared and entry.rest >= price and entry.tx_hash not in tried
                 if entry.state in UNRESOLVED or is_credit:
                     return PaidAlready(transfer=entry)
-            if _take_up_again(connection, transfer):
+            if _restore_abandoned(connection, transfer):
                 return Stored()
             over = _check_budget(connection, transfer.payer, transfer.asset, transfer.amount, budget)
             if over is not None:
                 return over
             try:
-                _insert(connection, transfer, now_ms=self._now_ms())
+                _insert_transfer(connection, transfer, now_ms=self._now_ms())
             except sqlite3.IntegrityError:
                 return NonceTaken()
         return Stored()
 
-    def recall(
+    def find_payments(
         self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
     ) -> tuple[Transfer, ...]:
         """Our payments that may buy a call of this listing. `payees`, when given, are remembered as the listing's.
@@ -139,7 +141,7 @@ class SpendingStore:
                     "INSERT INTO payee (gateway, api_id, pay_to) VALUES (?, ?, ?)",
                     [(gateway, api_id, str(payee)) for payee in payees],
                 )
-            found = _select(
+            found = _select_transfers(
                 connection,
                 "payer = ? AND gateway = ? AND state IN ('stored', 'confirmed', 'refused') AND rest <> '0' AND"
                 " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
@@ -150,10 +152,10 @@ class SpendingStore:
             sorted(found, key=lambda t: (order.index(t.state), -to_atto(t.rest, t.asset), t.tx_hash))
         )
 
-    def last_spent(self, *, payer: Address, gateway: str, api_id: str) -> tuple[Transfer, ...]:
+    def find_last_exhausted(self, *, payer: Address, gateway: str, api_id: str) -> tuple[Transfer, ...]:
         """The newest payment to a payee of this listing that bought calls and has nothing left; none or one."""
         with self._transaction() as connection:
-            found = _select(
+            found = _select_transfers(
                 connection,
                 "payer = ? AND gateway = ? AND state = 'confirmed' AND rest = '0' AND served > 0 AND"
                 " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
@@ -177,7 +179,7 @@ class SpendingStore:
             return int(given_up)
         return 0 if highest is None else int(highest) + 1
 
-    def learn(
+    def record_state(
         self, tx_hash: TxHash, state: TransferState, rest: int | None, *, is_served: bool = False
     ) -> None:
         """Writes down what became of a payment, and whether it bought a call. An abandoned one stays abandoned."""
@@ -199,12 +201,12 @@ class SpendingStore:
     def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
         """Payments that are on disk and not known to be mined."""
         with self._transaction() as connection:
-            return _select(connection, "payer = ? AND state = 'stored'", (str(payer),))
+            return _select_transfers(connection, "payer = ? AND state = 'stored'", (str(payer),))
 
-    def all_of(self, payer: Address) -> tuple[Transfer, ...]:
+    def list_transfers(self, payer: Address) -> tuple[Transfer, ...]:
         """Every payment of that wallet, in the order in which they were signed."""
         with self._transaction() as connection:
-            return _select(connection, "payer = ?", (str(payer),))
+            return _select_transfers(connection, "payer = ?", (str(payer),))
 
     def abandon(self, tx_hash: TxHash) -> bool:
         """Gives up a payment that the gateway refuses or that never gets mined. It keeps counting against the budget,
@@ -228,43 +230,47 @@ class SpendingStore:
             over = _check_budget(connection, signed.payer, signed.asset, signed.amount, budget)
             if over is not None:
                 return over
-            authorization_rows.insert(connection, signed, request=request, now_ms=self._now_ms())
+            authorization_rows.insert_authorization(
+                connection, signed, request=request, now_ms=self._now_ms()
+            )
         return Stored()
 
-    def recall_authorization(
+    def lease_authorization(
         self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
     ) -> SignedAuthorization | None:
         """An open one of that very request that no running call uses; it is the asker's now. `left`: nonces that a
         call of this process has left without a word."""
         with self._transaction() as connection:
-            return authorization_rows.take_open(
+            return authorization_rows.lease_open_authorization(
                 connection, payer, request=request, left=left, now_ms=self._now_ms()
             )
 
-    def recall_released(
+    def find_released_authorizations(
         self, *, payer: Address, chains: Iterable[ChainId]
     ) -> tuple[SignedAuthorization, ...]:
         """Released authorisations on these chains whose time is over by our clock, oldest first, so many at most."""
         with self._transaction() as connection:
-            return authorization_rows.select_released(
+            return authorization_rows.select_released_authorizations(
                 connection, payer, chains=chains, now_s=self._now_ms() // 1000
             )
 
-    def learn_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
+    def record_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
         """Writes down what became of it; `OPEN` leaves it to the next run of its request. False: it has an outcome
         already, and keeps that."""
         with self._transaction() as connection:
-            return authorization_rows.learn(connection, nonce, state, tx_hash)
+            return authorization_rows.record_authorization_state(connection, nonce, state, tx_hash)
 
-    def authorizations_of(self, payer: Address) -> tuple[SignedAuthorization, ...]:
+    def list_authorizations(self, payer: Address) -> tuple[SignedAuthorization, ...]:
         """Every authorisation of that wallet, oldest first; without the proof of what is no longer open."""
         with self._transaction() as connection:
-            return authorization_rows.select_all(connection, payer)
+            return authorization_rows.select_authorizations(connection, payer)
 
     def abandon_authorization(self, nonce: bytes) -> bool:
         """Gives up an open one: it counts as spent for good, and its request may be paid anew."""
         with self._transaction() as connection:
-            return authorization_rows.learn(connection, nonce, AuthorizationState.ABANDONED, None)
+            return authorization_rows.record_authorization_state(
+                connection, nonce, AuthorizationState.ABANDONED, None
+            )
 
     # ---- What was spent, and which requests are under way.
 
@@ -282,12 +288,14 @@ class SpendingStore:
         """The idempotency key of a request that is under way, or was left without an answer; else `fresh`, from now
         on. `request`: its digest."""
         with self._transaction() as connection:
-            return kept_key_rows.keep(connection, payer, request=request, fresh=fresh, now_ms=self._now_ms())
+            return kept_key_rows.keep_idempotency_key(
+                connection, payer, request=request, fresh=fresh, now_ms=self._now_ms()
+            )
 
     def drop_key(self, *, payer: Address, request: bytes, key: str) -> None:
         """Its answer is handed over: the same request again is another call."""
         with self._transaction() as connection:
-            kept_key_rows.drop(connection, payer, request=request, key=key)
+            kept_key_rows.drop_idempotency_key(connection, payer, request=request, key=key)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -302,17 +310,17 @@ class SpendingStore:
             finally:
                 connection.close()  # rolls back what was not committed
         except (sqlite3.Error, OSError, UnreadableRow) as exc:
-            kind = StorageUnavailable if _is_passing(exc) else StoreUnusable
+            kind = StorageUnavailable if _is_temporary(exc) else StoreUnusable
             raise kind(f"The payment store {self.path} cannot be used: {exc}") from exc
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self.path.parent.name == OWN_FOLDER:
-            _tighten(self.path.parent, 0o700)
+        if self.path.parent.name == DEFAULT_FOLDER:
+            _restrict_mode(self.path.parent, 0o700)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         for name in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
-                _tighten(self.path.with_name(self.path.name + name), 0o600)
+                _restrict_mode(self.path.with_name(self.path.name + name), 0o600)
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
@@ -324,18 +332,18 @@ class SpendingStore:
         return connection
 
 
-def _tighten(path: Path, mode: int) -> None:
+def _restrict_mode(path: Path, mode: int) -> None:
     """Takes from others what they could do with it: it holds signed transactions and open authorisations."""
     if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         path.chmod(mode)
 
 
-def _is_passing(failure: Exception) -> bool:
+def _is_temporary(failure: Exception) -> bool:
     """Whether the same can succeed later, with nothing done about the file."""
     if isinstance(failure, OSError):
-        return failure.errno in _PASSING_ERRORS
+        return failure.errno in _TEMPORARY_ERRORS
     code = getattr(failure, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _PASSING_SQLITE
+    return code is not None and code & 0xFF in _TEMPORARY_SQLITE
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -344,14 +352,14 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("it was written by a newer version of tollway")
     if version == SCHEMA_VERSION:
         return
-    for script in _STEPS[version:]:
+    for script in _MIGRATIONS[version:]:
         for statement in script.split(";"):
             if statement.strip():
                 connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _take_up_again(connection: sqlite3.Connection, transfer: Transfer) -> bool:
+def _restore_abandoned(connection: sqlite3.Connection, transfer: Transfer) -> bool:
     """The very same bytes were given up earlier: they are that payment, and counted already."""
     changed = connection.execute(
         "UPDATE transfer SET state = 'stored' WHERE tx_hash = ? AND state = 'abandoned'",
@@ -374,19 +382,19 @@ def _check_budget(
 
 
 def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
-    earlier = _select(
+    earlier = _select_transfers(
         connection,
         "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
-        (str(payer), symbol, _as_json(WORTHLESS)),
+        (str(payer), symbol, _encode_states(WORTHLESS)),
     )
     spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
-    return spent + authorization_rows.sum_spent(connection, payer, symbol)
+    return spent + authorization_rows.sum_spent_authorizations(connection, payer, symbol)
 
 
-def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
+def _insert_transfer(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
     asset = transfer.asset
     connection.execute(
-        f"INSERT INTO transfer ({_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
+        f"INSERT INTO transfer ({_TRANSFER_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
         (
             str(transfer.tx_hash),
             transfer.raw,
@@ -408,22 +416,24 @@ def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) 
     )
 
 
-def _select(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> tuple[Transfer, ...]:
+def _select_transfers(
+    connection: sqlite3.Connection, where: str, values: Sequence[object]
+) -> tuple[Transfer, ...]:
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM transfer WHERE {where} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
+        f"SELECT {_TRANSFER_COLUMNS} FROM transfer WHERE {where} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
         values,
     )
-    return tuple(_read(row) for row in rows)
+    return tuple(_read_transfer(row) for row in rows)
 
 
-def _read(row: Sequence[object]) -> Transfer:
+def _read_transfer(row: Sequence[object]) -> Transfer:
     try:
-        return _parse(row)
+        return _parse_transfer(row)
     except (ValueError, TypeError) as exc:
         raise UnreadableRow(f"its row of payment {str(row[0])[:66]} cannot be read: {exc}") from exc
 
 
-def _parse(row: Sequence[object]) -> Transfer:
+def _parse_transfer(row: Sequence[object]) -> Transfer:
     tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
     amount, rest, nonce, confirmations, state, fee_max = row[9:]
     if not isinstance(raw, bytes):
@@ -449,5 +459,5 @@ def _parse(row: Sequence[object]) -> Transfer:
     )
 
 
-def _as_json(states: Iterable[TransferState]) -> str:
+def _encode_states(states: Iterable[TransferState]) -> str:
     return "[" + ",".join(f'"{state.value}"' for state in sorted(states)) + "]"

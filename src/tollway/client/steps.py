@@ -100,19 +100,19 @@ class SignedAuthorization:
 
 # ---- Steps to the gateway.
 
-Headers = tuple[tuple[str, str], ...]
+HeaderPairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Send the call with these headers on top of its own. `method` None: the call's own. -> `Answer` | `Broken`."""
+class SendCall:
+    """Send the call with these headers on top of its own. `method` None: the call's own. -> `GatewayResponse` | `NoResponse`."""
 
-    headers: Headers = field(default=(), repr=False)
+    headers: HeaderPairs = field(default=(), repr=False)
     method: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class GatewayResponse:
     """The head of an answer; `problem` is the gateway's own problem document, None for everything else.
 
     `headers` in lower case. The driver keeps the real response.
@@ -144,10 +144,10 @@ class Answer:
         return self.status == 402 and not self.is_relayed
 
     @property
-    def told_state(self) -> str | None:
+    def payment_state(self) -> str | None:
         """Which payment state the answer names: none, charged, released or held."""
-        told = self.headers.get("tollway-payment-state") or (self.problem or {}).get("paymentState")
-        return told if isinstance(told, str) else None
+        text = self.headers.get("tollway-payment-state") or (self.problem or {}).get("paymentState")
+        return text if isinstance(text, str) else None
 
     @property
     def retry_after_s(self) -> int | None:
@@ -156,7 +156,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class NoResponse:
     """No answer came. `is_sent` False: surely no byte of the request left."""
 
     is_sent: bool
@@ -165,7 +165,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignCall:
-    """Sign this very call, bound, for a payment: fresh nonce, validity from the clock. -> `Headers`."""
+    """Sign this very call, bound, for a payment: fresh nonce, validity from the clock. -> `HeaderPairs`."""
 
     chain_id: ChainId
     tx_hash: TxHash
@@ -175,8 +175,8 @@ class SignCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskNode:
-    """One JSON-RPC request. -> `NodeAnswer` | `NodeRefused` | `NodeAway`."""
+class QueryNode:
+    """One JSON-RPC request. -> `NodeResult` | `NodeError` | `NodeUnavailable`."""
 
     chain_id: ChainId
     method: str
@@ -184,12 +184,12 @@ class AskNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAnswer:
+class NodeResult:
     result: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRefused:
+class NodeError:
     """The node answered with an error."""
 
     code: int
@@ -197,7 +197,7 @@ class NodeRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAway:
+class NodeUnavailable:
     """No usable answer: unreachable, too slow, not JSON-RPC."""
 
     detail: str
@@ -228,15 +228,15 @@ class PaymentQuote:
     def describe(self) -> str:
         """One sentence."""
         amount = f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
-        told = f"Pays {amount} to {self.pay_to} on {self.asset.network} by {self.rail}"
+        text = f"Pays {amount} to {self.pay_to} on {self.asset.network} by {self.rail}"
         if self.fee_max_wei is None or self.fee_limit_wei is None:
-            return f"{told}, without a network fee."
+            return f"{text}, without a network fee."
         fee, limit = (format_fee(self.asset.chain_id, wei) for wei in (self.fee_max_wei, self.fee_limit_wei))
-        return f"{told}; network fee at most {fee}, allowed {limit}."
+        return f"{text}; network fee at most {fee}, allowed {limit}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShowPayment:
+class ApprovePayment:
     """Show the caller what is about to be signed; an exception of the caller's ends the call unsigned. -> None."""
 
     quote: PaymentQuote
@@ -263,7 +263,7 @@ class SignedTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
+class FindPayments:
     """Our payments that may buy this call: of this gateway, to a payee of this listing as last seen, or to one of
     `payees`. Credit first, the largest rest in front, then unresolved ones. -> `tuple[Transfer, ...]`."""
 
@@ -271,22 +271,22 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextNonce:
-    """The next nonce by our own books on that chain, where the node's is `pending`; 0 without any. -> int."""
+class FindNextNonce:
+    """The next nonce by our own store on that chain, where the node's is `pending`; 0 without any. -> int."""
 
     chain_id: ChainId
     pending: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
+class FindUnsentTransfers:
     """Our own stored payments on that chain that no receipt is known of. -> `tuple[Transfer, ...]`."""
 
     chain_id: ChainId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class StoreTransfer:
     """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind.
 
     `price`: of one call, in base units. `tried`: payments that this call has tried already.
@@ -305,10 +305,10 @@ class Stored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidAlready:
     """Nothing was stored: we have an unresolved payment to that payee, or credit that somebody prepaid meanwhile.
-    `is_spoken_for`: a call that is running now made it for itself."""
+    `is_reserved`: a call that is running now made it for itself."""
 
     transfer: Transfer
-    is_spoken_for: bool = False
+    is_reserved: bool = False
 
 
 BUDGET = "budget"
@@ -339,7 +339,7 @@ class NonceTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learn:
+class RecordTransferState:
     """Write down what became of a payment. `rest` None leaves the belief as it is; `is_served`: it bought a call of
     ours. -> None."""
 
@@ -350,8 +350,8 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountServed:
-    """How many calls of ours a payment has bought, by our own books. -> int."""
+class CountServedCalls:
+    """How many calls of ours a payment has bought, by our own store. -> int."""
 
     tx_hash: TxHash
 
@@ -360,13 +360,13 @@ class CountServed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecallAuthorization:
+class LeaseAuthorization:
     """An open authorisation that an earlier run of this very request left behind; it is this call's from now on.
     -> `SignedAuthorization` | None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecallReleased:
+class FindReleasedAuthorizations:
     """Released authorisations of this wallet whose `valid_before` has passed by our clock, on chains with a node; the
     oldest first, so many at most. -> `tuple[SignedAuthorization, ...]`."""
 
@@ -390,7 +390,7 @@ class StoreAuthorization:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnAuthorization:
+class RecordAuthorizationState:
     """Write down what became of it. `OPEN` leaves it to the next run of the same request. -> None."""
 
     nonce: bytes
@@ -399,30 +399,30 @@ class LearnAuthorization:
 
 
 Step = (
-    Send
+    SendCall
     | SignCall
-    | AskNode
+    | QueryNode
     | Pause
-    | ShowPayment
+    | ApprovePayment
     | SignTransfer
-    | Recall
-    | NextNonce
-    | Unsent
-    | Store
-    | Learn
-    | CountServed
-    | RecallAuthorization
-    | RecallReleased
+    | FindPayments
+    | FindNextNonce
+    | FindUnsentTransfers
+    | StoreTransfer
+    | RecordTransferState
+    | CountServedCalls
+    | LeaseAuthorization
+    | FindReleasedAuthorizations
     | SignAuthorization
     | StoreAuthorization
-    | LearnAuthorization
+    | RecordAuthorizationState
 )  # every driver handles all of them
-NodeOutcome = NodeAnswer | NodeRefused | NodeAway
+NodeOutcome = NodeResult | NodeError | NodeUnavailable
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
-Outcome = (
-    Answer
-    | Broken
-    | Headers
+StepOutcome = (
+    GatewayResponse
+    | NoResponse
+    | HeaderPairs
     | NodeOutcome
     | SignedTransfer
     | SignedAuthorization
@@ -432,5 +432,5 @@ Outcome = (
     | StoreOutcome
     | None
 )
-Flow = Generator[Step, Outcome, T]
+Flow = Generator[Step, StepOutcome, T]
 """A flow that ends in a T."""

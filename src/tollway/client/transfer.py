@@ -14,30 +14,30 @@ from tollway.client.failures import (
     NodeUnreachable,
     PaymentPending,
 )
-from tollway.client.fee_limit import GAS_MAX, Fee, limit_fee
+from tollway.client.fee_limit import GAS_MAX, NetworkFee, limit_fee
 from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
-from tollway.client.quote import KNOWN_ASSETS, Cap, Offer, is_symbol
+from tollway.client.quote import KNOWN_ASSETS, Cap, TransferOffer, is_symbol
 from tollway.client.steps import (
-    AskNode,
+    ApprovePayment,
+    FindNextNonce,
+    FindUnsentTransfers,
     Flow,
-    Learn,
-    NextNonce,
-    NodeAnswer,
-    NodeAway,
-    NodeRefused,
+    NodeError,
+    NodeResult,
+    NodeUnavailable,
     NonceTaken,
     OverBudget,
     PaidAlready,
     Pause,
     PaymentQuote,
-    ShowPayment,
+    QueryNode,
+    RecordTransferState,
     SignedTransfer,
     SignTransfer,
-    Store,
     Stored,
+    StoreTransfer,
     Transfer,
     TransferState,
-    Unsent,
 )
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset
@@ -63,7 +63,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purse:
+class PaymentSource:
     """Who pays, where from, and what it knows about assets beyond the presets.
 
     `chains`: those with a node. `signing_chains`: those where authorisations may be signed without one.
@@ -77,34 +77,34 @@ class Purse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class StoredTransfer:
     """A payment that is on disk. `is_new` False: it was there already, unresolved, and goes to the same payee."""
 
     transfer: Transfer
     is_new: bool
-    is_spoken_for: bool = False
+    is_reserved: bool = False
 
 
 # ---- Before anything is signed.
 
 
-def know_asset(offer: Offer, purse: Purse) -> Flow[Asset | None]:
+def verify_asset(offer: TransferOffer, source: PaymentSource) -> Flow[Asset | None]:
     """The offered asset as somebody other than the gateway describes it; None when the two differ."""
-    known = yield from find_asset(offer.chain_id, offer.token, purse)
+    known = yield from find_asset(offer.chain_id, offer.token, source)
     # How its authorisations are signed is no matter here, and the store of payments does not keep it.
     return offer.asset if known is not None and replace(known, domain=None) == offer.asset else None
 
 
-def find_asset(chain_id: ChainId, token: Address | None, purse: Purse) -> Flow[Asset | None]:
+def find_asset(chain_id: ChainId, token: Address | None, source: PaymentSource) -> Flow[Asset | None]:
     """What somebody other than the gateway says: the caller, a preset, or the token's contract. None: nobody."""
     key = (chain_id, token)
-    known = purse.assets.get(key) or KNOWN_ASSETS.get(key)
-    if known is None and token is not None and chain_id in purse.chains:
-        known = yield from _ask_token(chain_id, token)
+    known = source.assets.get(key) or KNOWN_ASSETS.get(key)
+    if known is None and token is not None and chain_id in source.chains:
+        known = yield from _fetch_token(chain_id, token)
     return known
 
 
-def _ask_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
+def _fetch_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
     decimals = yield from _eth_call(chain_id, token, _DECIMALS)
     symbol = _decode_symbol((yield from _eth_call(chain_id, token, _SYMBOL)))
     number = int.from_bytes(decimals, "big")
@@ -113,14 +113,14 @@ def _ask_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
     return Asset(chain_id=chain_id, token=token, symbol=symbol, decimals=number)
 
 
-def _decode_symbol(answer: bytes) -> str | None:
+def _decode_symbol(result: bytes) -> str | None:
     """An ABI string, or the bytes32 of old tokens. None: it is no symbol, whatever else it is."""
-    raw = answer.rstrip(b"\0")
-    if len(answer) >= 64 and int.from_bytes(answer[:32], "big") == 32:
-        length = int.from_bytes(answer[32:64], "big")
+    raw = result.rstrip(b"\0")
+    if len(result) >= 64 and int.from_bytes(result[:32], "big") == 32:
+        length = int.from_bytes(result[32:64], "big")
         if length > _SYMBOL_BYTES_MAX:
             return None
-        raw = answer[64 : 64 + length]
+        raw = result[64 : 64 + length]
     try:
         symbol = raw.decode("ascii")
     except UnicodeDecodeError:
@@ -131,9 +131,9 @@ def _decode_symbol(answer: bytes) -> str | None:
 def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
     """What `holder` has, in base units."""
     if asset.token is None:
-        return (yield from _ask_number(asset.chain_id, "eth_getBalance", str(holder), "latest"))
-    answer = yield from _eth_call(asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
-    return int.from_bytes(answer, "big") if len(answer) == 32 else 0
+        return (yield from _query_number(asset.chain_id, "eth_getBalance", str(holder), "latest"))
+    result = yield from _eth_call(asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
+    return int.from_bytes(result, "big") if len(result) == 32 else 0
 
 
 # ---- Signing and storing.
@@ -141,12 +141,12 @@ def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
 
 def make_transfer(
     asset: Asset,
-    offer: Offer,
+    offer: TransferOffer,
     amount: int,
-    purse: Purse,
+    source: PaymentSource,
     tried: frozenset[TxHash],
     max_fee: Cap | None = None,
-) -> Flow[Made]:
+) -> Flow[StoredTransfer]:
     """Signs a payment and puts it on disk. Gives it back, or the one that makes it needless.
 
     Nothing is broadcast here. Raises `CannotPay`, `FeeAboveMax`, `BudgetExhausted` and `NodeUnreachable`: then nothing
@@ -155,22 +155,22 @@ def make_transfer(
     if not 0 < amount <= UINT256_MAX:
         raise CannotPay("The amount is out of range.")
     chain_id = asset.chain_id
-    served = yield from _ask_number(chain_id, "eth_chainId")
+    served = yield from _query_number(chain_id, "eth_chainId")
     if served != chain_id:
         raise CannotPay(f"The node for chain {chain_id} serves chain {served}.")
-    to, value, calldata = _payload(asset, offer.pay_to, amount)
-    gas = yield from _estimate_gas(chain_id, purse.payer, to, value, calldata)
-    fee = yield from _ask_fee(chain_id, gas)
-    quote = _quote(asset, offer, amount, fee, max_fee)
-    funds = yield from fetch_balance(_native(chain_id), purse.payer)
+    to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
+    gas = yield from _estimate_gas(chain_id, source.payer, to, value, calldata)
+    fee = yield from _fetch_fee(chain_id, gas)
+    quote = _build_quote(asset, offer, amount, fee, max_fee)
+    funds = yield from fetch_balance(_native_asset(chain_id), source.payer)
     if funds < value + fee.max_wei:
         raise CannotPay(
-            f"The wallet {purse.payer} has too little native currency on chain {chain_id} for gas."
+            f"The wallet {source.payer} has too little native currency on chain {chain_id} for gas."
         )
-    yield ShowPayment(quote=quote)
+    yield ApprovePayment(quote=quote)
     for _ in range(NONCE_TRIES_MAX):
-        pending = yield from _ask_number(chain_id, "eth_getTransactionCount", str(purse.payer), "pending")
-        stored = yield NextNonce(chain_id=chain_id, pending=pending)
+        pending = yield from _query_number(chain_id, "eth_getTransactionCount", str(source.payer), "pending")
+        stored = yield FindNextNonce(chain_id=chain_id, pending=pending)
         assert isinstance(stored, int)
         if stored > pending:  # the node does not know all of ours: without them it will never mine the next
             yield from _broadcast_unsent(chain_id)
@@ -190,9 +190,9 @@ def make_transfer(
             tx_hash=signed.tx_hash,
             raw=signed.raw,
             asset=asset,
-            payer=purse.payer,
+            payer=source.payer,
             pay_to=offer.pay_to,
-            gateway=purse.gateway,
+            gateway=source.gateway,
             amount=amount,
             rest=amount,
             nonce=nonce,
@@ -200,13 +200,15 @@ def make_transfer(
             state=TransferState.STORED,
             fee_max_wei=fee.max_wei,
         )
-        kept = yield from _store(Store(transfer=transfer, price=offer.amount, tried=tried))
+        kept = yield from _store(StoreTransfer(transfer=transfer, price=offer.amount, tried=tried))
         if kept is not None:
             return kept
     raise CannotPay("Other processes of this wallet keep taking its nonces; try again.")
 
 
-def _quote(asset: Asset, offer: Offer, amount: int, fee: Fee, max_fee: Cap | None) -> PaymentQuote:
+def _build_quote(
+    asset: Asset, offer: TransferOffer, amount: int, fee: NetworkFee, max_fee: Cap | None
+) -> PaymentQuote:
     """The payment as it is shown. Raises `FeeAboveMax`."""
     limit = limit_fee(asset, amount, max_fee)
     if (excess := limit.find_excess(fee)) is not None:
@@ -221,14 +223,14 @@ def _quote(asset: Asset, offer: Offer, amount: int, fee: Fee, max_fee: Cap | Non
     )
 
 
-def _store(step: Store) -> Flow[Made | None]:
+def _store(step: StoreTransfer) -> Flow[StoredTransfer | None]:
     transfer = step.transfer
     outcome = yield from store_in_budget(step)
     match outcome:
         case Stored():
-            return Made(transfer=transfer, is_new=True)
-        case PaidAlready(transfer=earlier, is_spoken_for=is_spoken_for):
-            return Made(transfer=earlier, is_new=False, is_spoken_for=is_spoken_for)
+            return StoredTransfer(transfer=transfer, is_new=True)
+        case PaidAlready(transfer=earlier, is_reserved=is_reserved):
+            return StoredTransfer(transfer=earlier, is_new=False, is_reserved=is_reserved)
         case NonceTaken():
             return None
         case OverBudget():
@@ -237,43 +239,45 @@ def _store(step: Store) -> Flow[Made | None]:
             raise AssertionError("a store answered with something else")
 
 
-def _payload(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
+def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
     """Recipient, value and calldata of the transaction that moves `amount` to `pay_to`."""
     if asset.token is None:
         return pay_to, amount, b""
     return asset.token, 0, _TRANSFER + bytes(12) + pay_to + amount.to_bytes(32, "big")
 
 
-def _native(chain_id: ChainId) -> Asset:
+def _native_asset(chain_id: ChainId) -> Asset:
     return Asset(chain_id=chain_id, token=None, symbol="native", decimals=18)
 
 
 def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes) -> Flow[int]:
-    question = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
-    estimate = yield from _ask_number(chain_id, "eth_estimateGas", question)
+    call_object = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
+    estimate = yield from _query_number(chain_id, "eth_estimateGas", call_object)
     gas = estimate + estimate // 4  # a balance slot may turn from empty to set in between
     if gas > GAS_MAX:
         raise FeeAboveMax(f"The transfer would take {gas} gas; a payment never needs more than {GAS_MAX}.")
     return gas
 
 
-def _ask_fee(chain_id: ChainId, gas: int) -> Flow[Fee]:
+def _fetch_fee(chain_id: ChainId, gas: int) -> Flow[NetworkFee]:
     """Tip and maximum fee per gas (EIP-1559). Twice the base fee survives six full blocks in a row."""
-    block = yield from _ask(chain_id, "eth_getBlockByNumber", "latest", False)
+    block = yield from _query(chain_id, "eth_getBlockByNumber", "latest", False)
     base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
     if not isinstance(base, str):
         raise CannotPay(f"Chain {chain_id} has no EIP-1559 fees.")
-    tip = yield AskNode(chain_id=chain_id, method="eth_maxPriorityFeePerGas")
+    tip = yield QueryNode(chain_id=chain_id, method="eth_maxPriorityFeePerGas")
     tip_wei = TIP_FALLBACK_WEI  # many nodes lack the method
-    if isinstance(tip, NodeAnswer):
-        tip_wei = _number(tip.result)
-    return Fee(chain_id=chain_id, gas=gas, price_wei=2 * _number(base) + tip_wei, tip_wei=tip_wei)
+    if isinstance(tip, NodeResult):
+        tip_wei = _parse_number(tip.result)
+    return NetworkFee(
+        chain_id=chain_id, gas=gas, price_wei=2 * _parse_number(base) + tip_wei, tip_wei=tip_wei
+    )
 
 
 # ---- After it is on disk.
 
 
-def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
+def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
     """Follows a stored payment until it is confirmed or can never be. Broadcasts the stored bytes, again and again.
 
     Raises `PaymentPending` when patience ends first: the payment stays on disk and the next call goes on with it.
@@ -282,7 +286,7 @@ def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
         return transfer.state
     polls = max(1, int(patience.wait_s / patience.poll_s))
     for poll in range(polls):
-        state = yield from _look(transfer)
+        state = yield from _read_state(transfer)
         if state is TransferState.STORED:
             raise PaymentPending(
                 f"Your chain node says that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
@@ -293,7 +297,7 @@ def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
         if state is not None:
             # What is left of a confirmed one is not touched: another call may have spent it since we looked.
             rest = None if state is TransferState.CONFIRMED else 0
-            yield Learn(tx_hash=transfer.tx_hash, state=state, rest=rest)
+            yield RecordTransferState(tx_hash=transfer.tx_hash, state=state, rest=rest)
             return state
         if poll % REBROADCAST_EVERY == 0:
             yield from broadcast(transfer)
@@ -311,47 +315,47 @@ def broadcast(transfer: Transfer) -> Flow[str | None]:
 
     Gives the node's refusal, for messages.
     """
-    outcome = yield AskNode(
+    outcome = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_sendRawTransaction", params=("0x" + transfer.raw.hex(),)
     )
-    return outcome.message if isinstance(outcome, NodeRefused) else None
+    return outcome.message if isinstance(outcome, NodeError) else None
 
 
 def _broadcast_unsent(chain_id: ChainId) -> Flow[None]:
-    earlier = yield Unsent(chain_id=chain_id)
+    earlier = yield FindUnsentTransfers(chain_id=chain_id)
     assert isinstance(earlier, tuple)
     for transfer in earlier:
         if isinstance(transfer, Transfer):
             yield from broadcast(transfer)
 
 
-def resume(transfers: Sequence[Transfer]) -> Flow[None]:
+def resume_transfers(transfers: Sequence[Transfer]) -> Flow[None]:
     """After a start: every stored payment without a receipt goes out again, the same bytes. Waits for nothing."""
     for transfer in sorted(transfers, key=lambda t: (t.chain_id, t.nonce)):
         if transfer.state is not TransferState.STORED:
             continue
-        receipt = yield AskNode(
+        receipt = yield QueryNode(
             chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
         )
-        if isinstance(receipt, NodeAnswer) and receipt.result is None:
+        if isinstance(receipt, NodeResult) and receipt.result is None:
             yield from broadcast(transfer)
 
 
-def _look(transfer: Transfer) -> Flow[TransferState | None]:
+def _read_state(transfer: Transfer) -> Flow[TransferState | None]:
     """One look at the chain; None while nothing is certain. An absent node is uncertainty, never an outcome. `STORED`:
     a receipt calls it reverted, and that is not final."""
-    outcome = yield AskNode(
+    outcome = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
     )
-    if not isinstance(outcome, NodeAnswer):
+    if not isinstance(outcome, NodeResult):
         return None
     if outcome.result is None:
-        return (yield from _look_for_replacement(transfer))
+        return (yield from _find_replacement(transfer))
     receipt = outcome.result
     if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(transfer.tx_hash):
         return None
-    head = yield AskNode(chain_id=transfer.chain_id, method="eth_blockNumber")
-    if not isinstance(head, NodeAnswer):
+    head = yield QueryNode(chain_id=transfer.chain_id, method="eth_blockNumber")
+    if not isinstance(head, NodeResult):
         return None
     mined, now_at, status = (
         parse_quantity(value) for value in (receipt.get("blockNumber"), head.result, receipt.get("status"))
@@ -364,56 +368,56 @@ def _look(transfer: Transfer) -> Flow[TransferState | None]:
     return TransferState.CONFIRMED if status == 1 else None
 
 
-def _look_for_replacement(transfer: Transfer) -> Flow[TransferState | None]:
+def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
     """Without a receipt: is its nonce taken in a *finalized* block? Then, and only then, it can never be mined.
 
     The receipt is asked once more after the count, so that a block between the two questions fools nobody.
     """
-    counted = yield AskNode(
+    counted = yield QueryNode(
         chain_id=transfer.chain_id,
         method="eth_getTransactionCount",
         params=(str(transfer.payer), "finalized"),
     )
-    taken = parse_quantity(counted.result) if isinstance(counted, NodeAnswer) else None
+    taken = parse_quantity(counted.result) if isinstance(counted, NodeResult) else None
     if taken is None or taken <= transfer.nonce:
         return None
-    again = yield AskNode(
+    again = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
     )
-    is_gone = isinstance(again, NodeAnswer) and again.result is None
+    is_gone = isinstance(again, NodeResult) and again.result is None
     return TransferState.REPLACED if is_gone else None
 
 
 # ---- Asking a node before anything is at stake: a failure ends the flow.
 
 
-def _ask(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
-    outcome = yield AskNode(chain_id=chain_id, method=method, params=params)
+def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
+    outcome = yield QueryNode(chain_id=chain_id, method=method, params=params)
     match outcome:
-        case NodeAnswer(result=result):
+        case NodeResult(result=result):
             return result
-        case NodeRefused(message=message):
+        case NodeError(message=message):
             raise CannotPay(f"The node of chain {chain_id} refuses {method}: {message}")
-        case NodeAway(detail=detail):
+        case NodeUnavailable(detail=detail):
             raise NodeUnreachable(f"The node of chain {chain_id} gives no answer: {detail}")
         case _:
             raise AssertionError("a node answered with something else")
 
 
-def _ask_number(chain_id: ChainId, method: str, *params: object) -> Flow[int]:
-    return _number((yield from _ask(chain_id, method, *params)))
+def _query_number(chain_id: ChainId, method: str, *params: object) -> Flow[int]:
+    return _parse_number((yield from _query(chain_id, method, *params)))
 
 
 def _eth_call(chain_id: ChainId, to: Address, calldata: bytes) -> Flow[bytes]:
-    question = {"to": str(to), "data": "0x" + calldata.hex()}
-    answer = yield from _ask(chain_id, "eth_call", question, "latest")
+    call_object = {"to": str(to), "data": "0x" + calldata.hex()}
+    result = yield from _query(chain_id, "eth_call", call_object, "latest")
     try:
-        return bytes.fromhex(str(answer).removeprefix("0x"))
+        return bytes.fromhex(str(result).removeprefix("0x"))
     except ValueError as exc:
         raise NodeUnreachable(f"The node of chain {chain_id} answers eth_call with nonsense.") from exc
 
 
-def _number(quantity: object) -> int:
+def _parse_number(quantity: object) -> int:
     """Raises `NodeUnreachable`: a node that writes numbers wrongly is no node."""
     number = parse_quantity(quantity)
     if number is None:

@@ -101,27 +101,27 @@ class Wallet:
             return cls.from_key(key)
         raise KeyUnusable("no key: name a file in TOLLWAY_KEY_FILE, or set TOLLWAY_PRIVATE_KEY")
 
-    def sign_transfer(self, wish: SignTransfer) -> SignedTransfer:
+    def sign_transfer(self, step: SignTransfer) -> SignedTransfer:
         """An EIP-1559 transaction, signed."""
         fields: dict[str, Sequence[AccessListEntry] | bytes | HexStr | int] = {
             "type": 2,
-            "chainId": wish.chain_id,
-            "nonce": wish.nonce,
-            "to": bytes(wish.to),
-            "value": wish.value,
-            "data": wish.calldata,
-            "gas": wish.gas,
-            "maxFeePerGas": wish.fee_max_wei,
-            "maxPriorityFeePerGas": wish.tip_wei,
+            "chainId": step.chain_id,
+            "nonce": step.nonce,
+            "to": bytes(step.to),
+            "value": step.value,
+            "data": step.calldata,
+            "gas": step.gas,
+            "maxFeePerGas": step.fee_max_wei,
+            "maxPriorityFeePerGas": step.tip_wei,
         }
         signed = self._account.sign_transaction(fields)
         return SignedTransfer(tx_hash=TxHash(signed.hash), raw=bytes(signed.raw_transaction))
 
     def sign_authorization(
-        self, wish: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
+        self, step: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
     ) -> SignedAuthorization:
         """An EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 fresh random bytes."""
-        offer = wish.offer
+        offer = step.offer
         valid_before = now_s + offer.timeout_s
         domain = {
             "name": offer.domain.name,
@@ -149,7 +149,7 @@ class Wallet:
         return SignedAuthorization(
             nonce=nonce,
             proof=proof,
-            asset=wish.asset,
+            asset=step.asset,
             payer=self.address,
             pay_to=offer.pay_to,
             gateway=gateway,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import httpx
 from pydantic_core import from_json
 
-from tollway.client.reply import CallResponse, TooLong
+from tollway.client.reply import CallResponse, ResponseTooLong
 
 _GZIP = zlib.MAX_WBITS | 16
 _WINDOW_BITS: Mapping[str, int] = MappingProxyType(
@@ -25,8 +25,8 @@ MEMBERS_MAX = 1_000
 """A gzip stream may have several members (RFC 1952 §2.2); more of them than this are not taken apart."""
 
 
-def make_whole(response: CallResponse, content: bytes, *, bytes_max: int) -> CallResponse:
-    """`content`: the bytes as they came. A coding that is off is no longer named. Raises `TooLong`."""
+def decode_response(response: CallResponse, content: bytes, *, bytes_max: int) -> CallResponse:
+    """`content`: the bytes as they came. A coding that is off is no longer named. Raises `ResponseTooLong`."""
     coding = _find_coding(response)
     inflated = None if not coding else _inflate(content, coding, bytes_max=bytes_max)
     headers = response.headers.copy()
@@ -52,7 +52,7 @@ def decode_problem(response: httpx.Response, content: bytes) -> bytes:
         response.headers.pop(name, None)
     try:
         return _inflate(content, coding, bytes_max=PROBLEM_BYTES_MAX) or b""
-    except TooLong:
+    except ResponseTooLong:
         return b""
 
 
@@ -87,7 +87,7 @@ def _inflate(content: bytes, coding: str, *, bytes_max: int) -> bytes | None:
             except zlib.error:
                 return None
             if len(inflated) > bytes_max:
-                raise TooLong
+                raise ResponseTooLong
             start += len(piece) - len(inflater.unused_data)
         if not content.startswith(_GZIP_MAGIC, start):
             return bytes(inflated)

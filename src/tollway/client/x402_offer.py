@@ -27,7 +27,7 @@ _DIGITS = re.compile(r"[0-9]{1,78}")
 _PLAIN_FLOW = (None, "authorization")
 _PLAIN_TRANSFER = (None, "eip3009")
 
-Json = Mapping[str, object]
+JsonMembers = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class X402Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class SettlementReceipt:
     """What a `PAYMENT-RESPONSE` says. `transaction` None: none, or no hash."""
 
     is_success: bool
@@ -63,62 +63,62 @@ class Receipt:
 # ---- Reading the terms.
 
 
-def read_x402_offers(headers: Mapping[str, str], problem: Json) -> tuple[X402Offer, ...]:
+def read_x402_offers(headers: Mapping[str, str], problem: JsonMembers) -> tuple[X402Offer, ...]:
     """The offers in the gateway's order: of `PAYMENT-REQUIRED`, or where that is missing of `payment.options`."""
     options = tuple(_x402_options(problem))
-    told = headers.get("payment-required")
-    if told is None:
-        offers = [_read_requirement(_as_requirement(option), option) for option in options]
+    raw = headers.get("payment-required")
+    if raw is None:
+        offers = [_read_requirement(_to_requirement(option), option) for option in options]
         return tuple(offer for offer in offers if offer is not None)
-    required = _decode(told)
+    required = _decode(raw)
     if required is None or required.get("x402Version") != 2:
         return ()
     resource, extensions = _text_of(required.get("resource")), _text_of(required.get("extensions"))
     return tuple(
         offer
-        for requirement in _objects(required.get("accepts"))
+        for requirement in _select_objects(required.get("accepts"))
         if (offer := _read_accepted(requirement, options, resource, extensions)) is not None
     )
 
 
-def _x402_options(problem: Json) -> Iterable[Json]:
+def _x402_options(problem: JsonMembers) -> Iterable[JsonMembers]:
     payment = problem.get("payment")
     options = payment.get("options") if isinstance(payment, Mapping) else None
-    return (option for option in _objects(options) if option.get("rail") == "x402")
+    return (option for option in _select_objects(options) if option.get("rail") == "x402")
 
 
 def _read_accepted(
-    requirement: Json, options: Sequence[Json], resource: str | None, extensions: str | None
+    requirement: JsonMembers, options: Sequence[JsonMembers], resource: str | None, extensions: str | None
 ) -> X402Offer | None:
     """A requirement of the header, held against what the body says of the same token."""
-    about = [option for option in options if _place(option, "token") == _place(requirement, "asset")]
-    same = [option for option in about if _numbers(option) == _numbers(requirement)]
+    about = [option for option in options if _token_of(option, "token") == _token_of(requirement, "asset")]
+    same = [option for option in about if _price_of(option) == _price_of(requirement)]
     if about and not same:
         return None
     return _read_requirement(requirement, same[0] if same else None, resource, extensions)
 
 
-def _place(told: Json, name: str) -> tuple[str, str]:
-    return str(told.get("network")), str(told.get(name)).lower()
+def _token_of(raw: JsonMembers, name: str) -> tuple[str, str]:
+    return str(raw.get("network")), str(raw.get(name)).lower()
 
 
-def _numbers(told: Json) -> tuple[str, str]:
-    return str(told.get("amount")), str(told.get("payTo")).lower()
+def _price_of(raw: JsonMembers) -> tuple[str, str]:
+    return str(raw.get("amount")), str(raw.get("payTo")).lower()
 
 
-def _as_requirement(option: Json) -> Json:
+def _to_requirement(option: JsonMembers) -> JsonMembers:
     """An option without its header, as `accepted` names it."""
-    told = {**option, "scheme": "exact", "asset": option.get("token")}
+    raw = {**option, "scheme": "exact", "asset": option.get("token")}
     names = ("scheme", "network", "amount", "asset", "payTo", "maxTimeoutSeconds", "extra")
-    return {name: told[name] for name in names if name in told}
+    return {name: raw[name] for name in names if name in raw}
 
 
 def _read_requirement(
-    told: Json, option: Json | None, resource: str | None = None, extensions: str | None = None
+    raw: JsonMembers, option: JsonMembers | None, resource: str | None = None, extensions: str | None = None
 ) -> X402Offer | None:
     """None for every other scheme, and for what makes no sense."""
-    extra, timeout_s = told.get("extra"), told.get("maxTimeoutSeconds")
-    if told.get("scheme") != "exact" or not isinstance(extra, Mapping) or type(timeout_s) is not int:
+    extra, timeout_s = raw.get("extra"), raw.get("maxTimeoutSeconds")
+    if raw.get("scheme") != "exact" or not isinstance(extra, Mapping) or type(timeout_s) is not int:
         return None
     name, version = extra.get("name"), extra.get("version")
     if not isinstance(name, str) or not isinstance(version, str) or not 1 <= timeout_s <= TIMEOUT_MAX_S:
@@ -131,15 +131,15 @@ def _read_requirement(
         return None
     try:
         return X402Offer(
-            chain_id=parse_network(str(told["network"])),
-            token=Address.parse(str(told["asset"])),
+            chain_id=parse_network(str(raw["network"])),
+            token=Address.parse(str(raw["asset"])),
             symbol=symbol if isinstance(symbol, str) else None,
             decimals=decimals if isinstance(decimals, int) else None,
-            amount=read_amount(told.get("amount")),
-            pay_to=Address.parse(str(told["payTo"])),
+            amount=read_amount(raw.get("amount")),
+            pay_to=Address.parse(str(raw["payTo"])),
             timeout_s=timeout_s,
             domain=TokenDomain(name=name, version=version),
-            accepted=_encode_json(told),
+            accepted=_encode_json(raw),
             resource=resource,
             extensions=extensions,
         )
@@ -180,34 +180,34 @@ def encode_payment(
     return base64.b64encode(_encode_json(payment).encode()).decode()
 
 
-def read_receipt(headers: Mapping[str, str]) -> Receipt | None:
+def read_receipt(headers: Mapping[str, str]) -> SettlementReceipt | None:
     """What `PAYMENT-RESPONSE` says, if it can be read. `headers` in lower case."""
-    told = _decode(headers.get("payment-response", ""))
-    if told is None or not isinstance(told.get("success"), bool):
+    raw = _decode(headers.get("payment-response", ""))
+    if raw is None or not isinstance(raw.get("success"), bool):
         return None
     try:
-        transaction = TxHash.parse(str(told.get("transaction")))
+        transaction = TxHash.parse(str(raw.get("transaction")))
     except ValueError:
         transaction = None
-    amount = told.get("amount")
-    return Receipt(
-        is_success=told["success"] is True,
+    amount = raw.get("amount")
+    return SettlementReceipt(
+        is_success=raw["success"] is True,
         transaction=transaction,
-        network=_word(told.get("network")),
-        payer=_word(told.get("payer")),
+        network=_bound_text(raw.get("network")),
+        payer=_bound_text(raw.get("payer")),
         amount=amount if isinstance(amount, str) and _DIGITS.fullmatch(amount) else None,
-        reason=_word(told.get("errorReason")),
+        reason=_bound_text(raw.get("errorReason")),
     )
 
 
-def _word(told: object) -> str | None:
-    return told[:128] if isinstance(told, str) and told else None
+def _bound_text(raw: object) -> str | None:
+    return raw[:128] if isinstance(raw, str) and raw else None
 
 
 # ---- JSON in base64.
 
 
-def _decode(text: str) -> Json | None:
+def _decode(text: str) -> JsonMembers | None:
     if not 0 < len(text) <= HEADER_CHARACTERS_MAX:
         return None
     try:
@@ -225,7 +225,7 @@ def _text_of(document: object) -> str | None:
     return _encode_json(document) if isinstance(document, Mapping) else None
 
 
-def _objects(told: object) -> Iterable[Json]:
-    if not isinstance(told, Sequence) or isinstance(told, str):
+def _select_objects(raw: object) -> Iterable[JsonMembers]:
+    if not isinstance(raw, Sequence) or isinstance(raw, str):
         return ()
-    return (entry for entry in told[:OPTIONS_MAX] if isinstance(entry, Mapping))
+    return (entry for entry in raw[:OPTIONS_MAX] if isinstance(entry, Mapping))

@@ -98,7 +98,7 @@ def sign_receipt(
 
 
 def offer_digest(offer: dict[str, str | int]) -> bytes:
-    """What is signed of an offer: EIP-712 `Offer` under the domain `x402 offer`."""
+    """What is signed of an offer: EIP-712 `TransferOffer` under the domain `x402 offer`."""
     return _digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
 
 

@@ -99,23 +99,23 @@ def _spawn(binary: Path, *, port: int, chain_id: ChainId, output: IO[bytes]) -> 
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        preexec_fn=_die_with_parent(),  # two system calls; the library is loaded before the fork
+        preexec_fn=_kill_with_parent(),  # two system calls; the library is loaded before the fork
     )
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def _kill_with_parent() -> Callable[[], None] | None:
     """What the child does before it becomes anvil, on systems whose kernel can tie it to us."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
-    def tie() -> None:
+    def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died between fork and prctl
             os._exit(1)
 
-    return tie
+    return set_death_signal
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], output: IO[bytes], chain_id: ChainId) -> Anvil:

@@ -54,11 +54,13 @@ class Artifact:
         return cls(
             name=raw["contractName"],
             functions=tuple(
-                Function(name=e["name"], inputs=_types(e["inputs"]), outputs=_types(e["outputs"]))
+                Function(name=e["name"], inputs=_read_types(e["inputs"]), outputs=_read_types(e["outputs"]))
                 for e in entries
                 if e["type"] == "function"
             ),
-            constructor_inputs=next((_types(e["inputs"]) for e in entries if e["type"] == "constructor"), ()),
+            constructor_inputs=next(
+                (_read_types(e["inputs"]) for e in entries if e["type"] == "constructor"), ()
+            ),
             creation_code=bytes.fromhex(raw["bytecode"][2:]),
             runtime_code=bytes.fromhex(raw["deployedBytecode"][2:]),
         )
@@ -142,11 +144,11 @@ def _encode(kind: str, value: Any) -> bytes:
 
 
 def _decode(kind: str, payload: bytes, start: int) -> Any:
-    word = _take(payload, start, _WORD)
+    word = _slice(payload, start, _WORD)
     number = int.from_bytes(word, "big")
     if kind in ("bytes", "string"):
-        length = int.from_bytes(_take(payload, number, _WORD), "big")
-        raw = _take(payload, number + _WORD, length)
+        length = int.from_bytes(_slice(payload, number, _WORD), "big")
+        raw = _slice(payload, number + _WORD, length)
         return raw.decode() if kind == "string" else raw
     if kind == "address":
         if any(word[:-_ADDRESS_BYTES]):
@@ -166,7 +168,7 @@ def _decode(kind: str, payload: bytes, start: int) -> Any:
     return number
 
 
-def _take(payload: bytes, start: int, length: int) -> bytes:
+def _slice(payload: bytes, start: int, length: int) -> bytes:
     if start + length > len(payload):
         raise ValueError("the answer is shorter than it says")
     return payload[start : start + length]
@@ -180,5 +182,5 @@ def _parse_sized(kind: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def _types(parameters: list[dict[str, Any]]) -> tuple[str, ...]:
+def _read_types(parameters: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(parameter["type"] for parameter in parameters)

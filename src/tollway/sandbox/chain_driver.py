@@ -36,7 +36,7 @@ class RpcRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class MinedReceipt:
     """What became of a mined transaction. `contract` is set when it created one."""
 
     tx_hash: TxHash
@@ -64,9 +64,9 @@ class ChainDriver:
 
     async def rpc(self, method: str, *params: Any, deadline_s: float = _DEADLINE_S) -> Any:
         """One JSON-RPC request; its `result`."""
-        question = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
-        async with self._session.post(self.rpc_url, json=question, timeout=timeout) as response:
+        async with self._session.post(self.rpc_url, json=request, timeout=timeout) as response:
             answer = await response.json()
         if (error := answer.get("error")) is not None:
             payload = error.get("data")
@@ -154,10 +154,10 @@ class ChainDriver:
     async def call(self, contract: Contract, function: str, *arguments: Any) -> Any:
         """Reads by `eth_call` at the latest block."""
         entry = contract.artifact.function(function)
-        question = {"to": str(contract.address), "data": "0x" + entry.encode(arguments).hex()}
-        return entry.decode(HexBytes(await self.rpc("eth_call", question, "latest")))
+        request = {"to": str(contract.address), "data": "0x" + entry.encode(arguments).hex()}
+        return entry.decode(HexBytes(await self.rpc("eth_call", request, "latest")))
 
-    async def wait_receipt(self, tx_hash: TxHash, *, deadline_s: float = _DEADLINE_S) -> Receipt:
+    async def wait_receipt(self, tx_hash: TxHash, *, deadline_s: float = _DEADLINE_S) -> MinedReceipt:
         """Polls until the transaction is mined, and its block is the one that the node shows everywhere. Raises
         TimeoutError when it is not within the deadline."""
         deadline = time.monotonic() + deadline_s
@@ -202,9 +202,9 @@ class ChainDriver:
         await self.rpc("anvil_setCode", str(address), "0x" + code.hex())
 
 
-def _parse_receipt(raw: dict[str, Any]) -> Receipt:
+def _parse_receipt(raw: dict[str, Any]) -> MinedReceipt:
     created = raw.get("contractAddress")
-    return Receipt(
+    return MinedReceipt(
         tx_hash=TxHash.parse(raw["transactionHash"]),
         succeeded=int(raw["status"], 16) == 1,
         sender=Address.parse(raw["from"]),

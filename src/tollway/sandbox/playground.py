@@ -24,7 +24,7 @@ START_USDC_UNITS = 1_000 * 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayAccount:
+class FundedAccount:
     """A funded wallet of the practice ground. `key` is its private key, 32 bytes."""
 
     role: str
@@ -45,9 +45,9 @@ class Playground:
     token: Contract
     usdc: Asset
     native: Asset
-    accounts: tuple[PlayAccount, ...]
+    accounts: tuple[FundedAccount, ...]
 
-    def account(self, role: str) -> PlayAccount:
+    def account(self, role: str) -> FundedAccount:
         """Raises LookupError for a role that was not asked for."""
         for account in self.accounts:
             if account.role == role:
@@ -55,13 +55,13 @@ class Playground:
         raise LookupError(f"no account with the role {role}")
 
 
-def make_account(role: str) -> PlayAccount:
+def make_account(role: str) -> FundedAccount:
     """A wallet with a fresh key and no funds."""
     key = secrets.token_bytes(32)
-    return PlayAccount(role=role, address=Address.parse(Account.from_key(key).address), key=key)
+    return FundedAccount(role=role, address=Address.parse(Account.from_key(key).address), key=key)
 
 
-async def furnish_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLES) -> Playground:
+async def prepare_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLES) -> Playground:
     """Places the token and gives each role a new wallet with 10 ETH and 1,000 USDC. Waits until all of it is mined."""
     token = Contract(artifact=load_test_usdc(), address=USDC_ADDRESS)
     await driver.set_code(token.address, token.artifact.runtime_code)
@@ -83,11 +83,11 @@ async def furnish_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLE
     )
 
 
-async def fund_accounts(driver: ChainDriver, token: Contract, accounts: Iterable[PlayAccount]) -> None:
+async def fund_accounts(driver: ChainDriver, token: Contract, accounts: Iterable[FundedAccount]) -> None:
     """10 ETH and 1,000 USDC for each. A wallet's share of dollars is minted by a key of its own that then is forgotten,
     so that its nonce stays at zero and all can be served at once."""
 
-    async def fund(account: PlayAccount) -> None:
+    async def fund(account: FundedAccount) -> None:
         minter = keccak256(account.key)
         await driver.set_native_balance(account.address, START_ETH_WEI)
         await driver.set_native_balance(Address.parse(Account.from_key(minter).address), START_ETH_WEI)

@@ -28,12 +28,12 @@ _BYTES_MAX = 4 * 1024**3
 _EVENTS_MAX = 10_000
 _WAIT_MAX_S = 300.0
 _LOG_MAX = 10_000
-_LOG_SHOWN = 100
+_LOG_LISTED = 100
 _STOP_DEADLINE_S = 0.25
 
 _SYMBOL = re.compile(r"[A-Za-z0-9]{1,12}")
 _STATUS = re.compile(r"[2-5][0-9]{2}")
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,9}")
 _SECONDS = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED)
 _INDEX = (
@@ -51,7 +51,7 @@ _Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ReceivedRequest:
     """One request, as its head arrived. `target` is the raw path and query."""
 
     method: str
@@ -75,7 +75,7 @@ class SampleProvider:
 
     def __init__(self, *, clock: _Clock = time.time) -> None:
         self.base_url = ""
-        self.seen: deque[Seen] = deque(maxlen=_LOG_MAX)
+        self.seen: deque[ReceivedRequest] = deque(maxlen=_LOG_MAX)
         self.seen_total = 0
         self._clock = clock
         self._files: dict[str, str] = {}
@@ -93,7 +93,7 @@ class SampleProvider:
         path, _, query = target.partition("?")
         if path != "/log":
             headers = tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in request.raw_headers)
-            self.seen.append(Seen(method=request.method, target=target, headers=headers))
+            self.seen.append(ReceivedRequest(method=request.method, target=target, headers=headers))
             self.seen_total += 1
         try:
             return await self._route(request, path, dict(parse_qsl(query, keep_blank_values=True)))
@@ -132,12 +132,17 @@ class SampleProvider:
             raise _BadInput(HTTPStatus.BAD_REQUEST, "a symbol is 1 to 12 letters and digits")
         symbol, now = symbol.upper(), int(self._clock())
         return web.json_response(
-            {"symbol": symbol, "price": _price(symbol, now), "currency": "USD", "time": _format_time(now)}
+            {
+                "symbol": symbol,
+                "price": _make_price(symbol, now),
+                "currency": "USD",
+                "time": _format_time(now),
+            }
         )
 
     async def _answer_stream(self, request: web.BaseRequest, query: dict[str, str]) -> web.StreamResponse:
-        count = _whole(query.get("count", "5"), maximum=_EVENTS_MAX, name="count")
-        interval_s = _seconds(query.get("interval", "1"), name="interval")
+        count = _parse_integer(query.get("count", "5"), maximum=_EVENTS_MAX, name="count")
+        interval_s = _parse_seconds(query.get("interval", "1"), name="interval")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
@@ -152,7 +157,7 @@ class SampleProvider:
 
     def _answer_log(self) -> web.Response:
         counts = Counter(f"{seen.method} {seen.path}" for seen in self.seen)
-        latest = [{"method": seen.method, "target": seen.target} for seen in list(self.seen)[-_LOG_SHOWN:]]
+        latest = [{"method": seen.method, "target": seen.target} for seen in list(self.seen)[-_LOG_LISTED:]]
         return web.json_response({"total": self.seen_total, "counts": counts, "latest": latest})
 
 
@@ -198,14 +203,14 @@ def _answer_status(text: str) -> web.Response:
 
 
 async def _answer_slowly(query: dict[str, str]) -> web.Response:
-    seconds = _seconds(query.get("seconds", "1"), name="seconds")
+    seconds = _parse_seconds(query.get("seconds", "1"), name="seconds")
     await asyncio.sleep(seconds)
     return web.json_response({"seconds": seconds})
 
 
 async def _answer_bytes(request: web.BaseRequest, text: str) -> web.StreamResponse:
     """As many bytes as asked for, a chunk at a time: `write` waits while the reader is slower than we are."""
-    left = _whole(text, maximum=_BYTES_MAX, name="n")
+    left = _parse_integer(text, maximum=_BYTES_MAX, name="n")
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     response.content_length = left
     await response.prepare(request)
@@ -227,7 +232,7 @@ def _answer_problem(bad: _BadInput) -> web.Response:
     return web.json_response(problem, status=bad.status, content_type="application/problem+json")
 
 
-def _price(symbol: str, now: int) -> str:
+def _make_price(symbol: str, now: int) -> str:
     """The same for the same symbol and second: 1.00 to 9,999.99, moving by up to a percent from second to second."""
     base = int.from_bytes(hashlib.sha256(symbol.encode()).digest()[:4], "big") % 980_000 + 1_000
     step = int.from_bytes(hashlib.sha256(f"{symbol} {now}".encode()).digest()[:4], "big") % (base // 50 + 1)
@@ -239,13 +244,13 @@ def _format_time(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _whole(text: str, *, maximum: int, name: str) -> int:
-    if not _WHOLE.fullmatch(text) or int(text) > maximum:
+def _parse_integer(text: str, *, maximum: int, name: str) -> int:
+    if not _INTEGER.fullmatch(text) or int(text) > maximum:
         raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a whole number up to {maximum}")
     return int(text)
 
 
-def _seconds(text: str, *, name: str) -> float:
+def _parse_seconds(text: str, *, name: str) -> float:
     if not _SECONDS.fullmatch(text) or float(text) > _WAIT_MAX_S:
         raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a number of seconds up to {_WAIT_MAX_S:.0f}")
     return float(text)

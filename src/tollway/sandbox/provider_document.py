@@ -16,7 +16,7 @@ def _parameter(name: str, place: str, schema: Mapping[str, Any], description: st
     }
 
 
-def _answer(
+def _response(
     description: str, schema: Mapping[str, Any], *, media_type: str = "application/json"
 ) -> dict[str, Any]:
     return {"200": {"description": description, "content": {media_type: {"schema": dict(schema)}}}}
@@ -56,7 +56,7 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
                         "1 to 12 letters and digits",
                     )
                 ],
-                "responses": _answer("The quote", _QUOTE),
+                "responses": _response("The quote", _QUOTE),
             }
         },
         "/echo": {
@@ -69,7 +69,7 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
                         "application/json": {"schema": {"type": "object", "examples": [{"hello": "world"}]}}
                     },
                 },
-                "responses": _answer(
+                "responses": _response(
                     "What arrived",
                     _object(
                         {
@@ -103,7 +103,7 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
                         "seconds between two events",
                     ),
                 ],
-                "responses": _answer("The events", {"type": "string"}, media_type="text/event-stream"),
+                "responses": _response("The events", {"type": "string"}, media_type="text/event-stream"),
             }
         },
     },

@@ -6,7 +6,7 @@ from tollway.ids import TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TourStep:
     """The headline of what follows. `why` in a sentence."""
 
     number: int
@@ -15,7 +15,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class RecordedExchange:
     """One request as it was sent, and its answer."""
 
     method: str
@@ -29,7 +29,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
+class TourPayment:
     """A transfer that is mined."""
 
     tx_hash: TxHash
@@ -41,10 +41,10 @@ class Paid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+class TourRemark:
     """A sentence about what was just shown."""
 
     text: str
 
 
-Scene = Step | Exchange | Paid | Remark
+TourEvent = TourStep | RecordedExchange | TourPayment | TourRemark

@@ -2,7 +2,7 @@
 requests to a real gateway, real transactions on the test chain, each shown to whoever listens.
 
 It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
-what there is to see goes to `tell`.
+what there is to see goes to `report`.
 """
 
 import json
@@ -24,15 +24,15 @@ from tollway.identity.signatures import transaction_digests
 from tollway.identity.siwe import parse_origin
 from tollway.ids import TxHash
 from tollway.money import format_decimal
-from tollway.sandbox.chain_driver import ChainDriver, Receipt
+from tollway.sandbox.chain_driver import ChainDriver, MinedReceipt
 from tollway.sandbox.playground import Playground
-from tollway.sandbox.scenes import Exchange, Paid, Remark, Scene, Step
+from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment, TourRemark, TourStep
 
 API = "/api/v2"
 PRICE = "0.01"
 PRICE_UNITS = 10_000
 SYMBOL = "ETH"
-PLAY_CALLS = 10
+PREPAID_CALLS = 10
 _DEADLINE_S = 20.0
 
 
@@ -41,7 +41,7 @@ class TourFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keepsake:
+class TourResult:
     """What the walk-through leaves behind."""
 
     api_id: str
@@ -64,7 +64,7 @@ class Tour:
         driver: ChainDriver,
         playground: Playground,
         http: httpx.AsyncClient,
-        tell: Callable[[Scene], None],
+        report: Callable[[TourEvent], None],
     ) -> None:
         self._gateway_url = gateway_url
         self._origin = parse_origin(gateway_url)
@@ -73,27 +73,27 @@ class Tour:
         self._driver = driver
         self._playground = playground
         self._http = http
-        self._tell = tell
+        self._report = report
         self._provider = Wallet.from_key(playground.account("provider").key)
         self._visitor = Wallet.from_key(playground.account("visitor").key)
 
-    async def walk(self) -> Keepsake:
+    async def run(self) -> TourResult:
         """Raises `TourFailed` at the first step that does not end as it should."""
         api_id = await self._publish()
         await self._prove(api_id)
         await self._find(api_id)
         target = f"{API}/gateway/{api_id}/quote/{SYMBOL}"
-        terms = await self._ask_unpaid(target)
+        terms = await self._call_unpaid(target)
         payment = await self._pay(self._find_option(terms))
         call_id = await self._call(target, payment)
         await self._call_again(target, payment)
         signed_id = await self._call_by_signature(target, terms)
-        await self._look_up((signed_id, call_id))
-        return Keepsake(api_id=api_id, call_id=call_id, payment=payment)
+        await self._check_history((signed_id, call_id))
+        return TourResult(api_id=api_id, call_id=call_id, payment=payment)
 
     async def prepay(self) -> tuple[TxHash, str]:
-        """Pays for `PLAY_CALLS` calls in one transfer; its hash, and the plain signature that shows it."""
-        paid = await self._transfer(PRICE_UNITS * PLAY_CALLS)
+        """Pays for `PREPAID_CALLS` calls in one transfer; its hash, and the plain signature that shows it."""
+        paid = await self._transfer(PRICE_UNITS * PREPAID_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
     # ---- The nine steps.
@@ -127,11 +127,13 @@ class Tour:
             "Anybody can publish any URL. A file at its origin says whose it is: the gateway says what to put there, then looks.",
         )
         target = f"{API}/apis/{api_id}/ownership"
-        told = _read_json(_expect(await self._send("GET", target), HTTPStatus.OK))
-        asked = (told.get("challenge") or {}).get("wellKnown") or {}
-        if not (isinstance(asked.get("content"), str) and isinstance(asked.get("url"), str)):
+        document = _read_json(_expect(await self._send("GET", target), HTTPStatus.OK))
+        challenge_file = (document.get("challenge") or {}).get("wellKnown") or {}
+        if not (
+            isinstance(challenge_file.get("content"), str) and isinstance(challenge_file.get("url"), str)
+        ):
             raise TourFailed("the gateway names no file to put at the endpoint's origin")
-        self._put_file(urlsplit(asked["url"]).path, asked["content"] + "\n")
+        self._put_file(urlsplit(challenge_file["url"]).path, challenge_file["content"] + "\n")
         seen = _read_json(_expect(await self._send("POST", target, signer=self._provider), HTTPStatus.OK))
         if seen.get("state") != "verified":
             raise TourFailed(f"the proof is there, but the listing is {seen.get('state')}")
@@ -145,11 +147,11 @@ class Tour:
         found = _read_json(_expect(await self._send("GET", f"{API}/apis?q=quotes"), HTTPStatus.OK))
         if api_id not in [one.get("id") for one in found.get("apis") or ()]:
             raise TourFailed("the search does not find the listing")
-        told = _read_json(_expect(await self._send("GET", f"{API}/apis/{api_id}/agent"), HTTPStatus.OK))
-        if told.get("id") != api_id:
+        document = _read_json(_expect(await self._send("GET", f"{API}/apis/{api_id}/agent"), HTTPStatus.OK))
+        if document.get("id") != api_id:
             raise TourFailed("the agent document is not of the listing")
 
-    async def _ask_unpaid(self, target: str) -> Exchange:
+    async def _call_unpaid(self, target: str) -> RecordedExchange:
         self._step(
             4,
             "Somebody calls it without paying",
@@ -157,7 +159,7 @@ class Tour:
         )
         return _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
 
-    def _find_option(self, terms: Exchange) -> Mapping[str, Any]:
+    def _find_option(self, terms: RecordedExchange) -> Mapping[str, Any]:
         options = (_read_json(terms).get("payment") or {}).get("options") or ()
         wanted = str(self._playground.token.address).lower()
         for option in options:
@@ -174,7 +176,7 @@ class Tour:
         if option["payTo"] != str(self._provider.address):
             raise TourFailed("the terms name another wallet than the provider's")
         paid = await self._transfer(int(option["amount"]))
-        self._tell(paid)
+        self._report(paid)
         return paid.tx_hash
 
     async def _call(self, target: str, payment: TxHash) -> str:
@@ -201,7 +203,7 @@ class Tour:
         if code != "payment_already_used":
             raise TourFailed(f"the refusal says {code} instead of payment_already_used")
 
-    async def _call_by_signature(self, target: str, terms: Exchange) -> str:
+    async def _call_by_signature(self, target: str, terms: RecordedExchange) -> str:
         self._step(
             8,
             "Another call, paid by a signature alone (x402)",
@@ -226,13 +228,13 @@ class Tour:
         mined = await self._driver.wait_receipt(receipt.transaction)
         if not mined.succeeded:
             raise TourFailed(f"the transfer {receipt.transaction} failed on the chain")
-        self._tell(self._describe_payment(mined, PRICE_UNITS))
-        self._tell(
-            Remark(text=f"   The gateway's gas key {mined.sender} has sent it; the visitor paid no gas.")
+        self._report(self._describe_payment(mined, PRICE_UNITS))
+        self._report(
+            TourRemark(text=f"   The gateway's gas key {mined.sender} has sent it; the visitor paid no gas.")
         )
         return call_id
 
-    def _find_offer(self, terms: Exchange) -> X402Offer:
+    def _find_offer(self, terms: RecordedExchange) -> X402Offer:
         for offer in read_x402_offers(dict(terms.received), _read_json(terms)):
             if offer.token == self._playground.token.address:
                 if offer.pay_to != self._provider.address or offer.amount != PRICE_UNITS:
@@ -240,7 +242,7 @@ class Tour:
                 return offer
         raise TourFailed("the terms name no way to pay by an authorisation")
 
-    async def _look_up(self, call_ids: tuple[str, ...]) -> None:
+    async def _check_history(self, call_ids: tuple[str, ...]) -> None:
         self._step(
             9,
             "The visitor's history",
@@ -254,9 +256,9 @@ class Tour:
     # ---- How.
 
     def _step(self, number: int, title: str, why: str) -> None:
-        self._tell(Step(number=number, title=title, why=why))
+        self._report(TourStep(number=number, title=title, why=why))
 
-    async def _transfer(self, amount: int) -> Paid:
+    async def _transfer(self, amount: int) -> TourPayment:
         playground = self._playground
         visitor, provider = playground.account("visitor"), playground.account("provider")
         sent = await self._driver.send_token(
@@ -267,11 +269,11 @@ class Tour:
             raise TourFailed(f"the transfer {sent} failed on the chain")
         return self._describe_payment(receipt, amount)
 
-    def _describe_payment(self, mined: Receipt, amount: int) -> Paid:
+    def _describe_payment(self, mined: MinedReceipt, amount: int) -> TourPayment:
         """A transfer from the visitor to the provider, whoever sent its transaction."""
         playground = self._playground
         usdc = playground.usdc
-        return Paid(
+        return TourPayment(
             tx_hash=mined.tx_hash,
             block=mined.block_number,
             sender=str(self._visitor.address),
@@ -295,7 +297,7 @@ class Tour:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         signer: Wallet | None = None,
-    ) -> Exchange:
+    ) -> RecordedExchange:
         """Sends, tells and gives back."""
         sent = dict(headers or {})
         if body:
@@ -308,7 +310,7 @@ class Tour:
             )
         except httpx.HTTPError as exc:
             raise TourFailed(f"{method} {target} got no answer: {exc!r}") from exc
-        exchange = Exchange(
+        exchange = RecordedExchange(
             method=method,
             target=target,
             sent=(("Host", urlsplit(self._gateway_url).netloc), *sent.items()),
@@ -318,7 +320,7 @@ class Tour:
             received=tuple(response.headers.items()),
             received_body=response.content,
         )
-        self._tell(exchange)
+        self._report(exchange)
         return exchange
 
     def _sign(
@@ -342,7 +344,7 @@ class Tour:
         return dict(signed)
 
 
-def _expect(answer: Exchange, status: HTTPStatus) -> Exchange:
+def _expect(answer: RecordedExchange, status: HTTPStatus) -> RecordedExchange:
     if answer.status != status:
         raise TourFailed(
             f"{answer.method} {answer.target} was answered {answer.status} instead of {status.value}"
@@ -350,7 +352,7 @@ def _expect(answer: Exchange, status: HTTPStatus) -> Exchange:
     return answer
 
 
-def _read_json(answer: Exchange) -> Mapping[str, Any]:
+def _read_json(answer: RecordedExchange) -> Mapping[str, Any]:
     try:
         document = json.loads(answer.received_body)
     except ValueError as exc:
