@@ -30,8 +30,7 @@ from tollway.client.wallet import Wallet
 from tollway.identity.signatures import paid_call_digest
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Binding, format_binding
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import FundedAccount, Playground, fund_accounts, make_account
+from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, fund_accounts, make_account
 
 PATH = "/quote/ETH"
 PAYMENT_UNITS = 100 * 10**6

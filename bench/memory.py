@@ -37,9 +37,7 @@ from nodes import Server
 from rivals import find_programs
 from upstream import serving_upstream
 
-from tollway.sandbox.anvil import run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import prepare_playground
+from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 from tollway.sandbox.provider import SampleProvider, run_provider
 
 RESULTS = ROOT / "bench" / "results"

@@ -35,9 +35,7 @@ from sqlalchemy import make_url
 
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
-from tollway.sandbox.anvil import run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import fund_accounts, make_account, prepare_playground
+from tollway.sandbox.chain import ChainDriver, fund_accounts, make_account, prepare_playground, run_anvil
 
 UPSTREAM = "http://127.0.0.1:18513"
 PORTS = range(18520, 18524)

@@ -44,9 +44,7 @@ from throughput import Cell, compare, run_rounds
 from upstream import Upstream, serving_upstream
 from x402_rival import PATH as X402_PATH
 
-from tollway.sandbox.anvil import run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import prepare_playground
+from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 
 RESULTS = ROOT / "bench" / "results"
 OTHERS_SHARE_MAX = 0.25

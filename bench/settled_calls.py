@@ -35,9 +35,7 @@ from tests.kit.payer import AuthorizationSigner, encode_header
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
 from tollway.ids import Address
-from tollway.sandbox.anvil import run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import FundedAccount, Playground, prepare_playground
+from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, prepare_playground, run_anvil
 
 GATEWAY_URL, UPSTREAM_URL = "http://127.0.0.1:18504", "http://127.0.0.1:18505"
 PRICE, PRICE_UNITS = "0.001", 1_000

@@ -22,9 +22,7 @@ from tests.kit.settlement import NodeCall, NodeSettlement
 from tollway.chain.signer import GasKey
 from tollway.ids import Address
 from tollway.payments.settlement import Settled
-from tollway.sandbox.anvil import run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import prepare_playground
+from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 
 PAYEE = Address(b"\x71" * 20)
 BASE_UNITS = 10_000

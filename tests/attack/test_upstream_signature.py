@@ -22,7 +22,7 @@ from eth_account import Account
 
 from tests.attack import attacked_gateway
 from tests.kit.upstream import LoopbackUpstream, run_upstream
-from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
+from tollway.client.provider import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
 from tollway.gateway.request_signing import UpstreamSigner, cover_body, format_digest
 

@@ -11,7 +11,7 @@ import pytest
 from eth_account import Account
 from hexbytes import HexBytes
 
-from tollway.client.spending import PaymentStore
+from tollway.client.store import PaymentStore
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.ids import Address, ChainId, TxHash, keccak256

@@ -7,9 +7,14 @@ import httpx
 import pytest
 
 from tollway.client import AsyncTollwayClient, Patience
-from tollway.client.agent_tools import AgentTools
-from tollway.client.tool_answers import DETAIL_UNTRUSTED, DOCUMENT_CHARACTERS_MAX, UNTRUSTED
-from tollway.client.tool_schemas import TOOLS, find_tool
+from tollway.client.agent_tools import (
+    DETAIL_UNTRUSTED,
+    DOCUMENT_CHARACTERS_MAX,
+    TOOLS,
+    UNTRUSTED,
+    AgentTools,
+    find_tool,
+)
 
 API, CHAIN, PRICE = "api_1", 84532, 10_000
 KEY_HEX = "11" * 32

@@ -24,8 +24,8 @@ from tollway.client import (
     PriceAboveMax,
     TollwayClient,
 )
-from tollway.client.spending import PaymentStore
-from tollway.client.whole_answer import MEMBERS_MAX
+from tollway.client.responses import MEMBERS_MAX
+from tollway.client.store import PaymentStore
 
 API = "api_1"
 PRICE = 10_000

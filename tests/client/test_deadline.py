@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tollway.cli.told import read_nodes
+from tollway.cli.inputs import read_nodes
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, TollwayClient
 from tollway.client.deadline import fetch_bounded, open_transport, within
-from tollway.client.desk import Exchange
+from tollway.client.driver import Exchange
 from tollway.client.steps import NodeUnavailable, QueryNode
 from tollway.ids import ChainId
 

@@ -14,7 +14,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit
 from tollway.registry.quality import Quality, Reputation
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"

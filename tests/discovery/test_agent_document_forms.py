@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.listings import show_listing
 from tollway.discovery.agent_document import SUMMARY_LENGTH_MAX, list_forms, shallow_schema, strip_annotations
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 SHOWN = show_listing(openapi=SAMPLE_DOCUMENT)
 QUOTE = SHOWN.operations[0]

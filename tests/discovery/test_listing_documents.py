@@ -11,7 +11,7 @@ from tollway.discovery.listing_documents import SCHEMAS_BYTES_MAX, describe_list
 from tollway.discovery.listing_view import PRICES_MAX, ListingView
 from tollway.money import Price
 from tollway.registry.listing import Operation
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 
 def describe(view: ListingView) -> dict[str, object]:

@@ -8,7 +8,7 @@ from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.listing_documents import TEXT_LENGTH_MAX, escape_markdown, write_listing_text
 from tollway.money import Price
 from tollway.registry.quality import Quality, Reputation
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 API = f"{PUBLIC_URL}/api/v2/apis/{LISTING_ID}"
 

@@ -16,7 +16,7 @@ from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agent
 from tollway.discovery.listing_documents import TEXT_LENGTH_MAX, describe_listing, write_listing_text
 from tollway.discovery.openapi import build_openapi
 from tollway.limits import DEFAULT_LIMITS
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.listing_json import render_json
 
 WORDS = (

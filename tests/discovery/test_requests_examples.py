@@ -10,7 +10,7 @@ from tollway.discovery.agent_document import json_size
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.requests import EXAMPLE_BYTES_MAX, example_arguments, example_json
 from tollway.registry.listing import Listing
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
 

@@ -13,10 +13,9 @@ from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tollway.chain.responses import UnusableResponse, parse_batch
 from tollway.chain.signer import decode_item
-from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
-from tollway.client.key_directory import read_directory
+from tollway.client.provider import ForwardedRefused, ForwardedVerifier, read_directory
 from tollway.client.quote import read_transfer_offers
-from tollway.client.x402_offer import read_receipt, read_x402_offers
+from tollway.client.x402 import read_receipt, read_x402_offers
 from tollway.discovery.operations import list_operations
 from tollway.discovery.safe_text import clean_prose
 from tollway.errors import Problem, Refusal

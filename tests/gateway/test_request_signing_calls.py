@@ -12,7 +12,7 @@ from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_request, mcp_services
 from tests.kit.payer import Payer
 from tests.kit.upstream import Arrived, hang_up, plain
-from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
+from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.gateway.request_signing import format_digest
 from tollway.ledger.records import Dialect
 from tollway.money import Price

@@ -2,13 +2,13 @@
 
 from tests.guards.guard import guard
 
-HOSTILE = "client/test_hostile_gateway.py"
+HOSTILE = "client/test_flow_hostile_gateway.py"
 
 CALLER_GUARDS = (
     guard(
         "C1",
         "a released authorisation counts in the budget",
-        "client.authorization_rows:sum_spent_authorizations",
+        "client.store:sum_spent_authorizations",
         "state NOT IN ('expired', 'unsent')",
         "state NOT IN ('expired', 'unsent', 'released')",
         test=f"{HOSTILE}::test_the_budget_holds_what_the_gateway_disowns",
@@ -16,7 +16,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a session gives nothing back that was sent",
-        "client.desk:Driver._perform_authorization",
+        "client.driver:Driver._perform_authorization",
         "if is_recorded and step.state is AuthorizationState.UNSENT:",
         "if step.state is not AuthorizationState.OPEN:",
         test=f"{HOSTILE}::test_the_limit_of_a_session_holds_and_is_never_given_back",
@@ -24,7 +24,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a second authorisation stays within the maximum of its call",
-        "client.authorizing:make_authorization",
+        "client.authorization:make_authorization",
         "        if rejected and exceeds_call(offer.amount, asset, rejected, rules):\n",
         "        if False:\n",
         test=f"{HOSTILE}::test_a_second_signature_of_a_call_needs_room_within_the_maximum",
@@ -32,7 +32,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a transfer after an authorisation stays within the maximum of its call",
-        "client.checkout:make_payment",
+        "client.transfer:make_payment",
         "        if rejected and exceeds_call(amount, asset, rejected, rules):\n",
         "        if False:\n",
         test=f"{HOSTILE}::test_a_transaction_after_an_authorisation_needs_room_too",
@@ -40,18 +40,18 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a difference counts with the authorisation before it",
-        "client.checkout:_pay_difference",
+        "client.transfer:_pay_difference",
         "(*paid, *rejected)",
         "paid",
-        test="client/test_authorizing.py::test_a_difference_counts_with_the_authorisation_before_it",
+        test="client/test_authorization.py::test_a_difference_counts_with_the_authorisation_before_it",
     ),
     guard(
         "C1",
         "what an earlier run left takes its part of the maximum",
-        "client.payer:pay_flow",
+        "client.flow:pay_flow",
         "    rejected: list[AuthorizationRejected] = [] if left is None else [left]\n",
         "    rejected: list[AuthorizationRejected] = []\n",
-        test="client/test_authorizing.py::test_otherwise_it_takes_its_part_of_the_maximum_of_the_call",
+        test="client/test_authorization.py::test_otherwise_it_takes_its_part_of_the_maximum_of_the_call",
     ),
     guard(
         "C1",
@@ -83,7 +83,7 @@ CALLER_GUARDS = (
         "client.transfer:_build_quote",
         "    if (excess := limit.find_excess(fee)) is not None:\n",
         "    if (excess := limit.find_excess(fee)) is not None and not excess:\n",
-        test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
+        test="client/test_flow_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
     ),
     guard(
         "C3",
@@ -91,7 +91,7 @@ CALLER_GUARDS = (
         "client.fee_limit:FeeLimit.find_excess",
         "if self.tip_wei is not None and fee.tip_wei > self.tip_wei:",
         "if False:",
-        test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
+        test="client/test_flow_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
     ),
     guard(
         "C3",
@@ -99,7 +99,7 @@ CALLER_GUARDS = (
         "client.transfer:_estimate_gas",
         "    if gas > GAS_MAX:\n",
         "    if False:\n",
-        test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
+        test="client/test_flow_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
     ),
     guard(
         "C3",
@@ -115,6 +115,6 @@ CALLER_GUARDS = (
         "client.transfer:_build_quote",
         "        fee_max_wei=fee.max_wei,\n        fee_limit_wei",
         "        fee_max_wei=0,\n        fee_limit_wei",
-        test="client/test_hostile_node.py::test_what_is_signed_is_what_was_shown",
+        test="client/test_flow_hostile_node.py::test_what_is_signed_is_what_was_shown",
     ),
 )

@@ -20,7 +20,7 @@ KEY_GUARDS = (
         "storage.backup:_set_aside",
         "    restrict_to_owner(kept)\n",
         "    draft.chmod(database_path.stat().st_mode & 0o777)\n",
-        test="cli/test_backups.py::test_a_restore_holds_everything_and_keeps_what_it_replaced",
+        test="cli/test_operator_backups.py::test_a_restore_holds_everything_and_keeps_what_it_replaced",
     ),
     guard(
         "K1",
@@ -145,9 +145,9 @@ KEY_GUARDS = (
     guard(
         "K8",
         "a secret that opens with no key is told by its listing",
-        "cli.key_change:_KeyReport.show",
+        "cli.operator:_KeyReport.show",
         "        if secrets_.lost:\n",
         "        if False:\n",
-        test="cli/test_key_change.py::test_a_key_that_was_taken_out_too_early_is_told_with_the_listings",
+        test="cli/test_operator_key_change.py::test_a_key_that_was_taken_out_too_early_is_told_with_the_listings",
     ),
 )

@@ -356,10 +356,10 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a suspension ends a version when it begins",
-        "cli.operate:_revise_suspension",
+        "cli.operator:_revise_suspension",
         ", updated_ms=_now_ms())",
         ")",
-        test="cli/test_operate.py::test_a_listing_is_suspended_until_it_is_restored",
+        test="cli/test_operator.py::test_a_listing_is_suspended_until_it_is_restored",
     ),
     # ---- Gas keys.
     guard(

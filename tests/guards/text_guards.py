@@ -208,10 +208,10 @@ TEXT_GUARDS = (
     guard(
         "T3",
         "the client's terminal obeys no text",
-        "client.shown_text:_plain_character",
+        "client.safe_text:_plain_character",
         "return character if character.isprintable() and character not in _INVISIBLE else MARK",
         "return character",
-        test="cli/test_showing.py::test_untrusted_text_reaches_no_terminal_with_its_tricks",
+        test="cli/test_output.py::test_untrusted_text_reaches_no_terminal_with_its_tricks",
     ),
     guard(
         "T3",

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
+from tollway.sandbox.chain import ChainDriver, RpcRefused
 
 LOOK_S = 0.25
 

@@ -19,10 +19,17 @@ from tests.kit.databases import create_database, postgres_server, postgres_templ
 from tests.kit.stranded_transactions import resend_stranded
 from tests.live.street import Street
 from tollway.ids import Address, TxHash
-from tollway.sandbox.anvil import Anvil, run_anvil
-from tollway.sandbox.artifacts import Contract, load_artifact
-from tollway.sandbox.chain_driver import ChainDriver, MinedReceipt
-from tollway.sandbox.playground import FundedAccount, Playground, prepare_playground
+from tollway.sandbox.chain import (
+    Anvil,
+    ChainDriver,
+    Contract,
+    FundedAccount,
+    MinedReceipt,
+    Playground,
+    load_artifact,
+    prepare_playground,
+    run_anvil,
+)
 from tollway.sandbox.provider import run_provider
 
 CONTRACTS = Path(__file__).parent / "contracts"

@@ -14,7 +14,7 @@ from eth_account import Account
 
 from tests.kit.payer import decode_header, encode_header, read_challenge
 from tollway.ids import Address, keccak256
-from tollway.sandbox.playground import FundedAccount
+from tollway.sandbox.chain import FundedAccount
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
 DIALECTS = (V2, V1, MPP)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from tollway import cli
 from tollway.app import lifecycle
-from tollway.cli import doctor, operate
+from tollway.cli import doctor, operator
 from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
 
 
 def use_migrations(migrations: Path) -> None:
     """Makes this process one of the release with these migrations."""
     vars(lifecycle)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
-    vars(doctor)["schema_state"] = vars(operate)["schema_state"] = partial(
+    vars(doctor)["schema_state"] = vars(operator)["schema_state"] = partial(
         schema_state, migrations=migrations
     )
-    vars(operate)["upgrade"] = partial(upgrade, migrations=migrations)
+    vars(operator)["upgrade"] = partial(upgrade, migrations=migrations)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.live.street import plain
 from tollway.chain.signer import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.ids import Address, TxHash, keccak256
-from tollway.sandbox.playground import START_USDC_UNITS, FundedAccount
+from tollway.sandbox.chain import START_USDC_UNITS, FundedAccount
 
 QUICK = {
     "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",

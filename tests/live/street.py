@@ -34,8 +34,7 @@ from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import FundedAccount, Playground, fund_accounts, make_account
+from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, fund_accounts, make_account
 from tollway.sandbox.provider import SampleProvider
 from tollway.storage.database import connect_database
 from tollway.storage.history import audit

@@ -19,7 +19,7 @@ import pytest_asyncio
 from tests.live.street import poll
 from tollway.discovery.agent_document import AGENT_BYTES_MAX
 from tollway.ids import Address
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

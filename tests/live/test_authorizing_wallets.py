@@ -22,7 +22,7 @@ from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, REVERTED_MAX
 from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR
-from tollway.sandbox.artifacts import Contract, load_artifact
+from tollway.sandbox.chain import Contract, load_artifact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

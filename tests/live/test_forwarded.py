@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.live.hand_payer import DIALECTS, HandPayer
 from tests.live.signed_calls import QUICK
 from tests.live.street import PRICE_UNITS, bound, plain
-from tollway.client.forwarded import Forwarded, ForwardedVerifier
+from tollway.client.provider import Forwarded, ForwardedVerifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.live.hand_payer import RECEIPTS, V1, V2, HandPayer
 from tests.live.street import PRICE_UNITS, Street
-from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.chain import ChainDriver
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,7 +15,7 @@ from tests.kit.payer import decode_header
 from tests.live.hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
 from tests.live.signed_calls import QUICK
 from tests.live.street import PRICE_UNITS, plain
-from tollway.client.forwarded import ForwardedVerifier
+from tollway.client.provider import ForwardedVerifier
 from tollway.ids import Address, keccak256
 from tollway.payments.offer_receipt import offer_digest, receipt_digest
 from tollway.registry.catalog import Revised

@@ -18,8 +18,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S
 from tollway.payments.transactions import encode_transfer_call
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import Playground
+from tollway.sandbox.chain import ChainDriver, Playground
 
 PATIENT = replace(DEFAULT_LIMITS, rpc_deadline_s=20.0, settle_wait_s=60.0)
 HASTY = replace(PATIENT, settle_wait_s=0.3)

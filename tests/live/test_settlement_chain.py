@@ -18,7 +18,7 @@ from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.ids import Address, TxHash
 from tollway.limits import Limits
 from tollway.money import Asset, TokenDomain
-from tollway.sandbox.playground import FundedAccount
+from tollway.sandbox.chain import FundedAccount
 
 LIMITS = Limits(rpc_deadline_s=20.0)  # the machine may be busy; nothing here is about time
 GAS_MAX = 400_000

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
-from tollway.sandbox.playground import START_ETH_WEI
+from tollway.sandbox.chain import START_ETH_WEI
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

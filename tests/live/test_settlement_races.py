@@ -29,7 +29,7 @@ from tests.live.signed_calls import (
 )
 from tests.live.street import PRICE_UNITS, plain, poll
 from tollway.ids import TxHash
-from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.sandbox.chain import START_USDC_UNITS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

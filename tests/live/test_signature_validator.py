@@ -9,8 +9,7 @@ from eth_abi.abi import encode
 from eth_account import Account
 
 from tollway.ids import Address, keccak256
-from tollway.sandbox.artifacts import load_artifact
-from tollway.sandbox.chain_driver import RpcRefused
+from tollway.sandbox.chain import RpcRefused, load_artifact
 
 VALIDATOR = load_artifact(files("tollway.identity") / "contracts" / "SignatureValidator.json")
 DIGEST = keccak256(b"what was signed")

@@ -21,8 +21,7 @@ from tollway.money import Price
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.transaction_verifier import BoundRequest, TransactionVerifier
 from tollway.registry.listing import CatalogEntry, ChargeOn, Terms
-from tollway.sandbox.chain_driver import MinedReceipt
-from tollway.sandbox.playground import FundedAccount
+from tollway.sandbox.chain import FundedAccount, MinedReceipt
 
 LIMITS = Limits(
     rpc_deadline_s=20.0, erc1271_deadline_s=20.0

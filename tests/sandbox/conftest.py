@@ -5,9 +5,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tollway.sandbox.anvil import Anvil, run_anvil
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import Playground, prepare_playground
+from tollway.sandbox.chain import Anvil, ChainDriver, Playground, prepare_playground, run_anvil
 
 
 @pytest.fixture

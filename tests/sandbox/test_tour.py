@@ -9,11 +9,15 @@ import pytest
 
 from tollway.ids import ChainId
 from tollway.money import Asset
-from tollway.sandbox.artifacts import Contract, load_test_usdc
-from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import USDC_ADDRESS, Playground, make_account
-from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment
-from tollway.sandbox.tour import Tour, TourFailed
+from tollway.sandbox.chain import (
+    USDC_ADDRESS,
+    ChainDriver,
+    Contract,
+    Playground,
+    load_test_usdc,
+    make_account,
+)
+from tollway.sandbox.tour import RecordedExchange, Tour, TourEvent, TourFailed, TourPayment
 
 CHAIN = ChainId(84532)
 Answer = Callable[[httpx.Request], httpx.Response]

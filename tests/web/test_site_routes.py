@@ -21,7 +21,7 @@ from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
 from tollway.registry.quality import Quality, Reputation
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.discovery_routes import CACHE_MS

@@ -7,8 +7,8 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import FastAPI
 
-from tollway.client.key_directory import DIRECTORY_PATH as READ_PATH
-from tollway.client.key_directory import read_directory
+from tollway.client.provider import DIRECTORY_PATH as READ_PATH
+from tollway.client.provider import read_directory
 from tollway.gateway.request_signing import DIRECTORY_VALID_S, SigningKey, UpstreamSigner
 from tollway.web.site_routes import (
     KEY_DIRECTORY_CACHE_S,

@@ -36,10 +36,10 @@ def demo(
 ) -> None:
     """Starts a chain, an API and a gateway, and buys one call in front of you."""
     try:
-        from tollway.cli.showroom import (
+        from tollway.cli.demo_run import (  # the other commands do not wait for all of this
             DemoOptions,
             run_demo,
-        )  # the other commands do not wait for all of this
+        )
 
         code = run_demo(
             DemoOptions(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file)

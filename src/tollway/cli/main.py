@@ -39,13 +39,13 @@ def main() -> None:
 
 def make_app() -> "typer.Typer":
     """All commands: of the operator, of providers and callers, of the demo."""
-    from tollway.cli import browse, demo, desktop, trade, verify
+    from tollway.cli import caller, demo, mcp
 
     app, wallet = _make_apps_of_operator()
-    trade.register_caller(app, wallet=wallet)
-    verify.register_verify(app)
-    browse.register_search(app)
-    desktop.register(app)
+    caller.register_caller(app, wallet=wallet)
+    caller.register_verify(app)
+    caller.register_search(app)
+    mcp.register(app)
     demo.register(app)
     return app
 
@@ -57,11 +57,11 @@ def make_operator_app() -> "typer.Typer":
 
 def make_agent_app() -> "typer.Typer":
     """`tollway mcp` alone: the program that starts it waits for its tools, and not for the other commands."""
-    from tollway.cli import desktop
+    from tollway.cli import mcp
 
     app = _make_typer()
     app.callback()(_agent)
-    desktop.register(app)
+    mcp.register(app)
     return app
 
 
@@ -73,7 +73,7 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     """The command line, and its group `wallet`, to which callers' commands are added."""
     import typer
 
-    from tollway.cli import backups, key_change, operate
+    from tollway.cli import operator
 
     app = _make_typer()
     wallet = typer.Typer(no_args_is_help=True, help="Wallets: new, block, unblock.")
@@ -82,9 +82,9 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     app.add_typer(wallet, name="wallet")
     app.add_typer(listing, name="listing")
     app.add_typer(secrets, name="secrets")
-    operate.register_operator(app, wallet=wallet, listing=listing)
-    backups.register_backups(app)
-    key_change.register_key_change(secrets)
+    operator.register_operator(app, wallet=wallet, listing=listing)
+    operator.register_backups(app)
+    operator.register_key_change(secrets)
     return app, wallet
 
 
@@ -98,8 +98,8 @@ def _make_typer() -> "typer.Typer":
 
 def _print_traceback(kind: type[BaseException], exc: BaseException, trace: TracebackType | None, /) -> None:
     """As the interpreter does, without what a gateway may have hidden in a message."""
-    from tollway.client.shown_text import (
-        plain,
-    )  # loads the client, which only a command that fails may not have
+    from tollway.client.safe_text import (
+        plain,  # loads the client, which only a command that fails may not have
+    )
 
     sys.stderr.write(plain("".join(traceback.format_exception(kind, exc, trace))))

@@ -6,7 +6,7 @@ with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.en
 """
 
 from tollway.client.client import AsyncTollwayClient, TollwayClient
-from tollway.client.failures import (
+from tollway.client.errors import (
     AnswerMalformed,
     AnswerUnreadable,
     BudgetExhausted,
@@ -25,8 +25,8 @@ from tollway.client.failures import (
     PriceAboveMax,
     StoreUnusable,
 )
-from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
-from tollway.client.reply import CallResponse, PaymentInfo
+from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
+from tollway.client.responses import CallResponse, PaymentInfo
 from tollway.client.steps import PaymentQuote
 from tollway.client.transfer import Patience
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file

@@ -1,35 +1,40 @@
-"""The two clients, synchronous and asynchronous. Thin twins: they carry out the steps of the payer's flow, one with
-`httpx.Client`, one with `httpx.AsyncClient`. Every decision is made in the modules beside this one.
+"""The two clients, synchronous and asynchronous: they perform the steps of the flow, one with `httpx.Client`, one with `httpx.AsyncClient`, and
+send the requests of the control plane. Every decision is made in the modules beside this one.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar, Unpack
 
 import httpx
 
-from tollway.client import control
-from tollway.client.call_plan import CallOptions
-from tollway.client.control import ControlRequest, GatewayDocument
-from tollway.client.control_plane import AsyncControlPlane, ControlPlane
+from tollway.client import requests
 from tollway.client.deadline import check_deadline, interrupted, open_transport, within
-from tollway.client.desk import (
+from tollway.client.driver import (
     CALL_DEADLINE_S,
     CONTROL_DEADLINE_S,
     NODE_BYTES_MAX,
     NODE_DEADLINE_S,
     RESPONSE_BYTES_MAX,
     ClientOptions,
+    Driver,
     Exchange,
 )
-from tollway.client.own_books import LocalOperations
-from tollway.client.reply import (
+from tollway.client.errors import GatewayRefused
+from tollway.client.quote import Cap
+from tollway.client.requests import CallOptions, ControlRequest, GatewayDocument
+from tollway.client.responses import (
+    PROBLEM_BYTES_MAX,
     CallResponse,
     ResponseTooLong,
     build_unreachable,
+    decode_problem,
+    decode_response,
     describe_failure,
     is_from_gateway,
     read_node_response,
@@ -45,10 +50,210 @@ from tollway.client.steps import (
     Pause,
     QueryNode,
     SendCall,
+    SignedAuthorization,
     Step,
     StepOutcome,
+    Transfer,
 )
-from tollway.client.whole_answer import PROBLEM_BYTES_MAX, decode_problem, decode_response
+from tollway.ids import Address, TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What may be spent on one call, on the network fee of one payment, by this wallet in all, and by this client. None:
+    that limit was not set; for fees the presets hold then (`client/fee_limit.py`)."""
+
+    max_price: Cap
+    max_fee: Cap | None
+    budget: Cap | None
+    session_budget: Cap | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """By currency, in 10^-18: of this wallet in all, and what this client has signed."""
+
+    total: Mapping[str, int]
+    session: Mapping[str, int]
+
+
+class LocalOperations:
+    """What both clients can do without a network."""
+
+    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+        self._driver = Driver(gateway_url, options)
+        self._is_resumed = False
+
+    def payments(self) -> tuple[Transfer, ...]:
+        """Every payment that this wallet's store knows, oldest first."""
+        wallet = self._driver.wallet
+        return () if wallet is None else self._driver.store.list_transfers(wallet.address)
+
+    def authorizations(self) -> tuple[SignedAuthorization, ...]:
+        """Every authorisation that this wallet's store knows, oldest first."""
+        wallet = self._driver.wallet
+        return () if wallet is None else self._driver.store.list_authorizations(wallet.address)
+
+    def abandon(self, transaction: str) -> bool:
+        """Gives up an unresolved payment, so that its payee may be paid again; or an open authorisation, by its nonce,
+        so that its request may. If it is mined after all, it bought nothing. False when there is no such payment."""
+        transaction_hash = TxHash.parse(transaction)
+        return self._driver.store.abandon(transaction_hash) or self._driver.store.abandon_authorization(
+            bytes(transaction_hash)
+        )
+
+    @property
+    def address(self) -> Address | None:
+        """The wallet that pays."""
+        return None if self._driver.wallet is None else self._driver.wallet.address
+
+    @property
+    def gateway(self) -> str:
+        """Where requests go."""
+        return self._driver.root
+
+    @property
+    def allowance(self) -> Allowance:
+        driver = self._driver
+        return Allowance(
+            max_price=driver.max_price,
+            max_fee=driver.max_fee,
+            budget=driver.budget,
+            session_budget=driver.session.cap,
+        )
+
+    def spending(self) -> Spending:
+        """What counts against the budgets by now."""
+        driver, wallet = self._driver, self._driver.wallet
+        total = {} if wallet is None else driver.store.spent(wallet.address)
+        return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(driver.session.spent())))
+
+    def keep_key(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> str | None:
+        """The idempotency key under which this request is to be made, until `drop_key`: the same one for whoever asks
+        for the same request meanwhile, also after a crash. None without a wallet: then nothing is paid either."""
+        driver = self._driver
+        if driver.wallet is None:
+            return None
+        return driver.keep_key(driver.wallet.address, driver.plan_call(api_id, path, options))
+
+    def drop_key(self, key: str, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> None:
+        """The answer to that request is known and handed over: the same request again is another call."""
+        driver = self._driver
+        if driver.wallet is not None:
+            driver.drop_key(driver.wallet.address, driver.plan_call(api_id, path, options), key)
+
+
+class ControlPlane(ABC):
+    """All of these raise `GatewayRefused` and `GatewayUnreachable`; what needs a signature, `CannotPay` without a wallet."""
+
+    @abstractmethod
+    def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
+
+    def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> GatewayDocument:
+        """Creates a listing; gives it back as it was created, with its `id`."""
+        return self._request(requests.publish_listing(draft, dry_run=dry_run))
+
+    def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> GatewayDocument:
+        """Replaces a listing of this wallet's."""
+        return self._request(requests.update_listing(api_id, draft, etag=etag))
+
+    def retire(self, api_id: str) -> None:
+        """Ends a listing for good."""
+        self._request(requests.retire_listing(api_id))
+
+    def ownership(self, api_id: str) -> GatewayDocument:
+        """What would prove that a listing's endpoint is its provider's, and whether that is proved."""
+        return self._request(requests.show_ownership(api_id))
+
+    def check_ownership(self, api_id: str) -> GatewayDocument:
+        """Has the gateway look for a proof now; only for the listing's provider."""
+        return self._request(requests.check_ownership(api_id))
+
+    def list(self, **query: object) -> GatewayDocument:
+        """A page of the registry; the parameters are those of `GET /apis`."""
+        return self._request(requests.list_apis(query))
+
+    def show(self, api_id: str) -> GatewayDocument:
+        """The details of a listing."""
+        return self._request(requests.show_listing(api_id))
+
+    def history(self, **query: object) -> GatewayDocument:
+        """This wallet's calls; the parameters are those of `GET /history`."""
+        return self._request(requests.list_calls(query))
+
+    def find_call(self, call_id: str) -> GatewayDocument:
+        """One call of this wallet's."""
+        return self._request(requests.find_call(call_id))
+
+    def payment(self, transaction: str) -> GatewayDocument:
+        """What became of a payment, by the gateway's ledger."""
+        return self._request(requests.find_payment(transaction))
+
+    def search(self, words: str | None = None, **query: object) -> GatewayDocument:
+        """A page of what is for sale, the best first where `words` are given; each item then says in which fields they
+        were found (`match`). `query`: the parameters of `GET /apis`."""
+        return self._request(requests.search_apis(words, query))
+
+    def describe(self, api_id: str) -> GatewayDocument:
+        """The agent document of a listing: what it does, its operations, how it is paid, how far it can be trusted. From
+        a gateway that makes none, the details."""
+        try:
+            return self._request(requests.describe_listing(api_id))
+        except GatewayRefused as refusal:
+            if not requests.lacks_document(refusal):
+                raise
+            return self._request(requests.show_listing(api_id))
+
+
+class AsyncControlPlane(ABC):
+    """See `ControlPlane`; so for every method."""
+
+    @abstractmethod
+    async def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
+
+    async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> GatewayDocument:
+        return await self._request(requests.publish_listing(draft, dry_run=dry_run))
+
+    async def update(
+        self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None
+    ) -> GatewayDocument:
+        return await self._request(requests.update_listing(api_id, draft, etag=etag))
+
+    async def retire(self, api_id: str) -> None:
+        await self._request(requests.retire_listing(api_id))
+
+    async def ownership(self, api_id: str) -> GatewayDocument:
+        return await self._request(requests.show_ownership(api_id))
+
+    async def check_ownership(self, api_id: str) -> GatewayDocument:
+        return await self._request(requests.check_ownership(api_id))
+
+    async def list(self, **query: object) -> GatewayDocument:
+        return await self._request(requests.list_apis(query))
+
+    async def show(self, api_id: str) -> GatewayDocument:
+        return await self._request(requests.show_listing(api_id))
+
+    async def history(self, **query: object) -> GatewayDocument:
+        return await self._request(requests.list_calls(query))
+
+    async def find_call(self, call_id: str) -> GatewayDocument:
+        return await self._request(requests.find_call(call_id))
+
+    async def payment(self, transaction: str) -> GatewayDocument:
+        return await self._request(requests.find_payment(transaction))
+
+    async def search(self, words: str | None = None, **query: object) -> GatewayDocument:
+        return await self._request(requests.search_apis(words, query))
+
+    async def describe(self, api_id: str) -> GatewayDocument:
+        try:
+            return await self._request(requests.describe_listing(api_id))
+        except GatewayRefused as refusal:
+            if not requests.lacks_document(refusal):
+                raise
+            return await self._request(requests.show_listing(api_id))
+
 
 T = TypeVar("T")
 
@@ -83,7 +288,7 @@ class TollwayClient(LocalOperations, ControlPlane):
     def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
         """Calls a listing and pays for it when it has to. The answer is read whole; its status is not judged.
 
-        Raises a `CallerFailure` (`client/failures.py`) when money stands in the way.
+        Raises a `CallerFailure` (`client/errors.py`) when money stands in the way.
         """
         with within(self._driver.deadline_s), self.stream(api_id, path, **options) as response:
             if response.is_closed:
@@ -197,7 +402,7 @@ class TollwayClient(LocalOperations, ControlPlane):
                 content = self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return control.read_document(control_request, response.status_code, content)
+        return requests.read_document(control_request, response.status_code, content)
 
 
 class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
@@ -350,4 +555,4 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
                 content = await self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return control.read_document(control_request, response.status_code, content)
+        return requests.read_document(control_request, response.status_code, content)

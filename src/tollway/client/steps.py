@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tollway.client.fee_limit import format_fee
 from tollway.client.quote import ATTO_DECIMALS
-from tollway.client.x402_offer import X402Offer
+from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset, format_decimal
 

@@ -18,7 +18,7 @@ from eth_account.types import AccessListEntry
 from eth_typing import Hash32, HexStr
 
 from tollway.client.steps import SignAuthorization, SignedAuthorization, SignedTransfer, SignTransfer
-from tollway.client.x402_offer import encode_payment
+from tollway.client.x402 import encode_payment
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import paid_call_digest
 from tollway.identity.siwe import PublicOrigin

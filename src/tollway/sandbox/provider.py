@@ -1,7 +1,8 @@
-"""A sample provider: an HTTP API worth selling, and its own log of what reached it, which is the counter of truth.
+"""A sample provider: an HTTP API worth selling, its OpenAPI 3.1 document as a provider would write one by hand, and its own log of the requests that
+reached it, which tests count by.
 
-Must never know that a gateway exists: it is what any provider's server is. Routes on the raw path, so that what arrives
-can be compared byte for byte with what was sent.
+It must never know that a gateway exists, nor say anything of payment: it is what any provider's server is. Routes on the raw path, so
+that what arrives can be compared byte for byte with what was sent.
 """
 
 import asyncio
@@ -10,16 +11,120 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+
+def _parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": description,
+        "schema": dict(schema),
+    }
+
+
+def _response(
+    description: str, schema: Mapping[str, Any], *, media_type: str = "application/json"
+) -> dict[str, Any]:
+    return {"200": {"description": description, "content": {media_type: {"schema": dict(schema)}}}}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "required": list(properties)}
+
+
+_QUOTE = _object(
+    {
+        "symbol": {"type": "string", "examples": ["ETH"]},
+        "price": {"type": "string", "description": "A decimal number.", "examples": ["1137.94"]},
+        "currency": {"type": "string", "const": "USD"},
+        "time": {"type": "string", "format": "date-time"},
+    }
+)
+
+SAMPLE_DOCUMENT: Mapping[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {
+        "title": "Sample quotes",
+        "version": "1.0.0",
+        "description": "Quotes that mean nothing, an echo, a stream of events.",
+    },
+    "paths": {
+        "/quote/{symbol}": {
+            "get": {
+                "operationId": "getQuote",
+                "summary": "The price of a symbol now",
+                "description": "Every symbol has a price here; it moves by up to a percent from second to second.",
+                "parameters": [
+                    _parameter(
+                        "symbol",
+                        "path",
+                        {"type": "string", "pattern": "^[A-Za-z0-9]{1,12}$", "examples": ["ETH"]},
+                        "1 to 12 letters and digits",
+                    )
+                ],
+                "responses": _response("The quote", _QUOTE),
+            }
+        },
+        "/echo": {
+            "post": {
+                "operationId": "echo",
+                "summary": "What arrived: method, target, headers, length and digest of the body",
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": {"type": "object", "examples": [{"hello": "world"}]}}
+                    },
+                },
+                "responses": _response(
+                    "What arrived",
+                    _object(
+                        {
+                            "method": {"type": "string"},
+                            "target": {"type": "string"},
+                            "headers": {
+                                "type": "array",
+                                "items": {"type": "array", "items": {"type": "string"}},
+                            },
+                            "body": _object({"bytes": {"type": "integer"}, "sha256": {"type": "string"}}),
+                        }
+                    ),
+                ),
+            }
+        },
+        "/stream": {
+            "get": {
+                "operationId": "streamTicks",
+                "summary": "A stream of server-sent events, one every interval",
+                "parameters": [
+                    _parameter(
+                        "count",
+                        "query",
+                        {"type": "integer", "minimum": 0, "maximum": 10_000, "default": 5, "examples": [3]},
+                        "how many events",
+                    ),
+                    _parameter(
+                        "interval",
+                        "query",
+                        {"type": "number", "minimum": 0, "maximum": 300, "default": 1, "examples": [0.1]},
+                        "seconds between two events",
+                    ),
+                ],
+                "responses": _response("The events", {"type": "string"}, media_type="text/event-stream"),
+            }
+        },
+    },
+}
+
 
 _CHUNK = bytes(range(256)) * 256
 """64 KiB of a pattern that shows a shifted or torn stream."""

@@ -1,8 +1,8 @@
-"""The walk-through of the demo: publish, prove, find, ask, pay, call, replay, pay by a signature alone, look it up. Real
-requests to a real gateway, real transactions on the test chain, each shown to whoever listens.
+"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, read the history. Real requests to
+a real gateway, real transactions on the test chain, each reported as an event.
 
-It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
-what there is to see goes to `report`.
+It talks to the gateway over HTTP only, as any other client would, and must never read its database. It prints nothing: events go to
+`report`.
 """
 
 import json
@@ -18,15 +18,59 @@ import httpx
 
 from tollway.client import Wallet
 from tollway.client.steps import SignAuthorization
-from tollway.client.x402_offer import X402Offer, read_receipt, read_x402_offers
+from tollway.client.x402 import X402Offer, read_receipt, read_x402_offers
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import transaction_digests
 from tollway.identity.siwe import parse_origin
 from tollway.ids import TxHash
 from tollway.money import format_decimal
-from tollway.sandbox.chain_driver import ChainDriver, MinedReceipt
-from tollway.sandbox.playground import Playground
-from tollway.sandbox.scenes import RecordedExchange, TourEvent, TourPayment, TourRemark, TourStep
+from tollway.sandbox.chain import ChainDriver, MinedReceipt, Playground
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TourStep:
+    """The headline of what follows. `why` in a sentence."""
+
+    number: int
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedExchange:
+    """One request as it was sent, and its answer."""
+
+    method: str
+    target: str
+    sent: tuple[tuple[str, str], ...]
+    sent_body: bytes
+    status: int
+    reason: str
+    received: tuple[tuple[str, str], ...]
+    received_body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TourPayment:
+    """A transfer that is mined."""
+
+    tx_hash: TxHash
+    block: int
+    sender: str
+    to: str
+    amount: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TourRemark:
+    """A sentence about what was just shown."""
+
+    text: str
+
+
+TourEvent = TourStep | RecordedExchange | TourPayment | TourRemark
+
 
 API = "/api/v2"
 PRICE = "0.01"

@@ -21,7 +21,7 @@ from tests.live.hand_payer import V2, HandPayer, Quote
 from tests.live.signed_calls import balance_of
 from tests.live.street import API, PRICE_UNITS, bound, plain, poll
 from tests.live.torture.rig import Progress, Seat, Upstream
-from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import call_table, payment_table
 

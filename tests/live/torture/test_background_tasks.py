@@ -20,7 +20,7 @@ from tests.live.hand_payer import HandPayer, Quote
 from tests.live.street import PRICE_UNITS, poll
 from tests.live.torture.postgres_pair import run_pair
 from tollway.background import TaskName
-from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.sandbox.chain import START_USDC_UNITS
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -26,7 +26,7 @@ from tests.live.signed_calls import SignedCall, Stall
 from tests.live.street import PRICE_UNITS, plain, poll
 from tests.live.torture.rig import open_seats
 from tollway.ids import TxHash
-from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.sandbox.chain import START_USDC_UNITS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

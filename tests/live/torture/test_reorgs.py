@@ -18,7 +18,7 @@ from tests.live.signed_calls import QUICK, SignedCall, Stall, find_pending
 from tests.live.street import PRICE_UNITS, plain, poll
 from tests.live.torture.rig import open_seats
 from tollway.ids import TxHash, keccak256
-from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import payment_table
 

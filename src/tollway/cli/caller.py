@@ -1,0 +1,507 @@
+"""Commands of providers and callers: publish, verify, list, search, show, describe, call, history, and the wallet's own.
+
+Keys come from a file or the environment and never from an argument, which every other user of the machine can read.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
+"""
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    LATER,
+    REFUSED,
+    AllowHttp,
+    AsJson,
+    Budget,
+    CallerSession,
+    Chains,
+    Gateway,
+    KeyFile,
+    MaxFee,
+    MaxPrice,
+    RailOption,
+    Rpc,
+    StoreFile,
+    Wait,
+    explained_caller_failures,
+    has_key,
+    read_content,
+    read_draft,
+    read_headers,
+    split_nodes,
+)
+from tollway.cli.output import (
+    ResponseOutput,
+    describe_authorization,
+    describe_payment,
+    is_for_people,
+    open_console,
+    print_calls,
+    print_document,
+    print_json,
+    print_listings,
+    print_outline,
+    print_search_results,
+    print_text,
+)
+from tollway.client import CallerFailure, TollwayClient, create_key_file
+from tollway.client.requests import KEPT_MEMBERS, LISTING_DEFAULTS, find_dropped_members
+from tollway.client.responses import is_retryable_response
+from tollway.client.safe_text import format_value, plain_line
+from tollway.money import format_decimal
+
+
+def register_caller(app: typer.Typer, *, wallet: typer.Typer) -> None:
+    """Adds the commands of providers and callers."""
+    app.command("publish")(publish)
+    app.command("list")(list_apis)
+    app.command("show")(show_listing)
+    app.command("call")(call)
+    app.command("history")(history)
+    wallet.command("new")(new_wallet)
+    wallet.command("payments")(list_payments)
+    wallet.command("abandon")(abandon)
+
+
+def publish(
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The listing as JSON or TOML; options go over it.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    price: Annotated[str | None, typer.Option("--price", help="Per request, such as 0.01.")] = None,
+    currency: Annotated[str | None, typer.Option("--currency", help="USDC, ETH, …")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", help="Where calls go.")] = None,
+    description: Annotated[str | None, typer.Option("--description")] = None,
+    pay_to: Annotated[str | None, typer.Option("--pay-to", help="The wallet that is paid.")] = None,
+    network: Annotated[list[str] | None, typer.Option("--network", help="eip155:…, repeatable.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option("--method", help="Repeatable.")] = None,
+    api_id: Annotated[str | None, typer.Option("--update", help="Change this listing instead.")] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", help="With --update: this field takes its default again. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it, create nothing.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish an API, or change a listing of yours."""
+    options = {
+        "name": name,
+        "pricePerRequest": price,
+        "currency": currency,
+        "endpoint": endpoint,
+        "description": description,
+        "payTo": pay_to,
+        "networks": network,
+        "tags": tag,
+        "methods": method,
+    }
+    with explained_caller_failures(as_json=as_json):
+        draft = {
+            **read_draft(file),
+            **{field: value for field, value in options.items() if value or value == ""},
+        }
+        if not draft:
+            raise ValueError("say what to publish: --file, or --name, --price, --currency and --endpoint")
+        if reset and api_id is None:
+            raise ValueError("--reset works with --update only")
+        if api_id is not None and dry_run:
+            raise ValueError("--dry-run works for new listings only")
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            if api_id is None:
+                made = client.publish(draft, dry_run=dry_run)
+            else:
+                draft = {**draft, **{field: None for field in reset or () if field in KEPT_MEMBERS}}
+                check_dropped(client.show(api_id), draft, allowed=reset or ())
+                made = client.update(api_id, draft)
+        print_document(made, as_json=as_json)
+
+
+class UpdateDrops(ValueError):
+    """An update leaves out what the listing has."""
+
+    code = "update_drops_fields"
+
+
+def check_dropped(
+    listing: Mapping[str, object], draft: Mapping[str, object], *, allowed: Collection[str]
+) -> None:
+    """An update replaces the whole listing. Raises `UpdateDrops` for what it would take back to the default without a word
+    in the draft or in `allowed`."""
+    unknown = sorted(set(allowed) - {*LISTING_DEFAULTS, "payTo", *KEPT_MEMBERS})
+    if unknown:
+        raise ValueError(
+            f"--reset knows no {unknown[0]}; it takes {', '.join((*LISTING_DEFAULTS, 'payTo', *KEPT_MEMBERS))}"
+        )
+    dropped = [name for name in find_dropped_members(listing, draft) if name not in allowed]
+    if dropped:
+        resets = " ".join(f"--reset {name}" for name in dropped)
+        raise UpdateDrops(
+            f"This update would drop {', '.join(dropped)} of the listing: an update replaces all of it. Name them with the "
+            f"values that they shall have (tollway show prints those of today), or drop them on purpose: {resets}"
+        )
+
+
+def list_apis(
+    words: Annotated[str | None, typer.Argument(help="Search for these words.")] = None,
+    page: Annotated[int, typer.Option("--page")] = 1,
+    limit: Annotated[int, typer.Option("--limit")] = 20,
+    tag: Annotated[str | None, typer.Option("--tag")] = None,
+    currency: Annotated[str | None, typer.Option("--currency")] = None,
+    provider: Annotated[str | None, typer.Option("--provider")] = None,
+    max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort")] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is for sale."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
+            found = client.list(
+                q=words,
+                page=page,
+                limit=limit,
+                tag=tag,
+                currency=currency,
+                provider=provider,
+                maxPrice=max_price,
+                sort=sort,
+            )
+        if is_for_people(as_json=as_json):
+            print_listings(found)
+        else:
+            print_json(found)
+
+
+def show_listing(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """One listing, with its terms."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
+            found = client.show(api_id)
+        print_document(found, as_json=as_json)
+
+
+def call(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    path: Annotated[str, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")] = "",
+    method: Annotated[str | None, typer.Option("--request", "-X", help="GET, or POST with --data.")] = None,
+    content: Annotated[
+        str | None, typer.Option("--data", "-d", help="The body; @FILE reads it, @- stdin.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
+    ] = None,
+    max_price: MaxPrice = None,
+    max_fee: MaxFee = None,
+    budget: Budget = None,
+    prepay: Annotated[
+        int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
+    ] = 1,
+    rail: RailOption = "auto",
+    idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
+    ] = None,
+    rpc: Rpc = "",
+    chain: Chains = None,
+    wait_s: Wait = 180.0,
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Call an API, and pay for it when it has to be paid."""
+    with (
+        explained_caller_failures(as_json=as_json),
+        ResponseOutput(output, as_json=as_json) as response_output,
+    ):
+        session = CallerSession(
+            gateway=gateway,
+            allow_http=allow_http,
+            key_file=key_file,
+            rpc=split_nodes(rpc),
+            store=store,
+            max_price=max_price,
+            max_fee=max_fee,
+            budget=budget,
+            wait_s=wait_s,
+            rail=rail,
+            chains=tuple(chain or ()),
+            is_quiet=not is_for_people(as_json=as_json),
+        )
+        body = read_content(content)
+        with session.open(is_signing=has_key(key_file)) as client:
+            response = client.call(
+                api_id,
+                path,
+                method=method or ("GET" if body is None else "POST"),
+                content=body,
+                headers=read_headers(header or []),
+                prepay=prepay,
+                idempotency_key=idempotency_key,
+            )
+        response_output.write(response)
+    if response.is_error:
+        raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
+
+
+def history(
+    api_id: Annotated[str | None, typer.Option("--api", help="Of this listing only.")] = None,
+    limit: Annotated[int, typer.Option("--limit")] = 50,
+    offset: Annotated[int, typer.Option("--offset")] = 0,
+    status: Annotated[str | None, typer.Option("--status")] = None,
+    role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """The calls of your wallet, newest first."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            found = client.history(apiId=api_id, limit=limit, offset=offset, status=status, role=role)
+        if is_for_people(as_json=as_json):
+            print_calls(found)
+        else:
+            print_json(found)
+
+
+def new_wallet(
+    out: Annotated[
+        Path, typer.Option("--out", help="The key file to write; nothing may stand there.")
+    ] = Path("tollway.key"),
+    as_json: AsJson = False,
+) -> None:
+    """Make a wallet. Prints its address; the key is in the file alone."""
+    with explained_caller_failures(as_json=as_json):
+        try:
+            address = create_key_file(out)
+        except FileExistsError:
+            raise ValueError(f"{out} exists; a key is never overwritten") from None
+        except OSError as exc:
+            raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
+        print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
+
+
+def list_payments(
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every payment that this wallet made on this machine, and what is believed to be left of it."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
+            payments, authorizations = client.payments(), client.authorizations()
+        for payment in payments if is_for_people(as_json=as_json) else ():
+            rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
+            print_text(
+                f"{payment.tx_hash}  {payment.describe()}  left {rest}  {payment.state}  to {payment.pay_to}"
+            )
+        for signed in authorizations if is_for_people(as_json=as_json) else ():
+            print_text(f"{signed.name()}  {signed.describe()}  x402 {signed.state}  to {signed.pay_to}")
+        if not is_for_people(as_json=as_json):
+            described = [describe_payment(payment) for payment in payments]
+            print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
+
+
+def abandon(
+    transaction: Annotated[
+        str, typer.Argument(metavar="TRANSACTION", help="Its hash; or the nonce of an open authorisation.")
+    ],
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give up a payment that is stuck or refused, so that its payee may be paid again."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
+            is_done = client.abandon(transaction)
+        if not is_done:
+            raise CallerFailure("There is no unresolved payment of that name here.")
+        print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
+
+
+LOOKUPS_AT_ONCE_MAX = 8
+LOOKUPS_MAX = 100
+
+
+def register_search(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("search")(search)
+    app.command("describe")(describe)
+
+
+def search(
+    words: Annotated[list[str] | None, typer.Argument(help="All of these must occur.")] = None,
+    page: Annotated[int, typer.Option("--page")] = 1,
+    limit: Annotated[int, typer.Option("--limit")] = 20,
+    tag: Annotated[str | None, typer.Option("--tag")] = None,
+    currency: Annotated[str | None, typer.Option("--currency")] = None,
+    network: Annotated[str | None, typer.Option("--network", help="eip155:…")] = None,
+    max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
+    min_success_rate: Annotated[
+        float | None, typer.Option("--min-success-rate", help="Of paid calls, such as 0.99.")
+    ] = None,
+    verified: Annotated[
+        bool | None, typer.Option("--verified/--unverified", help="Whether the provider proved to own it.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", help="relevance, newest, price, -price, name.")
+    ] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find APIs: price, networks, measured quality, and why they were found."""
+    with (
+        explained_caller_failures(as_json=as_json),
+        CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
+    ):
+        found = client.search(
+            " ".join(words or ()),
+            page=page,
+            limit=limit,
+            tag=tag,
+            currency=currency,
+            network=network,
+            maxPrice=max_price,
+            minSuccessRate=min_success_rate,
+            verified=verified,
+            sort=sort,
+        )
+        if is_for_people(as_json=as_json):
+            print_search_results(found, _fetch_details(client, found))
+        else:
+            print_json(found)
+
+
+def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:
+    """The details of each listing of a page, in its order; empty for one that is gone."""
+
+    def fetch(item: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return client.show(str(item.get("id")))
+        except CallerFailure:
+            return {}
+
+    listed = [item for item in page.get("apis", ()) if isinstance(item, dict)]
+    with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
+        return list(pool.map(fetch, listed[:LOOKUPS_MAX]))
+
+
+def describe(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """How to use one API: operations, examples, price, what is charged and when, limits, trust."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
+            document = client.describe(api_id)
+        if is_for_people(as_json=as_json):
+            print_outline(document)
+        else:
+            print_json(document)
+
+
+def register_verify(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("verify")(verify)
+
+
+def verify(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    is_show_only: Annotated[
+        bool, typer.Option("--show", help="Say what to do; check nothing. Needs no key.")
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that the endpoint of a listing is yours: checks now, and says what to put where. Exit code 1 while unproved."""
+    with explained_caller_failures(as_json=as_json):
+        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
+        with session.open(is_signing=not is_show_only) as client:
+            ownership = client.ownership(api_id) if is_show_only else client.check_ownership(api_id)
+    if is_for_people(as_json=as_json):
+        console = open_console(soft_wrap=True)
+        for line in describe_ownership(ownership):
+            console.print(Text(line))
+    else:
+        print_json(ownership)
+    if ownership.get("state") != "verified" and not is_show_only:
+        raise typer.Exit(REFUSED)
+
+
+def describe_ownership(ownership: Mapping[str, Any]) -> list[str]:
+    """The state, and while it is not proved, the ways to prove it."""
+    origin = _read_word(ownership, "origin")
+    if ownership.get("state") == "verified":
+        lines = [
+            f"{origin} is proved ({_read_word(ownership, 'method')}), last seen {_read_word(ownership, 'verifiedAt')}"
+        ]
+        if ownership.get("failures"):
+            lines.append(f"not found by the last {_read_word(ownership, 'failures')} check(s): put it back")
+        return lines
+    lines = [f"{origin} is not proved. Any one of these is enough:"]
+    challenge, checks = _read_part(ownership, "challenge"), _read_part(ownership, "checks")
+    file, name, signature = (_read_part(challenge, way) for way in ("wellKnown", "dns", "signature"))
+    if file:
+        lines += [
+            f"  a file at {_read_word(file, 'url')}{_format_check(checks, 'wellKnown')} with the line",
+            f"    {_read_word(file, 'content')}",
+        ]
+    if name:
+        lines += [
+            f"  a TXT record at {_read_word(name, 'name')}{_format_check(checks, 'dns')}",
+            f"    {_read_word(name, 'value')}",
+        ]
+    if signature:
+        lines += [
+            f"  a signature in {_read_word(signature, 'url')} at {_read_word(signature, 'pointer')}{_format_check(checks, 'signature')}",
+            f"    by {_read_word(signature, 'signer')} (personal_sign) over {_read_word(signature, 'message')}",
+        ]
+    return lines
+
+
+def _format_check(checks: Mapping[str, Any], way: str) -> str:
+    return f" ({_read_word(checks, way).replace('_', ' ')})" if way in checks else ""
+
+
+def _read_part(ownership: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = ownership.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _read_word(ownership: Mapping[str, Any], name: str) -> str:
+    return plain_line(format_value(ownership.get(name)))

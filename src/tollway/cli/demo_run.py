@@ -1,0 +1,578 @@
+"""Runs the demo: a chain, a provider, a gateway on SQLite, the walk-through, printed step by step, and the sandbox that stays up afterwards.
+
+Everything it starts listens on loopback, lives in its own process or process group and in one temporary folder, and is gone within
+two seconds of Ctrl-C. It must never be pointed at a chain that it did not start. The sandbox file and the last lines show private
+keys, which is right only here: they were made for this run, on a chain that ends with it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import uvloop
+from pydantic_core import from_json
+from rich.console import Console
+from rich.text import Text
+
+from tollway.app.lifecycle import App
+from tollway.client.safe_text import plain
+from tollway.config.networks import parse_network
+from tollway.config.settings import Listen, Secret, Settings
+from tollway.errors import SettingsInvalid, TollwayError
+from tollway.ids import TxHash, format_network
+from tollway.limits import DEFAULT_LIMITS
+from tollway.sandbox.chain import (
+    ROLES,
+    AnvilUnavailable,
+    ChainDriver,
+    Playground,
+    RpcRefused,
+    prepare_playground,
+    run_anvil,
+)
+from tollway.sandbox.provider import SampleProvider, run_provider
+from tollway.sandbox.tour import (
+    PREPAID_CALLS,
+    RecordedExchange,
+    Tour,
+    TourEvent,
+    TourFailed,
+    TourPayment,
+    TourRemark,
+    TourResult,
+    TourStep,
+)
+from tollway.telemetry import configure_logging
+
+VALUE_CHARACTERS_MAX = 84
+BODY_CHARACTERS_MAX = 106
+BODY_LINES_MAX = 80
+
+_PRINTED_HEADERS = frozenset(
+    {
+        "content-type",
+        "content-digest",
+        "signature-input",
+        "signature",
+        "x-payment-tx",
+        "x-payment-network",
+        "x-signature",
+        "x-signature-params",
+        "location",
+        "etag",
+        "retry-after",
+        "proxy-status",
+        "payment-required",
+        "payment-signature",
+        "payment-response",
+        "www-authenticate",
+    }
+)
+"""Beside everything that starts with `Tollway-`."""
+
+
+class TourPrinter:
+    """Writes to one console, a line at a time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def print_event(self, event: TourEvent) -> None:
+        match event:
+            case TourStep():
+                self._print_step(event)
+            case RecordedExchange():
+                self._print_exchange(event)
+            case TourPayment():
+                self._print_payment(event)
+            case TourRemark(text=text):
+                self.print_line(text)
+
+    def print_line(self, text: str = "", *, style: str = "") -> None:
+        # No markup and no wrapping: the text is shown as it is, and a copied command stays one line.
+        self._console.print(Text(plain(text), style=style), soft_wrap=True, highlight=False)
+
+    def _print_step(self, step: TourStep) -> None:
+        self.print_line()
+        self.print_line(f"{step.number}. {step.title}", style="bold cyan")
+        self.print_line(f"   {step.why}", style="dim")
+
+    def _print_exchange(self, exchange: RecordedExchange) -> None:
+        self.print_line()
+        self.print_line(f"   > {exchange.method} {exchange.target}", style="bold")
+        self._print_headers(">", exchange.sent)
+        self._print_body(">", exchange.sent_body)
+        style = "green" if exchange.status < 300 else "yellow"
+        self.print_line(f"   < {exchange.status} {exchange.reason}", style=f"bold {style}")
+        self._print_headers("<", exchange.received)
+        self._print_body("<", exchange.received_body)
+
+    def _print_headers(self, arrow: str, headers: Iterable[tuple[str, str]]) -> None:
+        for name, value in headers:
+            if name.lower() in _PRINTED_HEADERS or name.lower().startswith("tollway-"):
+                self.print_line(f"   {arrow} {_format_header_name(name)}: {shorten(value)}")
+
+    def _print_body(self, arrow: str, body: bytes) -> None:
+        if not body:
+            return
+        lines = _format_body(body)
+        for text in lines[:BODY_LINES_MAX]:
+            self.print_line(f"   {arrow}   {text}", style="dim")
+        if len(lines) > BODY_LINES_MAX:
+            self.print_line(f"   {arrow}   … {len(lines) - BODY_LINES_MAX} lines more", style="dim")
+
+    def _print_payment(self, paid: TourPayment) -> None:
+        self.print_line()
+        for name, value in (
+            ("transaction", str(paid.tx_hash)),
+            ("block", str(paid.block)),
+            ("from", f"{paid.sender} (the visitor)"),
+            ("to", f"{paid.to} (the provider)"),
+            ("amount", paid.amount),
+            ("token", paid.token),
+        ):
+            self.print_line(f"   {name:<12} {value}")
+
+
+def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    """Text of any length in a line of the screen."""
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+def _format_body(body: bytes) -> list[str]:
+    try:
+        document = from_json(body)
+    except ValueError:
+        return [f"{len(body)} bytes that are not JSON"]
+    if isinstance(document, dict):  # a listing has many members that were not set
+        document = {name: value for name, value in document.items() if value not in (None, [], {})}
+        if isinstance(
+            document.get("openapi"), dict
+        ):  # the provider's own words, which stand at `openapiUrl` too
+            document["openapi"] = "(left out here)"
+    return [shorten(line, BODY_CHARACTERS_MAX) for line in format_json_lines(document)]
+
+
+def format_json_lines(document: object, *, name: str = "", depth: int = 0, end: str = "") -> Iterator[str]:
+    """JSON in lines: what is short stays on one line, an object or a list that is not is opened."""
+    indent = "  " * depth
+    head = f"{indent}{json.dumps(name)}: " if name else indent
+    whole = head + json.dumps(document) + end
+    if not isinstance(document, dict | list) or not document or (depth and len(whole) <= BODY_CHARACTERS_MAX):
+        yield whole
+        return
+    is_object = isinstance(document, dict)
+    yield head + ("{" if is_object else "[")
+    members = list(document.items()) if isinstance(document, dict) else [("", entry) for entry in document]
+    for position, (key, value) in enumerate(members):
+        comma = "," if position < len(members) - 1 else ""
+        yield from format_json_lines(value, name=str(key), depth=depth + 1, end=comma)
+    yield indent + ("}" if is_object else "]") + end
+
+
+def _format_header_name(name: str) -> str:
+    special = {"etag": "ETag", "www-authenticate": "WWW-Authenticate"}
+    if name.lower().startswith("payment-"):  # x402 writes its headers so
+        return name.upper()
+    return special.get(name.lower(), "-".join(part.capitalize() for part in name.split("-")))
+
+
+SANDBOX_ROLES = ("provider", "caller", "stranger")
+"""The accounts that are given away. The others belong to the demo itself."""
+
+
+def describe_sandbox(
+    *, gateway_url: str, upstream_url: str, playground: Playground, api_id: str
+) -> dict[str, Any]:
+    """The sandbox file. Its names are public."""
+    usdc = playground.usdc
+    accounts = [playground.account(role) for role in SANDBOX_ROLES]
+    return {
+        "gatewayUrl": gateway_url,
+        "rpcUrl": playground.rpc_url,
+        "chainId": int(usdc.chain_id),
+        "network": format_network(usdc.chain_id),
+        "token": {"symbol": usdc.symbol, "address": str(playground.token.address), "decimals": usdc.decimals},
+        "accounts": [
+            {"role": account.role, "address": str(account.address), "privateKey": account.private_key}
+            for account in accounts
+        ],
+        "upstreamUrl": upstream_url,
+        "apiId": api_id,
+    }
+
+
+def print_sandbox(
+    print_line: Callable[[str], None],
+    *,
+    gateway_url: str,
+    upstream_url: str,
+    playground: Playground,
+    api_id: str,
+    payment: TxHash,
+    signature: str,
+    key_file: Path,
+) -> None:
+    """The last words before the sandbox is left to the person."""
+    usdc = playground.usdc
+    print_line("")
+    print_line("All of it stays up for you to play with. Ctrl-C stops everything.")
+    print_line("")
+    print_line(f"   gateway   {gateway_url}/api/v2")
+    print_line(f"   listing   {api_id}")
+    print_line(f"   chain     {playground.rpc_url} (chain id {usdc.chain_id})")
+    print_line(f"   token     {playground.token.address} ({usdc.symbol}, {usdc.decimals} decimals)")
+    print_line(f"   API       {upstream_url}, the provider's own server behind the listing")
+    print_line("")
+    print_line(f"   Accounts, with 1,000 {usdc.symbol} and 10 ETH each, worth nothing outside of this chain:")
+    for role in SANDBOX_ROLES:
+        account = playground.account(role)
+        print_line(f"   {role:<9} {account.address}  {account.private_key}")
+    print_line("")
+    print_line("   What is for sale:")
+    print_line(f"   curl {gateway_url}/api/v2/apis")
+    print_line("")
+    print_line(f"   A paid call (the visitor has just paid for {PREPAID_CALLS} in one transaction):")
+    print_line(
+        f"   curl -i -H 'X-Payment-Tx: {payment}' -H 'X-Signature: {signature}' "
+        f"{gateway_url}/api/v2/gateway/{api_id}/quote/BTC"
+    )
+    print_line("")
+    print_line("   Let Tollway's own client pay, as the caller:")
+    store = key_file.with_name("payments.sqlite3")
+    caller = (
+        f"   TOLLWAY_KEY_FILE={shlex.quote(str(key_file))} TOLLWAY_STORE={shlex.quote(str(store))} "
+        f"TOLLWAY_RPC={playground.rpc_url} TOLLWAY_GATEWAY={gateway_url} \\"
+    )
+    print_line(caller)
+    print_line(f"     {_find_command()} call {api_id} /quote/BTC")
+    print_line("")
+    print_line("   Find it, and read how it is used:")
+    print_line(f"   {_find_command()} search --gateway {gateway_url}")
+    print_line(f"   {_find_command()} describe {api_id} --gateway {gateway_url}")
+    print_line("")
+    print_line("   For an agent's program that starts MCP servers, as the caller, with a limit:")
+    print_line(caller)
+    print_line(f'     {_find_command()} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"')
+
+
+def _find_command() -> str:
+    """How the person can start us again."""
+    if shutil.which("tollway"):
+        return "tollway"
+    return shlex.quote(os.path.relpath(sys.argv[0]))
+
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+PORT_DEFAULT = 8402
+HOST = "127.0.0.1"
+START_DEADLINE_S = 15.0
+DRAIN_DEADLINE_S = 1.0
+"""Whatever runs when the demo ends gets this long; two seconds are promised for everything."""
+
+UNLIMITED = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the person asked for. `port` None: the default one where it is free, else any. 0: any free one."""
+
+    is_once: bool
+    port: int | None
+    chain_port: int
+    sandbox_file: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoEnvironment:
+    """What runs, once all of it does."""
+
+    gateway_url: str
+    provider: SampleProvider
+    driver: ChainDriver
+    playground: Playground
+    http: httpx.AsyncClient
+    folder: Path
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; says why."""
+
+
+def run_demo(options: DemoOptions) -> int:
+    """The exit code: 0 done or stopped while it stood ready, 1 failed, 130 interrupted before it was ready."""
+    configure_logging(level="error", style="auto")
+    return uvloop.run(_run(options, TourPrinter(Console(file=sys.stdout))))
+
+
+async def _run(options: DemoOptions, printer: TourPrinter) -> int:
+    run = _DemoRun(options, printer)
+    try:
+        with _interruptible():
+            await run.run()
+    except asyncio.CancelledError:
+        printer.print_line()
+        printer.print_line("Stopped. Nothing is left running.")
+        return DONE if run.is_ready else INTERRUPTED
+    except Exception as exc:  # noqa: BLE001 - the door: whatever went wrong is told, and all is stopped
+        printer.print_line()
+        printer.print_line(f"The demo failed: {_explain(exc)}", style="bold red")
+        printer.print_line("Everything it started has been stopped.")
+        return FAILED
+    return DONE
+
+
+class _DemoRun:
+    """One run of the demo, from the first process to the last word."""
+
+    def __init__(self, options: DemoOptions, printer: TourPrinter) -> None:
+        self._options = options
+        self._printer = printer
+        self.is_ready = False
+
+    async def run(self) -> None:
+        path = self._options.sandbox_file
+        if path is not None:
+            _remove_old_file(path)  # a file of an earlier run must not be taken for this one's
+        self._printer.print_line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
+        async with _open_environment(self._options) as environment:
+            self._printer.print_line(
+                f"   chain     {environment.driver.rpc_url} (anvil, chain id {environment.driver.chain_id})"
+            )
+            self._printer.print_line(f"   API       {environment.provider.base_url}")
+            self._printer.print_line(f"   gateway   {environment.gateway_url}")
+            tour = Tour(
+                gateway_url=environment.gateway_url,
+                upstream_url=environment.provider.base_url,
+                put_file=environment.provider.put_file,
+                driver=environment.driver,
+                playground=environment.playground,
+                http=environment.http,
+                report=self._printer.print_event,
+            )
+            tour_result = await tour.run()
+            if self._options.is_once:
+                self._write_file(environment, tour_result)
+                self.is_ready = True
+                self._printer.print_line()
+                self._printer.print_line(
+                    "Done: two paid calls, from the listing to the history.", style="bold green"
+                )
+                return
+            await self._stay_up(environment, tour, tour_result)
+
+    async def _stay_up(self, environment: DemoEnvironment, tour: Tour, tour_result: TourResult) -> None:
+        payment, signature = await tour.prepay()
+        key_file = environment.folder / "caller.key"
+        _write_private(key_file, environment.playground.account("caller").private_key + "\n")
+        written = self._write_file(environment, tour_result)
+        self.is_ready = True
+        try:
+            print_sandbox(
+                self._printer.print_line,
+                gateway_url=environment.gateway_url,
+                upstream_url=environment.provider.base_url,
+                playground=environment.playground,
+                api_id=tour_result.api_id,
+                payment=payment,
+                signature=signature,
+                key_file=key_file,
+            )
+            await asyncio.Event().wait()  # until somebody stops us
+        finally:
+            if written is not None:
+                _remove_own_file(*written)
+
+    def _write_file(self, environment: DemoEnvironment, tour_result: TourResult) -> tuple[Path, str] | None:
+        path = self._options.sandbox_file
+        if path is None:
+            return None
+        document = describe_sandbox(
+            gateway_url=environment.gateway_url,
+            upstream_url=environment.provider.base_url,
+            playground=environment.playground,
+            api_id=tour_result.api_id,
+        )
+        text = json.dumps(document, indent=2) + "\n"
+        _write_private(path, text)
+        return path, text
+
+
+# ---- The stage.
+
+
+@contextlib.asynccontextmanager
+async def _open_environment(options: DemoOptions) -> AsyncIterator[DemoEnvironment]:
+    port = choose_port(options.port)
+    with tempfile.TemporaryDirectory(prefix="tollway-demo-", ignore_cleanup_errors=True) as name:
+        async with (
+            run_anvil(port=options.chain_port) as anvil,
+            run_provider() as provider,
+            aiohttp.ClientSession() as session,
+            httpx.AsyncClient(trust_env=False) as http,
+        ):
+            driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+            playground = await prepare_playground(driver, roles=(*ROLES, "visitor"))
+            gas_key = playground.account("gas").private_key
+            settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url, gas_key=gas_key)
+            async with App(settings) as app, _serving(app):
+                yield DemoEnvironment(
+                    gateway_url=settings.public_url,
+                    provider=provider,
+                    driver=driver,
+                    playground=playground,
+                    http=http,
+                    folder=Path(name),
+                )
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: App) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(app.serve())
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                await app.server.wait_up()
+            yield
+        finally:
+            app.stop()
+            await asyncio.wait([serving], timeout=DRAIN_DEADLINE_S)
+            serving.cancel()
+
+
+def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Settings:
+    """A gateway for play: SQLite in `folder`, the test chain, private endpoints, registration open and unlimited, every
+    rail on. `gas_key`: of a funded account that is nobody else's, in hex."""
+    network = {"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
+    return Settings(
+        public_url=f"http://{HOST}:{port}",
+        listen=Listen(host=HOST, port=port),
+        admin_listen=None,
+        database_url=Secret(f"sqlite:///{folder / 'tollway.sqlite3'}"),
+        secret_key=Secret(secrets.token_bytes(32)),
+        secret_key_file=None,
+        networks=(parse_network(network),),
+        allow_private_endpoints=True,
+        registration="open",
+        limits=replace(
+            DEFAULT_LIMITS,
+            registrations_per_hour=UNLIMITED,
+            edits_per_hour=UNLIMITED,
+            signed_requests_per_minute=UNLIMITED,
+            drain_deadline_s=DRAIN_DEADLINE_S,
+        ),
+        log_level="error",
+    )
+
+
+def choose_port(wanted: int | None) -> int:
+    """The gateway's port. Raises `DemoFailed` when a port that was asked for is taken."""
+    if wanted is not None:
+        return _check_port(wanted)
+    try:
+        return _check_port(PORT_DEFAULT)
+    except DemoFailed:
+        return _check_port(0)
+
+
+def _check_port(port: int) -> int:
+    """The port itself, or a free one for 0. Its name is needed before anything listens: it is part of the public URL."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as exc:
+            raise DemoFailed(
+                f"port {port} cannot be used ({exc.strerror}); choose another with --port"
+            ) from exc
+        return int(probe.getsockname()[1])
+
+
+# ---- Being stopped.
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP cancels what runs inside; later ones do not disturb the cleaning up."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    is_stopping = False
+
+    def stop() -> None:
+        nonlocal is_stopping
+        if not is_stopping:
+            is_stopping = True
+            task.cancel()
+
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for name in names:
+        loop.add_signal_handler(name, stop)
+    try:
+        yield
+    finally:
+        if is_stopping:
+            task.uncancel()
+
+
+def _explain(failure: BaseException) -> str:
+    """The first cause, in words."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    match failure:
+        case SettingsInvalid(problems=problems):
+            return "; ".join(problems)
+        case TimeoutError():
+            return str(failure) or "something did not answer in time"
+        case DemoFailed() | TourFailed() | AnvilUnavailable() | RpcRefused() | TollwayError() | OSError():
+            return str(failure)
+        case _:
+            return f"{type(failure).__name__}: {failure}"
+
+
+# ---- Files.
+
+
+def _remove_old_file(path: Path) -> None:
+    """Nothing may stand at `path` but an old file, and its folder must be there. Raises `DemoFailed`."""
+    if not path.parent.is_dir():
+        raise DemoFailed(f"--sandbox-file: there is no folder {path.parent}")
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise DemoFailed(f"--sandbox-file: {path} cannot be replaced ({exc.strerror})") from exc
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Whole or not at all, and for its owner alone. Raises `DemoFailed`."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        raise DemoFailed(f"{path} cannot be written ({exc.strerror})") from exc
+
+
+def _remove_own_file(path: Path, text: str) -> None:
+    """Only what we wrote: another demo may have put its own there."""
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            path.unlink()

@@ -1,0 +1,239 @@
+"""What the commands of callers and providers take: their options, and the keys, nodes, drafts, bodies and headers that options name; how a
+command opens a client, and how it fails.
+
+A key comes from a file or the environment and never from an argument, which every other user of the machine can read. What cannot be
+read raises ValueError in plain words.
+"""
+
+import contextlib
+import os
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from pydantic_core import from_json
+
+from tollway.cli.output import print_failure, print_quote
+from tollway.client import (
+    AsyncTollwayClient,
+    CallerFailure,
+    KeyUnusable,
+    Patience,
+    StoreUnusable,
+    TollwayClient,
+    Wallet,
+)
+from tollway.client.deadline import fetch_bounded
+from tollway.client.driver import ClientOptions, check_tls
+from tollway.client.transfer import RailChoice
+from tollway.errors import StorageUnavailable
+
+NODE_DEADLINE_S = 10.0
+NODE_BYTES_MAX = 64 * 1024
+_CHAIN_ID_REQUEST = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
+DRAFT_BYTES_MAX = 2 * 1024 * 1024
+
+
+def has_key(key_file: Path | None) -> bool:
+    return key_file is not None or bool(os.environ.get("TOLLWAY_PRIVATE_KEY"))
+
+
+def read_wallet(key_file: Path | None) -> Wallet:
+    if key_file is not None:
+        return Wallet.from_file(key_file, password=os.environ.get("TOLLWAY_KEY_PASSWORD"))
+    return Wallet.from_environment(os.environ)
+
+
+def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
+    """`CHAINID=URL` as it is; a bare URL is asked which chain it serves."""
+    nodes: dict[int, str] = {}
+    for entry in given:
+        number, separator, url = entry.partition("=")
+        if separator and number.isascii() and number.isdigit():
+            nodes[int(number)] = url
+        else:
+            check_tls(entry, allow_http=allow_http)
+            nodes[_fetch_chain_id(entry)] = entry
+    return nodes
+
+
+def _fetch_chain_id(url: str) -> int:
+    try:
+        _, content = fetch_bounded(
+            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_REQUEST
+        )
+        return int(from_json(content)["result"], 16)
+    except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
+        raise ValueError("a chain node does not answer; --rpc takes its URL, or CHAINID=URL") from None
+
+
+def read_draft(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        raw = file.read_bytes()[:DRAFT_BYTES_MAX]
+        draft = tomllib.loads(raw.decode()) if file.suffix == ".toml" else from_json(raw)
+    except OSError as exc:
+        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ValueError(f"{file} is neither JSON nor TOML: {exc}") from exc
+    if isinstance(draft, dict):
+        return draft
+    raise ValueError(f"{file} does not hold an object")
+
+
+def read_content(given: str | None) -> bytes | None:
+    if given is None or not given.startswith("@"):
+        return None if given is None else given.encode()
+    if given == "@-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(given[1:]).read_bytes()
+    except OSError as exc:
+        raise ValueError(f"{given[1:]} cannot be read: {exc.strerror}") from exc
+
+
+def read_headers(given: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in given:
+        name, separator, value = line.partition(":")
+        if not separator or not name.strip():
+            raise ValueError("a header is written as Name: value")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+REFUSED, USAGE, LATER = 1, 2, 3
+
+Gateway = Annotated[str, typer.Option("--gateway", envvar="TOLLWAY_GATEWAY", help="The gateway's URL.")]
+AllowHttp = Annotated[
+    bool,
+    typer.Option(
+        "--allow-http",
+        envvar="TOLLWAY_ALLOW_HTTP",
+        help="Reach the gateway and nodes without TLS, also beyond this machine.",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", envvar="TOLLWAY_KEY_FILE", help="The wallet's key (else TOLLWAY_PRIVATE_KEY)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
+StoreFile = Annotated[
+    Path | None,
+    typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
+]
+MaxPrice = Annotated[
+    str | None,
+    typer.Option(
+        "--max-price",
+        envvar="TOLLWAY_MAX_PRICE",
+        help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
+    ),
+]
+MaxFee = Annotated[
+    str | None,
+    typer.Option(
+        "--max-fee",
+        envvar="TOLLWAY_MAX_FEE",
+        help='The most that the network fee of one payment may be: "0.0001 ETH". Default: ten times the payment.',
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
+    ),
+]
+RailOption = Annotated[
+    RailChoice,
+    typer.Option(
+        "--rail",
+        envvar="TOLLWAY_RAIL",
+        help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
+    ),
+]
+Chains = Annotated[
+    list[int] | None,
+    typer.Option("--chain", help="Pay by authorisations on this chain, without a node. Repeatable."),
+]
+Rpc = Annotated[
+    str,
+    typer.Option(
+        "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
+    ),
+]
+Wait = Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")]
+DEFAULT_GATEWAY = "http://127.0.0.1:8402"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerSession:
+    """What a command was told about the gateway and the wallet."""
+
+    gateway: str
+    allow_http: bool = False
+    key_file: Path | None = None
+    rpc: tuple[str, ...] = ()
+    store: Path | None = None
+    max_price: str | None = None
+    max_fee: str | None = None
+    budget: str | None = None
+    session_budget: str | None = None
+    wait_s: float = 180.0
+    rail: RailChoice = "auto"
+    chains: tuple[int, ...] = ()
+    is_quiet: bool = True
+    """Payments are not shown before they are signed."""
+
+    def open(self, *, is_signing: bool) -> TollwayClient:
+        """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
+        return TollwayClient(self.gateway, **self._options(is_signing=is_signing))
+
+    def open_async(self, *, is_signing: bool) -> AsyncTollwayClient:
+        """See `open`."""
+        return AsyncTollwayClient(self.gateway, **self._options(is_signing=is_signing))
+
+    def _options(self, *, is_signing: bool) -> ClientOptions:
+        options: ClientOptions = {
+            "wallet": read_wallet(self.key_file) if is_signing else None,
+            "allow_http": self.allow_http,
+            "rpc_urls": read_nodes(self.rpc, allow_http=self.allow_http),
+            "store_path": self.store,
+            "max_price": self.max_price,
+            "max_fee": self.max_fee,
+            "budget": self.budget,
+            "session_budget": self.session_budget,
+            "patience": Patience(wait_s=self.wait_s),
+            "rail": self.rail,
+            "chains": self.chains,
+        }
+        if not self.is_quiet:
+            options["before_signing"] = print_quote
+        return options
+
+
+def split_nodes(text: str) -> tuple[str, ...]:
+    """The nodes that `--rpc` names."""
+    return tuple(node.strip() for node in text.split(",") if node.strip())
+
+
+@contextlib.contextmanager
+def explained_caller_failures(*, as_json: bool) -> Iterator[None]:
+    """Failures become a sentence and an exit code."""
+    try:
+        yield
+    except (CallerFailure, StorageUnavailable) as exc:
+        print_failure(exc, as_json=as_json)
+        is_later = exc.is_retryable if isinstance(exc, CallerFailure) else not isinstance(exc, StoreUnusable)
+        raise typer.Exit(LATER if is_later else REFUSED) from exc
+    except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:
+        print_failure(exc, as_json=as_json)
+        raise typer.Exit(USAGE) from exc

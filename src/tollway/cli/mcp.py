@@ -1,0 +1,127 @@
+"""`tollway mcp`: an MCP server for an agent's program on this machine, with a wallet and limits that its owner sets.
+
+A wallet without a limit in all is refused: an agent runs for months without supervision. Only protocol is written to stdout; one line
+on stderr says what may be spent.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    Budget,
+    CallerSession,
+    Chains,
+    Gateway,
+    KeyFile,
+    MaxFee,
+    MaxPrice,
+    RailOption,
+    Rpc,
+    StoreFile,
+    explained_caller_failures,
+    has_key,
+    split_nodes,
+)
+from tollway.cli.output import print_text
+from tollway.client import AsyncTollwayClient
+from tollway.client.safe_text import plain
+
+INTERRUPTED = 130
+WAIT_S = 45.0
+"""For a payment. Many programs give up on a tool after a minute; by then it has been told to ask again."""
+
+SessionBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--session-budget",
+        envvar="TOLLWAY_SESSION_BUDGET",
+        help='The most that may be signed until this process ends: "1 USDC".',
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `tollway mcp`."""
+    app.command("mcp")(serve_mcp)
+
+
+def serve_mcp(
+    max_price: MaxPrice = None,
+    max_fee: MaxFee = None,
+    session_budget: SessionBudget = None,
+    budget: Budget = None,
+    rail: RailOption = "auto",
+    rpc: Rpc = "",
+    chain: Chains = None,
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+) -> None:
+    """An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs."""
+    with explained_caller_failures(as_json=False):
+        is_signing = has_key(key_file)
+        if is_signing and budget is None:
+            raise ValueError(
+                "an agent gets no wallet without a limit: name the most that it may ever spend with --budget or "
+                'TOLLWAY_BUDGET, such as "5 USDC" (and with --max-price and --session-budget, if you like)'
+            )
+        session = CallerSession(
+            gateway=gateway,
+            allow_http=allow_http,
+            key_file=key_file,
+            rpc=split_nodes(rpc),
+            store=store,
+            max_price=max_price,
+            max_fee=max_fee,
+            budget=budget,
+            session_budget=session_budget,
+            wait_s=WAIT_S,
+            rail=rail,
+            chains=tuple(chain or ()),
+        )
+        client = session.open_async(is_signing=is_signing)
+        print_text(f"tollway mcp: {_describe_limits(client)}", is_error=True)
+        _log_plain()
+        # Reading stdin cannot be broken off, so a wish to stop would wait for the next line. What matters is on disk.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        asyncio.run(_serve(client))
+
+
+class _PlainFormatter(logging.Formatter):
+    """Tracebacks quote what a gateway wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def _log_plain() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+async def _serve(client: AsyncTollwayClient) -> None:
+    from tollway.cli.mcp_stdio import serve_stdio  # loads the MCP SDK, which no other command needs
+
+    async with client:
+        await serve_stdio(client)
+
+
+def _describe_limits(client: AsyncTollwayClient) -> str:
+    """One line for the log of the program that started this."""
+    if client.address is None:
+        return f"gateway {client.gateway}, no wallet: only what is free can be called"
+    allowance = client.allowance
+    limits = [f"at most {allowance.max_price.describe()} a call"]
+    limits += [f"{allowance.max_fee.describe()} for a network fee"] if allowance.max_fee else []
+    limits += [f"{allowance.session_budget.describe()} a session"] if allowance.session_budget else []
+    limits += [f"{allowance.budget.describe()} in all"] if allowance.budget else []
+    return f"gateway {client.gateway}, wallet {client.address}, {', '.join(limits)}"

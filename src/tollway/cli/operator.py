@@ -1,0 +1,698 @@
+"""Commands of the operator: serve, migrate, audit, admit, moderate, doctor; backup and restore of a SQLite database; a change of `secret_key`.
+
+A terminal gets sentences; pipes and `--json` get JSON. A command changes the ledger of a running gateway only where two processes may
+write. PostgreSQL has its own backups, and `backup` and `restore` say so.
+
+A backup never contains the secret key: it would open every secret of the listings. The commands of `secrets` never print a key, never
+make one, and change nothing but how values are encrypted.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TextIO
+
+import typer
+
+from tollway.chain.port import SettlementChain
+from tollway.cli.doctor import examine
+from tollway.config.settings import Secret, Settings, load_settings
+from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
+from tollway.ids import Address, ListingId, TxHash
+from tollway.ledger.ledger import Ledger
+from tollway.registry.catalog import Catalog, Moderation, Revised
+from tollway.registry.listing import Listing
+from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
+from tollway.storage.database import (
+    Database,
+    ProcessLock,
+    SqliteDatabase,
+    connect_database,
+    is_shared_write_safe,
+)
+from tollway.storage.encryption import Sealer
+from tollway.storage.key_rotation import KeyRotation, SealCount, SealSurvey
+from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
+from tollway.telemetry import configure_logging
+
+DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
+"""Exit codes."""
+
+REVISE_ATTEMPTS = 5
+FETCH_DEADLINE_S, FETCHED_BYTES_MAX = 5.0, 4 * 1024 * 1024
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The settings file; default: TOLLWAY_CONFIG, then tollway.toml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
+
+
+class OperatorServices(Protocol):
+    """The rooms that an operator works in. A `App` that is not opened is one."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def database(self) -> Database: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def moderation(self) -> Moderation: ...
+    @property
+    def chains(self) -> SettlementChain: ...
+
+
+Access = Literal["look", "read", "write"]
+"""`look`: even where there is no database yet."""
+
+MakeServices = Callable[[Settings], OperatorServices]
+
+
+class CommandFailed(Exception):
+    """Ends a command with a sentence and an exit code."""
+
+    def __init__(self, detail: str, *, exit_code: int = FAILED) -> None:
+        self.exit_code = exit_code
+        super().__init__(detail)
+
+
+def wire_services(settings: Settings) -> OperatorServices:
+    """The real rooms, wired but not opened."""
+    from tollway.app.lifecycle import App  # the trader's commands do not wait for the server to load
+
+    return App(settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorEnvironment:
+    """Where the commands find their rooms, and whether two processes may write to one SQLite file."""
+
+    make_services: MakeServices = wire_services
+    is_write_safe: Callable[[], bool] = is_shared_write_safe
+
+
+def register_operator(
+    app: typer.Typer,
+    *,
+    wallet: typer.Typer,
+    listing: typer.Typer,
+    environment: OperatorEnvironment | None = None,
+) -> None:
+    """Adds the operator's commands."""
+    environment = environment or OperatorEnvironment()
+    _register_running(app, environment)
+    _register_ledger(app, environment)
+    _register_moderation(wallet, listing, environment)
+
+
+def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> None:
+    @app.command()
+    def serve(config: Config = None) -> None:
+        """Runs the gateway until SIGINT or SIGTERM."""
+        with explained_failures(as_json=False):
+            settings = load_settings(os.environ, config=config)
+            configure_logging(level=settings.log_level, style=settings.log_format)
+            import uvloop
+
+            from tollway.app import lifecycle
+
+            uvloop.run(lifecycle.run(settings))
+
+    @app.command()
+    def migrate(config: Config = None, as_json: AsJson = False) -> None:
+        """Brings the database to this version. Safe to run again."""
+
+        async def work(services: OperatorServices) -> None:
+            state = await schema_state(services.database)
+            now = await upgrade(services.database)
+            if now == "foreign":
+                raise CommandFailed("the database needs a newer version of Tollway than this one")
+            if now == "too_old":
+                raise CommandFailed(TOO_OLD)
+            print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
+
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+    @app.command()
+    def doctor(config: Config = None, as_json: AsJson = False) -> None:
+        """Checks settings, database, chains and clock. Changes nothing."""
+
+        async def work(services: OperatorServices) -> None:
+            async with _opened_chains(services.chains):
+                found = await examine(
+                    given,
+                    database=services.database,
+                    chains=services.chains,
+                    fetch_status=_fetch_status,
+                    fetch_text=_fetch_text,
+                    now_s=time.time(),
+                )
+            lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
+            print_result({"findings": [asdict(finding) for finding in found]}, lines, as_json)
+            if any(finding.level == "failed" for finding in found):
+                raise typer.Exit(FAILED)
+
+        with explained_failures(as_json=as_json):
+            given = load_settings(os.environ, config=config)
+            # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
+            wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
+            asyncio.run(_use_services(environment, wired, work, access="look"))
+
+
+def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None:
+    @app.command()
+    def audit(
+        release: Annotated[
+            bool, typer.Option("--release", help="Let balances held after a restore be spent again.")
+        ] = False,
+        restored: Annotated[
+            bool, typer.Option("--restored", help="The database was restored: hold its balances.")
+        ] = False,
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Proves that every balance equals its calls, and lists what is held."""
+        if release and restored:
+            raise typer.BadParameter("--restored holds what --release frees; give one of them")
+
+        async def work(services: OperatorServices) -> None:
+            if restored:
+                await services.ledger.mark_restored(now_ms=_now_ms())
+            report = await services.ledger.audit()
+            if release and not report.is_balanced:
+                raise CommandFailed(
+                    "the books do not balance; nothing was released: " + "; ".join(report.wrong)
+                )
+            released = await services.ledger.release_held() if release else 0
+            answer = {
+                "balanced": report.is_balanced,
+                "payments": report.payments,
+                "calls": report.calls,
+                "wrong": list(report.wrong),
+                "heldCalls": list(report.held_calls),
+                "heldPayments": list(report.held_payments),
+                "released": released,
+            }
+            verdict = "the books balance" if report.is_balanced else "THE BOOKS DO NOT BALANCE"
+            lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
+            lines += [f"wrong: {line}" for line in report.wrong]
+            lines += [f"held call: {call_id}" for call_id in report.held_calls]
+            lines += [f"held payment: {payment}" for payment in report.held_payments]
+            lines += [f"released: {released}"] if release else []
+            print_result(answer, lines, as_json)
+            if not report.is_balanced:
+                raise typer.Exit(FAILED)
+
+        _run_with_services(
+            work, environment, config, as_json=as_json, access="write" if release or restored else "read"
+        )
+
+    @app.command()
+    def admit(
+        transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Lets a transaction be shown although it is too old, or mined before a restore."""
+        tx_hash = _parse(TxHash.parse, transaction)
+
+        async def work(services: OperatorServices) -> None:
+            await services.ledger.admit(tx_hash, now_ms=_now_ms())
+            print_result(
+                {"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json
+            )
+
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+
+def _register_moderation(wallet: typer.Typer, listing: typer.Typer, environment: OperatorEnvironment) -> None:
+    ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]  # noqa: N806
+    WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]  # noqa: N806
+
+    @listing.command()
+    def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Takes a listing out of the lists and stops its calls. What was paid stays."""
+        work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+    @listing.command()
+    def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Puts a suspended listing back."""
+        work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+    @wallet.command()
+    def block(
+        address: WalletArgument,
+        reason: Annotated[str, typer.Option("--reason", help="For your own memory.")] = "",
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Serves a wallet no more, as a caller and as a provider."""
+        blocked = _parse(Address.parse, address)
+
+        async def work(services: OperatorServices) -> None:
+            is_new = await services.moderation.block(blocked, reason=reason, now_ms=_now_ms())
+            line = f"{blocked} is blocked" + ("" if is_new else " already")
+            print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
+
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+    @wallet.command()
+    def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Serves a wallet again."""
+        unblocked = _parse(Address.parse, address)
+
+        async def work(services: OperatorServices) -> None:
+            was_blocked = await services.moderation.unblock(unblocked)
+            line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
+            print_result(
+                {"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json
+            )
+
+        _run_with_services(work, environment, config, as_json=as_json, access="write")
+
+
+def _moderate_listing(
+    listing_id: str, *, suspended_ms: int | None, as_json: bool
+) -> Callable[[OperatorServices], Awaitable[None]]:
+    async def work(services: OperatorServices) -> None:
+        listing = await _revise_suspension(services.catalog, ListingId(listing_id), suspended_ms)
+        is_suspended = listing.suspended_ms is not None
+        line = f"{listing.id} ({listing.name}) is {'suspended' if is_suspended else 'served'}"
+        print_result({"id": listing.id, "suspended": is_suspended}, [line], as_json)
+
+    return work
+
+
+async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_ms: int | None) -> Listing:
+    for _ in range(REVISE_ATTEMPTS):
+        entry = await catalog.find(listing_id)
+        if entry is None or entry.listing.retired_ms is not None:
+            raise CommandFailed(f"there is no listing {listing_id} in service")
+        if (entry.listing.suspended_ms is None) == (suspended_ms is None):
+            return entry.listing
+        # A version of the terms ends here, at this time: a suspended listing sells nothing.
+        changed = replace(entry.listing, suspended_ms=suspended_ms, updated_ms=_now_ms())
+        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision)
+        if isinstance(outcome, Revised):
+            return outcome.listing
+    raise CommandFailed("the listing keeps changing; try again", exit_code=LATER)
+
+
+def _run_with_services(
+    work: Callable[[OperatorServices], Awaitable[None]],
+    environment: OperatorEnvironment,
+    config: Path | None,
+    *,
+    as_json: bool,
+    access: Access,
+) -> None:
+    with explained_failures(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        asyncio.run(_use_services(environment, settings, work, access=access))
+
+
+async def _use_services(
+    environment: OperatorEnvironment,
+    settings: Settings,
+    work: Callable[[OperatorServices], Awaitable[None]],
+    *,
+    access: Access,
+) -> None:
+    services = environment.make_services(settings)
+    with guard_database(services.database, access, environment):
+        if access == "write":
+            await services.database.open()  # on SQLite this opens the writer, which reading does without
+        try:
+            await work(services)
+        finally:
+            await services.database.close()
+
+
+@contextlib.contextmanager
+def guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
+    """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
+    if not isinstance(database, SqliteDatabase) or access == "look":
+        yield
+        return
+    if access == "read":
+        if not database.path.exists():
+            raise CommandFailed(f"there is no database at {database.path} yet; run tollway migrate or serve")
+        yield
+        return
+    database.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = ProcessLock(Path(f"{database.path}.lock"))
+    try:
+        if not lock.acquire() and not environment.is_write_safe():
+            raise CommandFailed(
+                "a gateway is serving from this file, and this SQLite cannot bear two writers; stop the gateway first",
+                exit_code=LATER,
+            )
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.asynccontextmanager
+async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
+    """A reader that asks real nodes is opened inside the loop that uses it; one in memory needs no opening."""
+    if isinstance(chains, contextlib.AbstractAsyncContextManager):
+        async with chains:
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def explained_failures(*, as_json: bool) -> Iterator[None]:
+    """Turns failures into a sentence and an exit code."""
+    try:
+        yield
+    except SettingsInvalid as exc:
+        _print_problems(exc.problems, "settings_invalid", as_json=as_json)
+        raise typer.Exit(USAGE) from exc
+    except CommandFailed as exc:
+        _print_problems([str(exc)], "command_failed", as_json=as_json)
+        raise typer.Exit(exc.exit_code) from exc
+    except TollwayError as exc:
+        _print_problems([exc.problem.detail], exc.problem.code.value, as_json=as_json)
+        is_passing = isinstance(exc, StorageUnavailable | ChainUnavailable)
+        raise typer.Exit(LATER if is_passing else FAILED) from exc
+
+
+def _print_problems(problems: list[str], code: str, *, as_json: bool) -> None:
+    if as_json or not sys.stderr.isatty():
+        print(json.dumps({"error": {"code": code, "problems": problems}}), file=sys.stderr)
+        return
+    _print_lines([f"error: {problem}" for problem in problems], file=sys.stderr)
+
+
+def print_result(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(answer, indent=2))
+    else:
+        _print_lines(lines, file=sys.stdout)
+
+
+def _print_lines(lines: list[str], *, file: TextIO) -> None:
+    """Without what a chain node or a listing may have hidden in them."""
+    from tollway.client.safe_text import plain  # loads the client, which `tollway serve` has no use for
+
+    for line in lines:
+        print(plain(line), file=file)
+
+
+def _parse(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+async def _fetch_status(url: str) -> int | None:
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+            return (await client.get(url)).status_code
+    except httpx.HTTPError:
+        return None
+
+
+async def _fetch_text(url: str) -> str | None:
+    import httpx
+
+    body = bytearray()
+    try:
+        async with (
+            asyncio.timeout(FETCH_DEADLINE_S),
+            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, trust_env=False) as client,
+            client.stream("GET", url) as answer,
+        ):
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > FETCHED_BYTES_MAX:
+                    return None
+    except (httpx.HTTPError, TimeoutError):
+        return None
+    return body.decode(errors="replace") if answer.status_code == httpx.codes.OK else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+POSTGRES_NOTICE = (
+    "this database is PostgreSQL: use its base backups and archived log, restore to a point in time,"
+    " and then say `tollway audit --restored` (docs/operators.md, Backups)"
+)
+HELD_NOTICE = "every balance in it is held; look with `tollway audit`, free with `tollway audit --release`"
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
+
+
+def register_backups(app: typer.Typer) -> None:
+    @app.command()
+    def backup(
+        file: File,
+        force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Copies a SQLite database to FILE, also while a gateway serves from it."""
+        with explained_failures(as_json=as_json):
+            settings = load_settings(os.environ, config=config)
+            copy = _back_up(_find_database(settings), file, force=force)
+            key_file = _name_key_file(settings)
+            lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
+            lines.append(
+                f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere"
+            )
+            print_result({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
+            _fail_unbalanced(copy)
+
+    @app.command()
+    def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
+        """Puts FILE in the place of the SQLite database. No gateway may run; every balance in it is held."""
+        with explained_failures(as_json=as_json):
+            settings = load_settings(os.environ, config=config)
+            database = _find_database(settings)
+            done = _restore(database, file)
+            kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
+            lines = [f"{database.path} is the copy now", *_describe_audit(done.copy)]
+            lines += [f"what it replaced: {kept}"] if kept else []
+            lines += (
+                [f"put {key_file} back too, before you serve: a new key opens no secret of a listing"]
+                if (key_file and not Path(key_file).exists())
+                else []
+            )
+            answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
+            print_result(answer, [*lines, HELD_NOTICE], as_json)
+            _fail_unbalanced(done.copy)
+
+
+def _find_database(settings: Settings) -> SqliteDatabase:
+    """No rooms are furnished for this: that would make a secret key where there is none."""
+    database = connect_database(settings.database_url.reveal())
+    if not isinstance(database, SqliteDatabase):
+        raise CommandFailed(POSTGRES_NOTICE)
+    return database
+
+
+def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy:
+    if not database.path.exists():
+        raise CommandFailed(f"there is no database at {database.path} yet")
+    _check_target(database, file, force=force)
+    try:
+        return asyncio.run(back_up(database.path, file))
+    except (BackupUnusable, OSError) as exc:
+        raise CommandFailed(f"nothing was backed up: {exc}") from exc
+
+
+def _restore(database: SqliteDatabase, file: Path) -> RestoredBackup:
+    if not file.is_file():
+        raise CommandFailed(f"there is no file {file}")
+    database.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = ProcessLock(Path(f"{database.path}.lock"))
+    try:
+        if not lock.acquire():
+            detail = f"a gateway is serving from {database.path}; stop it first"
+            raise CommandFailed(detail, exit_code=LATER)
+        return asyncio.run(restore_backup(file, database.path, now_ms=time.time_ns() // 1_000_000))
+    except (BackupUnusable, OSError) as exc:
+        raise CommandFailed(f"nothing was restored: {exc}") from exc
+    finally:
+        lock.release()
+
+
+def _check_target(database: SqliteDatabase, file: Path, *, force: bool) -> None:
+    endings = ("", "-wal", "-shm", "-journal", ".lock", ".generation", ".key")
+    if file.resolve() in {Path(f"{database.path}{ending}").resolve() for ending in endings}:
+        raise CommandFailed(f"{file} belongs to the database; name another file")
+    if file.exists() and not force:
+        raise CommandFailed(f"{file} is there already; --force replaces it")
+
+
+def _name_key_file(settings: Settings) -> str | None:
+    """None: the key stands in the settings."""
+    return None if settings.secret_key_file is None else str(settings.secret_key_file)
+
+
+def _report(copy: BackupCopy) -> dict[str, object]:
+    report = copy.report
+    return {
+        "bytes": copy.size_bytes,
+        "generation": copy.generation,
+        "payments": None if report is None else report.payments,
+        "calls": None if report is None else report.calls,
+        "balanced": None if report is None else report.is_balanced,
+    }
+
+
+def _describe_audit(copy: BackupCopy) -> list[str]:
+    if copy.report is None:
+        return ["not audited: its tables are those of an older version"]
+    verdict = (
+        "the books balance" if copy.report.is_balanced else "THE BOOKS DO NOT BALANCE; see `tollway audit`"
+    )
+    return [f"{verdict}: {copy.report.payments} payments, {copy.report.calls} calls"]
+
+
+def _fail_unbalanced(copy: BackupCopy) -> None:
+    if copy.report is not None and not copy.report.is_balanced:
+        raise typer.Exit(FAILED)
+
+
+PASSES_MAX = 5
+"""What a gateway was busy with is found by the next one."""
+
+
+def register_key_change(group: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
+    """Adds the commands. `environment`: whether two processes may write to one SQLite file."""
+    environment = environment or OperatorEnvironment()
+
+    @group.command()
+    def status(config: Config = None, as_json: AsJson = False) -> None:
+        """Tells under which keys the secrets of listings and stored answers stand. Changes nothing."""
+
+        async def work(rotation: KeyRotation, keys: int) -> None:
+            _KeyReport(keys=keys, survey=await rotation.survey()).show(as_json)
+
+        _run_with_keys(work, environment, config, as_json=as_json, access="read")
+
+    @group.command()
+    def reseal(config: Config = None, as_json: AsJson = False) -> None:
+        """Seals everything anew under the first key. Safe to run again, and while gateways serve."""
+
+        async def work(rotation: KeyRotation, keys: int) -> None:
+            resealed = 0
+            for _ in range(PASSES_MAX):
+                resealed += await rotation.reseal()
+                survey = await rotation.survey()
+                if not survey.older:
+                    break
+            _KeyReport(keys=keys, survey=survey, resealed=resealed).show(as_json)
+            if survey.older:
+                raise typer.Exit(LATER)
+
+        _run_with_keys(work, environment, config, as_json=as_json, access="write")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeyReport:
+    """`keys`: how many are known. `resealed` None: nobody was asked to."""
+
+    keys: int
+    survey: SealSurvey
+    resealed: int | None = None
+
+    def show(self, as_json: bool) -> None:
+        """Exits with 1 where a listing's secret opens with no key."""
+        secrets_, answers = self.survey.secrets, self.survey.answers
+        answer: dict[str, Any] = {
+            "keys": self.keys,
+            "listingSecrets": _count_json(secrets_),
+            "storedAnswers": _count_json(answers),
+        }
+        if self.resealed is not None:
+            answer["resealed"] = self.resealed
+        print_result(answer, self._describe(), as_json)
+        if secrets_.lost:
+            raise typer.Exit(FAILED)
+
+    def _describe(self) -> list[str]:
+        lines = [] if self.resealed is None else [f"{self.resealed} sealed anew under the first key"]
+        lines.append(f"secrets of listings: {_format_count(self.survey.secrets)}")
+        lines.append(f"stored answers: {_format_count(self.survey.answers)}")
+        if self.survey.secrets.lost:
+            listings = ", ".join(self.survey.secrets.lost_ids)
+            lines.append(
+                f"put the key back that these were sealed with, or have their providers set them again: {listings}"
+            )
+        if self.survey.older:
+            lines.append(
+                "older keys are still needed; when every gateway has the new key first: tollway secrets reseal"
+            )
+        elif self.keys > 1:
+            lines.append("nothing is sealed under an older key")
+        return lines
+
+
+def _format_count(count: SealCount) -> str:
+    return f"{count.current} under the first key, {count.older} under an older one, {count.lost} under none that is known"
+
+
+def _count_json(count: SealCount) -> dict[str, Any]:
+    return {
+        "current": count.current,
+        "older": count.older,
+        "lost": count.lost,
+        "lostIds": list(count.lost_ids),
+    }
+
+
+def _run_with_keys(
+    work: Callable[[KeyRotation, int], Awaitable[None]],
+    environment: OperatorEnvironment,
+    config: Path | None,
+    *,
+    as_json: bool,
+    access: Access,
+) -> None:
+    with explained_failures(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        if not settings.secret_keys:
+            raise CommandFailed(
+                f"there is no key at {settings.secret_key_file} yet; the first start makes one"
+            )
+        asyncio.run(_use_keys(work, settings, environment, access))
+
+
+async def _use_keys(
+    work: Callable[[KeyRotation, int], Awaitable[None]],
+    settings: Settings,
+    environment: OperatorEnvironment,
+    access: Access,
+) -> None:
+    """No rooms are furnished for this: it needs the database and the keys."""
+    database = connect_database(settings.database_url.reveal())
+    with guard_database(database, access, environment):
+        if access == "write":
+            await database.open()
+        try:
+            key, *others = [key.reveal() for key in settings.secret_keys]
+            sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
+            await work(KeyRotation(database, sealer=sealer), 1 + len(others))
+        finally:
+            await database.close()

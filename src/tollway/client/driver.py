@@ -1,0 +1,518 @@
+"""What the synchronous and the asynchronous client share: building requests, signing, the store, every step of a flow that needs no network.
+
+`SessionLimit` is a second limit beside the budget of the store, for one client in one run, in memory. What is signed and stored counts
+for good, whatever a gateway or a node says of it later; the exception is an authorisation of which no byte has left this machine.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TypedDict
+
+import httpx
+
+from tollway import __version__
+from tollway.client.errors import CannotPay, HttpNotAllowed
+from tollway.client.flow import free_flow, pay_flow
+from tollway.client.provider import is_loopback
+from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, to_atto
+from tollway.client.requests import (
+    API_PREFIX,
+    CallOptions,
+    CallPlan,
+    CapText,
+    ControlRequest,
+    check_names,
+    check_rail,
+    plan_call,
+)
+from tollway.client.response_rules import CallResult
+from tollway.client.steps import (
+    ApprovePayment,
+    AuthorizationState,
+    CountServedCalls,
+    FindNextNonce,
+    FindPayments,
+    FindReleasedAuthorizations,
+    FindUnsentTransfers,
+    Flow,
+    HeaderPairs,
+    LeaseAuthorization,
+    NodeUnavailable,
+    OverBudget,
+    PaidAlready,
+    PaymentQuote,
+    QueryNode,
+    RecordAuthorizationState,
+    RecordTransferState,
+    SendCall,
+    SignAuthorization,
+    SignCall,
+    SignedAuthorization,
+    SignTransfer,
+    StepOutcome,
+    StoreAuthorization,
+    Stored,
+    StoreOutcome,
+    StoreTransfer,
+    Transfer,
+)
+from tollway.client.store import PaymentStore
+from tollway.client.transfer import CallRules, Patience, PaymentSource, RailChoice, resume_transfers
+from tollway.client.wallet import Wallet
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+
+@dataclass(slots=True, kw_only=True)
+class _SignedAmount:
+    symbol: str
+    atto: int
+
+
+class _Reservation(Enum):
+    NEW = 1
+    EXISTING = 2
+
+
+class SessionLimit:
+    """Safe to use from many threads at once."""
+
+    def __init__(self, cap: Cap | None) -> None:
+        self.cap = cap
+        self._signed: dict[bytes, _SignedAmount] = {}
+        self._lock = threading.Lock()
+
+    def store(
+        self, name: bytes, asset: Asset, amount: int, *, store: Callable[[], StoreOutcome]
+    ) -> StoreOutcome:
+        """Stores a payment that this session can afford; it counts from before that. `name`: its hash or nonce."""
+        over = self._reserve(name, asset, amount)
+        if isinstance(over, OverBudget):
+            return over
+        is_stored = False
+        try:
+            outcome = store()
+            is_stored = isinstance(outcome, Stored)
+        finally:
+            if over is _Reservation.NEW and not is_stored:
+                self.release(name)
+        return outcome
+
+    def _reserve(self, name: bytes, asset: Asset, amount: int) -> "OverBudget | _Reservation":
+        atto = to_atto(amount, asset)
+        with self._lock:
+            if name in self._signed:  # two calls at once may sign the very same transaction
+                return _Reservation.EXISTING
+            spent = self._sum(asset.symbol)
+            limit = None if self.cap is None else self.cap.atto_for(asset.symbol) or 0
+            if limit is not None and spent + atto > limit:
+                return OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
+            self._signed[name] = _SignedAmount(symbol=asset.symbol, atto=atto)
+        return _Reservation.NEW
+
+    def release(self, name: bytes) -> None:
+        """It never left this process: it was not stored, or no byte of it was sent."""
+        with self._lock:
+            self._signed.pop(name, None)
+
+    def spent(self) -> Mapping[str, int]:
+        """By currency, in 10^-18."""
+        with self._lock:
+            symbols = {signed.symbol for signed in self._signed.values()}
+            return {symbol: self._sum(symbol) for symbol in sorted(symbols)}
+
+    def _sum(self, symbol: str) -> int:
+        return sum(signed.atto for signed in self._signed.values() if signed.symbol == symbol)
+
+
+AuthorizationStep = (
+    LeaseAuthorization
+    | FindReleasedAuthorizations
+    | SignAuthorization
+    | StoreAuthorization
+    | RecordAuthorizationState
+)
+LocalStep = (
+    SignCall
+    | ApprovePayment
+    | SignTransfer
+    | FindPayments
+    | FindNextNonce
+    | FindUnsentTransfers
+    | StoreTransfer
+    | RecordTransferState
+    | CountServedCalls
+    | AuthorizationStep
+)
+"""Steps that need no network."""
+
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
+NODE_BYTES_MAX = 1024 * 1024
+"""Of the answers that are asked of a node, the largest is a receipt."""
+CALL_DEADLINE_S = 420.0
+"""One exchange of a call, to the end of a problem or to the head of another answer: a provider may take 300 s."""
+CONTROL_DEADLINE_S = 60.0
+NODE_DEADLINE_S = 20.0
+DEADLINE_S = 900.0
+"""One call in all, from its first request to the end of its answer, its payment included."""
+TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
+NODE_TIMEOUT = httpx.Timeout(10.0)
+MAINNET = ChainId(1)
+
+
+class ClientOptions(TypedDict, total=False):
+    """What both clients take beside the gateway's URL.
+
+    `rpc_urls`: a node per chain id; only on those chains is anything paid, and on `chains`: there by authorisations
+    alone, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`. `max_price`: the most one call may cost,
+    `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
+    `max_fee`: the most that the network fee of one payment may be, in the native currency, written alike, see
+    `client/fee_limit.py`. `before_signing`: is given each payment before it is signed, and stops it by an exception; the
+    asynchronous client calls it in a thread.
+    `budget`: the most that all payments in this store may sum up to, written alike; `session_budget`: the most that this
+    client may sign. `store_path`: the file of payments,
+    shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
+    where it is reached under another. `patience`: how long a call waits for its payment.
+    `deadline_s`: the seconds that a call may last in all, however slowly the answer comes (default 900); of `stream`, until
+    its head. `assets`: tokens whose symbol
+    and decimals need no asking, beyond the presets. `allow_http`: the gateway and the nodes may be reached without TLS also
+    where they are not on loopback. `now_ms` and `entropy`: clock and randomness, for tests.
+    """
+
+    wallet: Wallet | None
+    rpc_urls: Mapping[int, str]
+    chains: Iterable[int]
+    rail: RailChoice
+    store_path: Path | str | None
+    max_price: CapText
+    max_fee: CapText
+    budget: CapText
+    session_budget: CapText
+    public_url: str | None
+    patience: Patience
+    before_signing: Callable[[PaymentQuote], None]
+    deadline_s: float
+    allow_http: bool
+    assets: tuple[Asset, ...]
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+
+
+class Driver:
+    """Safe to use from many threads and tasks at once; it keeps no state of a call. Raises ValueError for options
+    that make no sense, TypeError for unknown ones."""
+
+    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+        check_names(options, ClientOptions.__annotations__, of="the client")
+        for url in (gateway_url, *options.get("rpc_urls", {}).values()):
+            check_tls(url, allow_http=options.get("allow_http", False))
+        self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
+        # What the signature names is the gateway's public URL; under which address it is reached does not matter.
+        self.origin = parse_origin(options.get("public_url") or self.root)
+        self.wallet = options.get("wallet")
+        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
+        self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
+        self._before_signing = options.get("before_signing", _approve)
+        max_fee = options.get("max_fee")
+        max_price, budget = options.get("max_price"), options.get("budget")
+        self.budget = None if budget is None else Cap.parse(budget)
+        session_budget = options.get("session_budget")
+        self.session = SessionLimit(None if session_budget is None else Cap.parse(session_budget))
+        self.deadline_s = options.get("deadline_s", DEADLINE_S)
+        self._now_ms = options.get("now_ms", _read_clock)
+        self._entropy = options.get("entropy", secrets.token_bytes)
+        self._rules = CallRules(
+            max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
+            max_fee=None if max_fee is None else Cap.parse(max_fee),
+            patience=options.get("patience", Patience()),
+            rail=check_rail(options.get("rail", "auto")),
+        )
+        self._assets: Mapping[tuple[ChainId, Address | None], Asset] = {
+            (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
+        }
+        path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
+        # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
+        # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
+        self._reserved_by: dict[TxHash, CallPlan] = {}
+        # Authorisations likewise, by nonce; and those that calls of this process have left without an outcome.
+        self._submitted: dict[bytes, CallPlan] = {}
+        self._left_open: set[bytes] = set()
+        # Keys of requests that were begun before, and are without an answer.
+        self._repeated_keys: set[str] = set()
+        # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
+        self._reservation_lock = threading.Lock()
+        self.store = PaymentStore(Path(path), now_ms=self._now_ms)
+
+    @property
+    def max_price(self) -> Cap:
+        return self._rules.max_price
+
+    @property
+    def max_fee(self) -> Cap | None:
+        return self._rules.max_fee
+
+    def keep_key(self, payer: Address, plan: CallPlan) -> str:
+        fresh = self._entropy(16).hex()
+        key = self.store.keep_key(payer=payer, request=plan.digest(str(self.origin)), fresh=fresh)
+        if key != fresh:
+            self._repeated_keys.add(key)
+        return key
+
+    def drop_key(self, payer: Address, plan: CallPlan, key: str) -> None:
+        self.store.drop_key(payer=payer, request=plan.digest(str(self.origin)), key=key)
+        self._repeated_keys.discard(key)
+
+    # ---- One call.
+
+    def plan_call(self, api_id: str, path: str, options: CallOptions) -> CallPlan:
+        """Raises ValueError for what cannot be sent."""
+        return plan_call(self.root, api_id, path, options, defaults=self._rules)
+
+    def begin_call(self, plan: CallPlan) -> Flow[CallResult]:
+        """The flow that brings this call to its end."""
+        if self.wallet is None:
+            return free_flow(plan.rules)
+        source = PaymentSource(
+            payer=self.wallet.address,
+            chains=frozenset(self.rpc_urls),
+            gateway=str(self.origin),
+            assets=self._assets,
+            signing_chains=self.signing_chains,
+        )
+        return pay_flow(source, plan.rules)
+
+    def begin_resume(self) -> Flow[None]:
+        """The flow that broadcasts again what an earlier process may have left unsent."""
+        unresolved = () if self.wallet is None else self.store.unresolved(self.wallet.address)
+        return resume_transfers([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
+
+    def build_call(self, plan: CallPlan, step: SendCall) -> httpx.Request:
+        request = httpx.Request(
+            step.method or plan.method, plan.url, headers=list(plan.headers), content=plan.body or None
+        )
+        for name, value in step.headers:
+            request.headers[name] = value
+        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        return request
+
+    def perform_local(self, step: LocalStep, plan: CallPlan | None) -> StepOutcome:
+        """Everything a flow asks for that needs no network. May wait for the disk."""
+        wallet = self.wallet
+        assert wallet is not None, "a flow without a wallet does not sign or store"
+        match step:
+            case SignCall():
+                assert plan is not None
+                return wallet.sign_call(
+                    chain_id=step.chain_id,
+                    tx_hash=step.tx_hash,
+                    gateway=str(self.origin),
+                    api_id=plan.api_id,
+                    method=plan.method,
+                    target=plan.target,
+                    body=plan.body,
+                    now_s=self._now_ms() // 1000,
+                    nonce=self._entropy(32),
+                )
+            case ApprovePayment(quote=quote):
+                self._before_signing(quote)
+                return None
+            case SignTransfer():
+                return wallet.sign_transfer(step)
+            case FindPayments():
+                assert plan is not None
+                return self._find_payments(step, plan, wallet)
+            case FindNextNonce():
+                return self.store.next_nonce(
+                    payer=wallet.address, chain_id=step.chain_id, pending=step.pending
+                )
+            case FindUnsentTransfers():
+                unresolved = self.store.unresolved(wallet.address)
+                return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
+            case StoreTransfer():
+                assert plan is not None
+                return self._store_transfer(step, plan)
+            case RecordTransferState():
+                self.store.record_state(step.tx_hash, step.state, step.rest, is_served=step.is_served)
+                return None
+            case CountServedCalls():
+                return self.store.count_served(step.tx_hash)
+            case _:
+                assert plan is not None
+                return self._perform_authorization(step, plan, wallet)
+
+    def _perform_authorization(
+        self, step: AuthorizationStep, plan: CallPlan, wallet: Wallet
+    ) -> SignedAuthorization | tuple[SignedAuthorization, ...] | StoreOutcome | None:
+        match step:
+            case LeaseAuthorization():
+                return self._lease_authorization(plan, wallet)
+            case FindReleasedAuthorizations():
+                return self.store.find_released_authorizations(payer=wallet.address, chains=self.rpc_urls)
+            case SignAuthorization():
+                return wallet.sign_authorization(
+                    step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
+                )
+            case StoreAuthorization(authorization=signed):
+                self._submitted[signed.nonce] = plan
+                request = plan.digest(str(self.origin))
+                return self.session.store(
+                    signed.nonce,
+                    signed.asset,
+                    signed.amount,
+                    store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
+                )
+            case RecordAuthorizationState():
+                is_recorded = self.store.record_authorization(step.nonce, step.state, step.tx_hash)
+                self._submitted.pop(step.nonce, None)
+                if is_recorded and step.state is AuthorizationState.UNSENT:
+                    self.session.release(step.nonce)
+                return None
+
+    def _lease_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
+        with self._reservation_lock:
+            found = self.store.lease_authorization(
+                payer=wallet.address, request=plan.digest(str(self.origin)), left=tuple(self._left_open)
+            )
+            if found is not None:
+                self._left_open.discard(found.nonce)
+                self._submitted[found.nonce] = plan
+        return found
+
+    def _store_transfer(self, step: StoreTransfer, plan: CallPlan) -> StoreOutcome:
+        """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""
+        tx_hash = step.transfer.tx_hash
+        with self._reservation_lock:
+            others = self._reserved_by_others(plan)
+            outcome = self.session.store(
+                tx_hash,
+                step.transfer.asset,
+                step.transfer.amount,
+                store=lambda: self.store.store(
+                    step.transfer, budget=self.budget, price=step.price, tried=step.tried
+                ),
+            )
+            if isinstance(outcome, Stored) and plan.rules.prepay == 1:
+                self._reserved_by[tx_hash] = plan
+        if isinstance(outcome, PaidAlready):
+            return replace(outcome, is_reserved=outcome.transfer.tx_hash in others)
+        return outcome
+
+    def _find_payments(self, step: FindPayments, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
+        with self._reservation_lock:
+            others = self._reserved_by_others(
+                plan
+            )  # before the look: who ends in between has written down what is left
+            known = self.store.find_payments(
+                payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
+            )
+            if plan.idempotency_key in self._repeated_keys and not step.payees:
+                # What the earlier run paid may be spent, and its answer still be there: the key finds it, and any
+                # payment of ours that counts there says who asks. Shown first, so that nothing is paid for it again.
+                known = (
+                    *self.store.find_last_exhausted(
+                        payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id
+                    ),
+                    *known,
+                )
+        return tuple(transfer for transfer in known if transfer.tx_hash not in others)
+
+    def _reserved_by_others(self, plan: CallPlan) -> frozenset[TxHash]:
+        """What other running calls speak for."""
+        owners = self._reserved_by.copy()
+        return frozenset(tx_hash for tx_hash, owner in owners.items() if owner is not plan)
+
+    def end_call(self, plan: CallPlan) -> None:
+        """The call has its answer, or failed: what it left unspent is anybody's."""
+        for tx_hash in [tx_hash for tx_hash, owner in self._reserved_by.copy().items() if owner is plan]:
+            self._reserved_by.pop(tx_hash, None)
+        # A call that was cancelled has not told what became of its authorisation: the same request shows it again.
+        for nonce in [nonce for nonce, owner in self._submitted.copy().items() if owner is plan]:
+            self._left_open.add(nonce)
+            self._submitted.pop(nonce, None)
+
+    # ---- The control plane.
+
+    def build_control(self, control_request: ControlRequest) -> httpx.Request:
+        """Raises `CannotPay` when it has to be signed and there is no wallet."""
+        request = httpx.Request(
+            control_request.method,
+            f"{self.root}{API_PREFIX}{control_request.path}",
+            content=control_request.body or None,
+        )
+        request.headers["User-Agent"] = f"tollway/{__version__}"
+        request.headers["Accept"] = "application/json"
+        for name, value in (
+            *control_request.headers,
+            *(self._sign_control(request, control_request) if control_request.is_signed else ()),
+        ):
+            request.headers[name] = value
+        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        return request
+
+    def _sign_control(self, request: httpx.Request, control_request: ControlRequest) -> HeaderPairs:
+        if self.wallet is None:
+            raise CannotPay("This request has to be signed, and there is no wallet.")
+        raw_path, _, query = request.url.raw_path.partition(b"?")
+        signed_request = SignedRequest(
+            method=control_request.method,
+            raw_path=raw_path,
+            query=query,
+            headers=request.headers.raw,
+            body=control_request.body,
+        )
+        return self.wallet.sign_request(
+            signed_request,
+            origin=self.origin,
+            chain_id=next(iter(self.rpc_urls), MAINNET),
+            now_s=self._now_ms() // 1000,
+            nonce=self._entropy(16).hex(),
+        )
+
+    # ---- Nodes.
+
+    def build_node_request(self, step: QueryNode) -> httpx.Request | NodeUnavailable:
+        url = self.rpc_urls.get(step.chain_id)
+        if url is None:
+            return NodeUnavailable(detail="no RPC URL is configured")
+        rpc_request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
+        request = httpx.Request("POST", url, json=rpc_request)
+        request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
+        return request
+
+
+def check_tls(url: str, *, allow_http: bool) -> None:
+    """Raises `HttpNotAllowed` for `http://` beyond loopback. It names no URL: those of nodes carry keys."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return  # no request goes there, and the refusal of that is not about TLS
+    if parsed.scheme == "http" and not allow_http and not is_loopback(parsed.host):
+        raise HttpNotAllowed(
+            f"{parsed.host} would be reached without TLS: use https, or allow it (--allow-http, allow_http=True)"
+        )
+
+
+def _approve(_: PaymentQuote) -> None:
+    pass
+
+
+def _read_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Exchange:
+    """The real answer behind the flow's last `GatewayResponse`, and its body where that is read already."""
+
+    __slots__ = ("content", "plan", "response")
+
+    def __init__(self, plan: CallPlan | None) -> None:
+        self.plan = plan
+        self.response: httpx.Response | None = None
+        self.content: bytes | None = None

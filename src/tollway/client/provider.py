@@ -1,0 +1,384 @@
+"""The provider's side: verifies that a gateway has forwarded a call for the provider's own listings.
+
+    verifier = ForwardedVerifier("https://gateway.example.com", endpoint="https://api.example.com/v1", api_ids=["api_…"])
+    forwarded = verifier.verify("GET", "/v1/quote?x=1", headers)    # or ForwardedRefused
+
+RFC 9421, Ed25519. Everything that is not surely right is refused. `endpoint` says whose host this is, never the request: otherwise
+what the gateway has signed for another provider's API would be accepted.
+
+The gateway's keys are fetched from its directory when they are needed, and kept. An unknown key is looked up once more, but not with
+every request that names one. Only Ed25519 keys count, each under its thumbprint; the name in the directory decides nothing.
+"""
+
+import hashlib
+import hmac
+import threading
+import time
+from base64 import urlsafe_b64decode
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic_core import from_json
+
+from tollway.client.deadline import fetch_bounded
+from tollway.client.message_signature import (
+    SignatureClaim,
+    SignatureFieldsInvalid,
+    Text,
+    collect_fields,
+    decode_text,
+    read_claim,
+    read_digests,
+)
+from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER, thumbprint
+
+DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
+FETCH_DEADLINE_S = 5.0
+DIRECTORY_BYTES_MAX = 65_536
+KEYS_MAX = 32
+
+REFRESH_S = 3_600.0
+"""So long after its end a key that the gateway has given up counts on."""
+KEYS_KEPT_S = 86_400.0
+"""So long the last directory is believed when no newer one can be had."""
+BETWEEN_FETCHES_S = 10.0
+AFTER_FAILURE_S = 5.0
+
+Keys = dict[str, Ed25519PublicKey]
+
+
+class KeysUnavailable(Exception):
+    """The directory cannot be read, and what was known of it does not help."""
+
+
+class KeyDirectory:
+    """Of one gateway. Safe to use from many threads; one of them fetches."""
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        fetch: Callable[[str], bytes] | None = None,
+        ticks_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`gateway`: its public URL. `fetch` gets a URL and gives the body of a 200, or raises. Raises ValueError for a URL
+        by which anybody on the way could publish keys of his own."""
+        self._url = check_origin(gateway) + DIRECTORY_PATH
+        self._fetch = fetch or fetch_document
+        self._ticks_s = ticks_s
+        self._keys: Keys = {}
+        self._read_s: float | None = None
+        self._next_s: float | None = None
+        self._is_failed = False
+        self._lock = threading.Lock()
+
+    def find(self, keyid: str) -> Ed25519PublicKey | None:
+        """None: the gateway publishes no such key. Raises KeysUnavailable."""
+        key = self._known(keyid)
+        if key is not None and not self._is_due():
+            return key
+        if key is not None:
+            if self._lock.acquire(
+                blocking=False
+            ):  # whoever knows his key does not wait for a newer directory
+                try:
+                    self._refresh()
+                finally:
+                    self._lock.release()
+            key = self._known(keyid)
+        else:
+            with self._lock:
+                key = self._known(keyid)
+                if key is None:
+                    self._refresh()
+                    key = self._known(keyid)
+        if key is None and (self._is_failed or self._read_s is None):
+            raise KeysUnavailable("The gateway's key directory cannot be read.")
+        return key
+
+    def _known(self, keyid: str) -> Ed25519PublicKey | None:
+        is_kept = self._read_s is not None and self._ticks_s() - self._read_s < KEYS_KEPT_S
+        return self._keys.get(keyid) if is_kept else None
+
+    def _is_due(self) -> bool:
+        return self._read_s is None or self._ticks_s() - self._read_s >= REFRESH_S
+
+    def _refresh(self) -> None:
+        """Unless that was tried a moment ago. A directory that cannot be read leaves the last one in force."""
+        if self._next_s is not None and self._ticks_s() < self._next_s:
+            return
+        try:
+            self._keys = read_directory(self._fetch(self._url))
+            self._read_s, self._is_failed = self._ticks_s(), False
+        except (OSError, ValueError, httpx.HTTPError):
+            self._is_failed = True
+        self._next_s = self._ticks_s() + (AFTER_FAILURE_S if self._is_failed else BETWEEN_FETCHES_S)
+
+
+def check_origin(gateway: str) -> str:
+    """`scheme://host[:port]`. Raises ValueError unless it is https, or on this very machine."""
+    parts = urlsplit(gateway)
+    if parts.scheme == "https" and parts.hostname:
+        return f"https://{parts.netloc}"
+    if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
+        return f"http://{parts.netloc}"
+    raise ValueError("the gateway's URL is https, or on loopback")
+
+
+def is_loopback(host: str) -> bool:
+    """127.0.0.0/8, ::1, `localhost`."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def fetch_document(url: str) -> bytes:
+    """A small document. Raises OSError, httpx.HTTPError."""
+    status, body = fetch_bounded("GET", url, deadline_s=FETCH_DEADLINE_S, bytes_max=DIRECTORY_BYTES_MAX)
+    if not 200 <= status <= 299:
+        raise OSError(f"{url} answers {status}")
+    return body
+
+
+def read_directory(body: bytes) -> Keys:
+    """Of a JWK set the Ed25519 keys; others stand there for somebody else. Raises ValueError."""
+    document = from_json(body)
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list) or len(listed) > KEYS_MAX:
+        raise ValueError("no JWK set")
+    keys: Keys = {}
+    for jwk in listed:
+        if isinstance(jwk, dict) and (jwk.get("kty"), jwk.get("crv")) == ("OKP", "Ed25519"):
+            x = jwk.get("x")
+            if isinstance(x, str):
+                keys[thumbprint(x)] = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(x + "="))
+    return keys
+
+
+CLOCK_SLACK_S = 10
+"""How far the clocks of gateway and provider may differ."""
+VALID_S_MAX = 300
+NONCES_MAX = 200_000
+
+_CALL_ID, _API_ID, _PAYER = CALL_ID.lower(), API_ID.lower(), PAYER.lower()
+REQUIRED = ("@method", "@authority", "@path", "@query", _CALL_ID, _API_ID)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DIGESTS: dict[str, Callable[[bytes], bytes]] = {
+    "sha-256": lambda body: hashlib.sha256(body).digest(),
+    "sha-512": lambda body: hashlib.sha512(body).digest(),
+}
+
+ReceivedHeaders = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
+
+
+class ForwardedRefused(Exception):
+    """The request is not one that the gateway has forwarded here, or cannot be told to be. `reason`: one word for logs.
+
+    `is_temporary`: nothing is wrong with the request as far as one can see; answer 503 rather than 401.
+    """
+
+    def __init__(self, reason: str, detail: str, *, is_temporary: bool = False) -> None:
+        self.reason = reason
+        self.is_temporary = is_temporary
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """What the gateway has signed. `payer`: the wallet that pays (EIP-55); None: a free call.
+
+    `covers`: what is signed of the body: its `digest`, its `length`, or `nothing`.
+    """
+
+    call_id: str
+    api_id: str
+    payer: str | None
+    covers: str
+    _signed_value: str = field(default="", repr=False)
+    _accepts_streamed: bool = field(default=False, repr=False)
+
+    def check_body(self, body: bytes) -> None:
+        """Raises ForwardedRefused unless this is the body that was signed, as far as the signature covers it."""
+        if self.covers == "digest":
+            _check_digest(self._signed_value, body)
+        elif self.covers == "length":
+            if self._signed_value != str(len(body)):
+                raise ForwardedRefused("length_mismatch", "The body is not as long as it was signed to be.")
+        elif body and not self._accepts_streamed:
+            raise ForwardedRefused("body_not_covered", "There is a body, of which nothing is signed.")
+
+
+class NonceCache:
+    """Nonces that were seen, until they would be refused as expired. For one process, and all of its threads."""
+
+    def __init__(self, *, now_s: Callable[[], float] = time.time, most: int = NONCES_MAX) -> None:
+        self._now_s = now_s
+        self._most = most
+        self._seen: set[str] = set()
+        self._expiring: deque[tuple[float, str]] = deque()
+        self._lock = threading.Lock()
+
+    def __call__(self, nonce: str, forget_s: float) -> bool:
+        """True the first time. `forget_s`: until then (unix seconds) it has to be known. Raises ForwardedRefused when there
+        is no room for more: what cannot be remembered would count twice."""
+        with self._lock:
+            now_s = self._now_s()
+            while self._expiring and self._expiring[0][0] < now_s:
+                self._seen.discard(self._expiring.popleft()[1])
+            if nonce in self._seen:
+                return False
+            if len(self._seen) >= self._most:
+                raise ForwardedRefused("memory_full", "Too many calls at once.", is_temporary=True)
+            self._seen.add(nonce)
+            self._expiring.append((forget_s, nonce))
+            return True
+
+
+class ForwardedVerifier:
+    """For one gateway and one host. Safe to use from many threads. It may fetch the gateway's keys (5 s at most)."""
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        endpoint: str,
+        api_ids: Iterable[str],
+        accept_streamed: bool = False,
+        remember: Callable[[str, float], bool] | None = None,
+        fetch: Callable[[str], bytes] | None = None,
+        now_s: Callable[[], float] = time.time,
+        ticks_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`gateway`: its public URL. `endpoint`: what your listings say; of it the host counts. `api_ids`: your listings:
+        anybody may publish one that leads to you, and be paid for it himself.
+
+        `accept_streamed`: bodies without a length, of which nothing is signed, are accepted too. `remember`: what
+        `NonceCache` does, for several processes in one place. Raises ValueError.
+        """
+        self._authority = _read_authority(endpoint)
+        self._api_ids = frozenset([api_ids] if isinstance(api_ids, str) else api_ids)
+        if not self._api_ids:
+            raise ValueError("api_ids names your listings")
+        self._accepts_streamed = accept_streamed
+        self._now_s = now_s
+        self._remember = remember or NonceCache(now_s=now_s)
+        self._directory = KeyDirectory(gateway, fetch=fetch, ticks_s=ticks_s)
+
+    def verify(
+        self, method: str, target: Text, headers: ReceivedHeaders, body: bytes | None = b""
+    ) -> Forwarded:
+        """`target`: path and query as they stand in the request line, not decoded; or the whole URL. `headers`: all of them, as a mapping or
+        as pairs. `body` None: it comes later, for `check_body`. Raises ForwardedRefused."""
+        try:
+            fields = collect_fields(headers)
+            claim = read_claim(fields)
+            values = claim.read_values(fields, self._derive(method, decode_text(target)))
+        except SignatureFieldsInvalid as exc:
+            raise ForwardedRefused(exc.reason, str(exc)) from exc
+        _check_coverage(claim, fields)
+        self._check_times(claim)
+        self._check_signature(claim, claim.write_base(values))
+        if values[_API_ID] not in self._api_ids:
+            raise ForwardedRefused("wrong_listing", "The call is for somebody else's listing.")
+        forwarded = self._build_forwarded(values)
+        if body is not None:
+            forwarded.check_body(body)
+        if not self._remember(claim.nonce, claim.expires_s + CLOCK_SLACK_S):
+            raise ForwardedRefused("replayed", "The request was here before.")
+        return forwarded
+
+    def _derive(self, method: str, target: str) -> dict[str, str]:
+        """RFC 9421 §2.2."""
+        path, _, query = _cut_origin(target).partition("?")
+        return {
+            "@method": method,
+            "@authority": self._authority,
+            "@path": path,
+            "@query": f"?{query}",
+        }
+
+    def _check_times(self, claim: SignatureClaim) -> None:
+        now_s = self._now_s()
+        if not claim.created_s < claim.expires_s <= claim.created_s + VALID_S_MAX:
+            raise ForwardedRefused("validity_too_long", "The signature is good for too long.")
+        if claim.created_s > now_s + CLOCK_SLACK_S:
+            raise ForwardedRefused("created_in_future", "The signature was made in the future.")
+        if now_s > claim.expires_s + CLOCK_SLACK_S:
+            raise ForwardedRefused("expired", "The signature has expired.")
+
+    def _check_signature(self, claim: SignatureClaim, base: bytes) -> None:
+        try:
+            key = self._directory.find(claim.keyid)
+        except KeysUnavailable as exc:
+            raise ForwardedRefused("keys_unavailable", str(exc), is_temporary=True) from exc
+        if key is None:
+            raise ForwardedRefused("unknown_key", "The gateway publishes no such key.")
+        try:
+            key.verify(claim.signature, base)
+        except InvalidSignature as exc:
+            raise ForwardedRefused("bad_signature", "The signature is not one of this request.") from exc
+
+    def _build_forwarded(self, values: Mapping[str, str]) -> Forwarded:
+        covers = "nothing"
+        if "content-digest" in values:
+            covers = "digest"
+        elif "content-length" in values:
+            covers = "length"
+        return Forwarded(
+            call_id=values[_CALL_ID],
+            api_id=values[_API_ID],
+            payer=values.get(_PAYER),
+            covers=covers,
+            _signed_value=values.get(f"content-{covers}", ""),
+            _accepts_streamed=self._accepts_streamed,
+        )
+
+
+def _cut_origin(target: str) -> str:
+    """Of a whole URL what a request line would hold; whose host it names decides nothing."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    rest = target.partition("://")[2]
+    place = min((at for at in (rest.find("/"), rest.find("?")) if at >= 0), default=len(rest))
+    return rest[place:] if rest[place:].startswith("/") else f"/{rest[place:]}"
+
+
+def _read_authority(endpoint: str) -> str:
+    """As the gateway writes `Host`. Raises ValueError."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not parts.hostname.isascii():
+        raise ValueError("endpoint is the http(s) URL of your listings, its host in ASCII")
+    host = parts.hostname.removesuffix(".")
+    host = f"[{host}]" if ":" in host else host
+    is_usual = parts.port in (None, _DEFAULT_PORTS[parts.scheme])
+    return host if is_usual else f"{host}:{parts.port}"
+
+
+def _check_coverage(claim: SignatureClaim, fields: Mapping[str, list[str]]) -> None:
+    missing = [name for name in REQUIRED if name not in claim.names]
+    if missing:
+        raise ForwardedRefused("components_missing", f"Nothing is signed of {', '.join(missing)}.")
+    if _PAYER in fields and _PAYER not in claim.names:
+        raise ForwardedRefused("payer_not_covered", f"{PAYER} is not the gateway's.")
+
+
+def _check_digest(header: str, body: bytes) -> None:
+    """Every digest that we can compute must match (RFC 9530), and there must be one."""
+    try:
+        digests = read_digests(header)
+    except SignatureFieldsInvalid as exc:
+        raise ForwardedRefused(exc.reason, str(exc)) from exc
+    known = [(digest, _DIGESTS[name]) for name, digest in digests.items() if name in _DIGESTS]
+    if not known:
+        raise ForwardedRefused("digest_unsupported", "Content-Digest has neither sha-256 nor sha-512.")
+    for digest, compute in known:
+        if not hmac.compare_digest(digest, compute(body)):
+            raise ForwardedRefused("digest_mismatch", "The body is not the one that was signed.")

@@ -1,0 +1,332 @@
+"""Requests to the gateway: one call as the caller wants it, checked and ready to be sent any number of times; and the control plane
+(listings, history, payments), with the documents that it responds. No I/O.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, TypedDict
+from urllib.parse import quote, urlencode
+
+import httpx
+
+from tollway import __version__
+from tollway.client.errors import AnswerMalformed, GatewayRefused, HeaderInvalid
+from tollway.client.quote import Cap
+from tollway.client.responses import read_json
+from tollway.client.steps import HeaderPairs
+from tollway.client.transfer import RAILS, CallRules, RailChoice
+from tollway.errors import Code
+from tollway.ids import TxHash, keccak256
+
+GatewayDocument = dict[str, Any]
+"""A JSON object as the gateway wrote it; its members are those of the HTTP contract."""
+
+API_PREFIX = "/api/v2"
+NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """`path` under the API prefix, already encoded, with its query. `is_signed`: by the wallet (ERC-8128). `entries`: the
+    member of the answer that is a list of objects."""
+
+    method: str
+    path: str
+    headers: HeaderPairs = ()
+    body: bytes = field(default=b"", repr=False)
+    is_signed: bool = False
+    entries: str | None = None
+
+
+def publish_listing(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
+    """Creates a listing; `dry_run` checks it only."""
+    path = "/apis?dryRun=true" if dry_run else "/apis"
+    return _build_json_request("POST", path, draft, ())
+
+
+def update_listing(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> ControlRequest:
+    """Replaces a listing; with `etag` only while nobody else has changed it."""
+    headers: HeaderPairs = () if etag is None else (("If-Match", etag),)
+    return _build_json_request("PUT", f"/apis/{_encode_segment(api_id)}", draft, headers)
+
+
+LISTING_DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "description": "",
+        "tags": [],
+        "methods": [],
+        "operations": [],
+        "otherPaths": "serve",
+        "chargeOn": "success",
+        "timeoutSeconds": 30,
+        "forwardHeaders": [],
+        "signature": "any",
+        "rateLimit": None,
+        "status": "active",
+    }
+)
+"""What an update makes of a member that its body leaves out; of `payTo` it makes the provider's wallet."""
+KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
+"""What an update keeps unless its body says null."""
+
+
+def find_dropped_members(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
+    """The members of a listing that an update by `draft` would take back to their defaults because it does not name them."""
+    dropped = [
+        name
+        for name, default in LISTING_DEFAULTS.items()
+        if name not in draft and listing.get(name, default) not in (default, None)
+    ]
+    provider, pay_to = (str(listing.get(name, "")).lower() for name in ("provider", "payTo"))
+    if "payTo" not in draft and pay_to not in ("", provider):
+        dropped.append("payTo")
+    return tuple(dropped)
+
+
+def retire_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=f"/apis/{_encode_segment(api_id)}", is_signed=True)
+
+
+def show_ownership(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/ownership")
+
+
+def check_ownership(api_id: str) -> ControlRequest:
+    return ControlRequest(method="POST", path=f"/apis/{_encode_segment(api_id)}/ownership", is_signed=True)
+
+
+def list_apis(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(method="GET", path="/apis" + _encode_query(query), entries="apis")
+
+
+def search_apis(words: str | None, query: Mapping[str, object]) -> ControlRequest:
+    """`list_apis`, ranked where there are words to rank by and no other order is asked for."""
+    ranked = {"sort": "relevance"} if words else {}
+    return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
+
+
+def describe_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/agent")
+
+
+def lacks_document(refusal: GatewayRefused) -> bool:
+    """Whether a gateway knows no such document, rather than no such listing."""
+    return refusal.status == NOT_FOUND and refusal.code != Code.API_NOT_FOUND.value
+
+
+def show_listing(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}")
+
+
+def list_calls(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(
+        method="GET", path="/history" + _encode_query(query), is_signed=True, entries="calls"
+    )
+
+
+def find_call(call_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}", is_signed=True)
+
+
+def find_payment(tx_hash: str) -> ControlRequest:
+    """Raises ValueError on what is no transaction hash."""
+    return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
+
+
+def read_document(control_request: ControlRequest, status: int, content: bytes) -> GatewayDocument:
+    """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success, and
+    `AnswerMalformed` for a success that is not the document that was asked for."""
+    is_success = 200 <= status <= 299
+    try:
+        document = read_json(content) if content else {}
+    except ValueError:
+        document = None
+    if not is_success:
+        if not isinstance(document, dict):
+            document = {"detail": f"The gateway answered {status} with something that is not a JSON object."}
+        raise GatewayRefused(status, document)
+    if not isinstance(document, dict):
+        raise AnswerMalformed(f"The gateway answered {status} with something that is not a JSON object.")
+    if control_request.entries is not None:
+        entries = document.get(control_request.entries)
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise AnswerMalformed(f"The gateway's answer has no list `{control_request.entries}` of objects.")
+    return document
+
+
+def _build_json_request(
+    method: str, path: str, draft: Mapping[str, object], headers: HeaderPairs
+) -> ControlRequest:
+    return ControlRequest(
+        method=method,
+        path=path,
+        headers=(("Content-Type", "application/json"), *headers),
+        body=json.dumps(draft, ensure_ascii=False, separators=(",", ":")).encode(),
+        is_signed=True,
+    )
+
+
+def _encode_segment(text: str) -> str:
+    return quote(text, safe="-_.~")
+
+
+def _encode_query(query: Mapping[str, object]) -> str:
+    given = {name: value for name, value in query.items() if value is not None}
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+    return "?" + urlencode(words, quote_via=quote) if words else ""
+
+
+CapText = str | Mapping[str, str] | Cap | None
+
+_API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_PAYMENT_HEADERS = (
+    *("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price"),
+    *("payment-signature", "x-payment"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """One call as the caller wants it. `target` is what the signature covers of its URL."""
+
+    api_id: str
+    method: str
+    url: httpx.URL
+    target: bytes
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    body: bytes = field(repr=False)
+    rules: CallRules
+
+    @property
+    def idempotency_key(self) -> str:
+        """Empty without one."""
+        return str(httpx.Headers(list(self.headers)).get("Idempotency-Key", ""))
+
+    def digest(self, gateway: str) -> bytes:
+        """What makes two runs the same request: gateway, listing, method, target, idempotency key, body."""
+        key = self.idempotency_key
+        parts = (
+            gateway.encode(),
+            self.api_id.encode(),
+            self.method.encode(),
+            self.target,
+            key.encode(),
+            self.body,
+        )
+        return keccak256(b"".join(keccak256(part) for part in parts))
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call takes beside the listing and the path.
+
+    `prepay`: how many calls to pay for when a payment is due (default 1). `max_price`: for this call, instead of the
+    client's; `max_fee` and `rail` likewise. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
+    """
+
+    method: str
+    json: object
+    content: bytes | str | None
+    params: Mapping[str, str] | None
+    headers: Mapping[str, str] | None
+    max_price: CapText
+    max_fee: CapText
+    rail: RailChoice
+    prepay: int
+    idempotency_key: str | None
+
+
+def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: CallRules) -> CallPlan:
+    """`root`: the gateway's URL. Raises ValueError for what cannot be sent, TypeError for an unknown
+    option."""
+    check_names(options, CallOptions.__annotations__, of="a call")
+    if not _API_ID.fullmatch(api_id):
+        raise ValueError("an API id consists of letters, digits, _ and -")
+    prefix = f"{API_PREFIX}/gateway/{api_id}"
+    rest = path if path[:1] in ("", "/", "?") else "/" + path
+    url = httpx.URL(f"{root}{prefix}{rest}")
+    url = _with_params(url, options.get("params"))
+    if not url.raw_path.startswith(prefix.encode()):
+        raise ValueError("the path leaves the listing")
+    target = url.raw_path[len(prefix) :]
+    if target[:1] not in (b"", b"/", b"?"):
+        raise ValueError("the path leaves the listing")
+    headers, body = _read_content(options)
+    method = options.get("method", "GET").upper()
+    if not _TOKEN.fullmatch(method):
+        raise ValueError("a method is a word such as GET")
+    max_price, max_fee = options.get("max_price"), options.get("max_fee")
+    return CallPlan(
+        api_id=api_id,
+        method=method,
+        url=url,
+        target=target,
+        headers=tuple(headers.multi_items()),
+        body=body,
+        rules=CallRules(
+            max_price=defaults.max_price if max_price is None else Cap.parse(max_price),
+            max_fee=defaults.max_fee if max_fee is None else Cap.parse(max_fee),
+            prepay=options.get("prepay", 1),
+            patience=defaults.patience,
+            is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,
+            rail=check_rail(options.get("rail", defaults.rail)),
+        ),
+    )
+
+
+def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> None:
+    """Raises TypeError for the first option that is not known: a limit that is misspelt would not hold."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{of} has no option {name!r}{hint}")
+
+
+def check_rail(rail: RailChoice) -> RailChoice:
+    """Raises ValueError for another word."""
+    if rail not in RAILS:
+        raise ValueError("the rail is auto, tx or x402")
+    return rail
+
+
+def _with_params(url: httpx.URL, params: Mapping[str, str] | None) -> httpx.URL:
+    return url.copy_merge_params(params) if params else url
+
+
+def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
+    """The headers and the body of a call. Raises ValueError."""
+    json_body, content = options.get("json"), options.get("content")
+    if json_body is not None and content is not None:
+        raise ValueError("a call has either json or content")
+    headers = httpx.Headers(_check_headers(options.get("headers") or {}))
+    if any(name in headers for name in _PAYMENT_HEADERS):
+        raise ValueError("the client sets the payment headers itself")
+    body = content.encode() if isinstance(content, str) else content or b""
+    if json_body is not None:
+        body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
+        headers.setdefault("Content-Type", "application/json")
+    headers.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
+    headers.setdefault("User-Agent", f"tollway/{__version__}")
+    key = options.get("idempotency_key")
+    if key is not None:
+        headers.update(_check_headers({"Idempotency-Key": key}))
+    return headers, body
+
+
+def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The same. RFC 9110 §5.1 and §5.5, without obs-text. Raises `HeaderInvalid`."""
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name):
+            raise HeaderInvalid(f"{name[:80]!r} is no name of a header: letters, digits and !#$%&'*+.^_`|~-")
+        if not _FIELD_VALUE.fullmatch(value):
+            raise HeaderInvalid(
+                f"the value of the header {name[:80]} has characters other than visible ASCII"
+            )
+    return headers

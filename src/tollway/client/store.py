@@ -1,0 +1,658 @@
+"""The wallet's payment store: every payment and every authorisation it ever signed, and the idempotency keys of requests in progress, in one
+SQLite file that several processes may share.
+
+A payment is written here, through to the disk, before its first byte is sent; that write alone decides whether it may be made at all
+(budget, nonce, no unresolved payment to the same payee). It never talks to a network.
+
+SQLite with a rollback journal and `synchronous=EXTRA`: safe between processes with every SQLite version, and a commit that returned
+survives a loss of power. The file holds signed transactions and open authorisations, so only its owner may read it. The proof of an
+authorisation is kept while it is open only: it is worth money to every reader.
+
+An idempotency key belongs to one request from before it is sent until its response has been handed over. The same request in between,
+also after a crash, gets the same key; so a gateway sees one call, and takes one price.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tollway.client.errors import StoreUnusable
+from tollway.client.quote import Cap, to_atto, units_to_atto
+from tollway.client.steps import (
+    UNRESOLVED,
+    WORTHLESS,
+    AuthorizationState,
+    NonceTaken,
+    OverBudget,
+    PaidAlready,
+    SignedAuthorization,
+    Stored,
+    StoreOutcome,
+    Transfer,
+    TransferState,
+)
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+LEASE_MS = 600_000
+"""Longer than any call takes: until then an open authorisation is left to the process that signed it."""
+
+AUTHORIZATION_SCHEMA = """
+CREATE TABLE signed_authorization (
+  nonce TEXT PRIMARY KEY, proof TEXT NOT NULL, chain_id INTEGER NOT NULL, token TEXT NOT NULL, symbol TEXT NOT NULL,
+  decimals INTEGER NOT NULL, payer TEXT NOT NULL, pay_to TEXT NOT NULL, gateway TEXT NOT NULL, amount TEXT NOT NULL,
+  valid_before INTEGER NOT NULL, state TEXT NOT NULL, tx_hash TEXT, request TEXT NOT NULL,
+  leased_until_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL);
+CREATE INDEX authorization_by_request ON signed_authorization (payer, request) WHERE state = 'open'
+"""
+SCHEMA_RELEASED = """
+CREATE INDEX authorization_by_end ON signed_authorization (payer, valid_before) WHERE state = 'released'
+"""
+"""Up to version 4 `released` did not count as spent. From here on it does; no row is changed for that."""
+
+RELEASED_MAX = 64
+"""How many released authorisations one look at a chain takes up."""
+
+_AUTHORIZATION_COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
+
+
+class UnreadableRow(Exception):
+    """A row holds what this version does not know: an earlier or later one wrote it, or the file is damaged."""
+
+
+def insert_authorization(
+    connection: sqlite3.Connection, signed: SignedAuthorization, *, request: bytes, now_ms: int
+) -> None:
+    asset = signed.asset
+    connection.execute(
+        f"INSERT INTO signed_authorization ({_AUTHORIZATION_COLUMNS}, request, leased_until_ms, created_ms)"  # noqa: S608 - our own column list
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            signed.nonce.hex(),
+            signed.proof,
+            asset.chain_id,
+            str(asset.token),
+            asset.symbol,
+            asset.decimals,
+            str(signed.payer),
+            str(signed.pay_to),
+            signed.gateway,
+            str(signed.amount),
+            signed.valid_before,
+            signed.state.value,
+            None,
+            request.hex(),
+            now_ms + LEASE_MS,
+            now_ms,
+        ),
+    )
+
+
+def lease_open_authorization(
+    connection: sqlite3.Connection,
+    payer: Address,
+    *,
+    request: bytes,
+    left: Iterable[bytes],
+    now_ms: int,
+) -> SignedAuthorization | None:
+    """The oldest open one of that request which nobody is using; it is the asker's for the time of a lease."""
+    freed = {nonce.hex() for nonce in left}
+    rows = connection.execute(
+        f"SELECT leased_until_ms, {_AUTHORIZATION_COLUMNS} FROM signed_authorization"  # noqa: S608 - our own column list
+        " WHERE payer = ? AND request = ? AND state = 'open' ORDER BY created_ms, rowid",
+        (str(payer), request.hex()),
+    )
+    for leased_until_ms, *row in rows.fetchall():
+        if leased_until_ms <= now_ms or row[0] in freed:
+            connection.execute(
+                "UPDATE signed_authorization SET leased_until_ms = ? WHERE nonce = ?",
+                (now_ms + LEASE_MS, row[0]),
+            )
+            return _read_authorization(row)
+    return None
+
+
+def record_authorization_state(
+    connection: sqlite3.Connection, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None
+) -> bool:
+    """What became of an open one; `OPEN` ends its lease. A released one can only be found expired or charged. Every
+    other outcome is kept; False then."""
+    is_open = state is AuthorizationState.OPEN
+    is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
+    changed = connection.execute(
+        "UPDATE signed_authorization SET state = ?, tx_hash = ?, leased_until_ms = 0,"
+        " proof = CASE WHEN ? THEN proof ELSE '' END"
+        " WHERE nonce = ? AND (state = 'open' OR (state = 'released' AND ?))",
+        (state.value, None if tx_hash is None else str(tx_hash), is_open, nonce.hex(), is_by_chain),
+    )
+    return changed.rowcount == 1
+
+
+def sum_spent_authorizations(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
+    """What they have moved or may move, in 10^-18 of the currency. That a gateway releases one changes nothing."""
+    rows = connection.execute(  # prices repeat: few groups, however many calls
+        "SELECT amount, decimals, count(*) FROM signed_authorization"
+        " WHERE payer = ? AND symbol = ? AND state NOT IN ('expired', 'unsent') GROUP BY amount, decimals",
+        (str(payer), symbol),
+    )
+    try:
+        return sum(
+            count * units_to_atto(int(amount), decimals=int(decimals)) for amount, decimals, count in rows
+        )
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"an amount of its authorisations cannot be read: {exc}") from exc
+
+
+def select_released_authorizations(
+    connection: sqlite3.Connection, payer: Address, *, chains: Iterable[ChainId], now_s: int
+) -> tuple[SignedAuthorization, ...]:
+    """Released ones whose time is over by our clock, oldest first: at most `RELEASED_MAX`."""
+    rows = connection.execute(
+        f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization WHERE payer = ? AND state = 'released'"  # noqa: S608 - our own column list
+        " AND valid_before <= ? AND chain_id IN (SELECT value FROM json_each(?)) ORDER BY valid_before LIMIT ?",
+        (str(payer), now_s, json.dumps(sorted(chains)), RELEASED_MAX),
+    )
+    return tuple(_read_authorization(row) for row in rows)
+
+
+def select_authorizations(connection: sqlite3.Connection, payer: Address) -> tuple[SignedAuthorization, ...]:
+    """Oldest first."""
+    rows = connection.execute(
+        f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization WHERE payer = ? ORDER BY created_ms, rowid",  # noqa: S608 - our own column list
+        (str(payer),),
+    )
+    return tuple(_read_authorization(row) for row in rows)
+
+
+def _read_authorization(row: Sequence[object]) -> SignedAuthorization:
+    try:
+        return _parse_authorization(row)
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"its row of authorisation {str(row[0])[:66]} cannot be read: {exc}") from exc
+
+
+def _parse_authorization(row: Sequence[object]) -> SignedAuthorization:
+    nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
+    amount, valid_before, state, tx_hash = row[9:]
+    return SignedAuthorization(
+        nonce=bytes.fromhex(str(nonce)),
+        proof=str(proof),
+        asset=Asset(
+            chain_id=ChainId(int(str(chain_id))),
+            token=Address.parse(str(token)),
+            symbol=str(symbol),
+            decimals=int(str(decimals)),
+        ),
+        payer=Address.parse(str(payer)),
+        pay_to=Address.parse(str(pay_to)),
+        gateway=str(gateway),
+        amount=int(str(amount)),
+        valid_before=int(str(valid_before)),
+        state=AuthorizationState(str(state)),
+        tx_hash=None if tx_hash is None else TxHash.parse(str(tx_hash)),
+    )
+
+
+IDEMPOTENCY_KEY_KEPT_MS = 20 * 3_600_000
+"""Gateways know a key for 24 hours after its call began. Beyond that it would protect nothing."""
+
+IDEMPOTENCY_KEY_SCHEMA = """
+CREATE TABLE kept_key (
+  payer TEXT NOT NULL, request TEXT NOT NULL, idempotency_key TEXT NOT NULL, created_ms INTEGER NOT NULL,
+  PRIMARY KEY (payer, request));
+CREATE INDEX kept_key_by_age ON kept_key (created_ms)
+"""
+
+
+def keep_idempotency_key(
+    connection: sqlite3.Connection, payer: Address, *, request: bytes, fresh: str, now_ms: int
+) -> str:
+    """The key of that request; `fresh` where it has none."""
+    connection.execute("DELETE FROM kept_key WHERE created_ms <= ?", (now_ms - IDEMPOTENCY_KEY_KEPT_MS,))
+    connection.execute(
+        "INSERT INTO kept_key (payer, request, idempotency_key, created_ms) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO NOTHING",
+        (str(payer), request.hex(), fresh, now_ms),
+    )
+    row = connection.execute(
+        "SELECT idempotency_key FROM kept_key WHERE payer = ? AND request = ?", (str(payer), request.hex())
+    ).fetchone()
+    return str(row[0])
+
+
+def drop_idempotency_key(connection: sqlite3.Connection, payer: Address, *, request: bytes, key: str) -> None:
+    """That key alone: the request may have another by now."""
+    connection.execute(
+        "DELETE FROM kept_key WHERE payer = ? AND request = ? AND idempotency_key = ?",
+        (str(payer), request.hex(), key),
+    )
+
+
+BUSY_TIMEOUT_S = 10.0
+DEFAULT_FOLDER = ".tollway"
+_TEMPORARY_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR}
+)
+_TEMPORARY_SQLITE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+SCHEMA_VERSION = 6
+
+_SCHEMA = """
+CREATE TABLE transfer (
+  tx_hash TEXT PRIMARY KEY, raw BLOB NOT NULL, chain_id INTEGER NOT NULL, token TEXT, symbol TEXT NOT NULL,
+  decimals INTEGER NOT NULL, payer TEXT NOT NULL, pay_to TEXT NOT NULL, gateway TEXT NOT NULL, amount TEXT NOT NULL,
+  rest TEXT NOT NULL, nonce INTEGER NOT NULL, confirmations INTEGER NOT NULL, state TEXT NOT NULL,
+  created_ms INTEGER NOT NULL);
+CREATE INDEX transfer_by_payee ON transfer (payer, gateway, pay_to);
+CREATE TABLE payee (
+  gateway TEXT NOT NULL, api_id TEXT NOT NULL, pay_to TEXT NOT NULL, PRIMARY KEY (gateway, api_id, pay_to));
+CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
+"""
+# A nonce whose transfer is given up is free: of the two that are signed for it, one at most is ever mined.
+_SCHEMA_2 = """
+ALTER TABLE transfer ADD COLUMN served INTEGER NOT NULL DEFAULT 0;
+DROP INDEX one_transfer_per_nonce;
+CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
+  WHERE state NOT IN ('replaced', 'abandoned');
+"""
+_MIGRATIONS = (
+    _SCHEMA,
+    _SCHEMA_2,
+    AUTHORIZATION_SCHEMA,
+    IDEMPOTENCY_KEY_SCHEMA,
+    SCHEMA_RELEASED,
+    "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
+)
+"""Statements from each version to the next."""
+_TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
+
+
+class PaymentStore:
+    """Safe to use from many threads and processes at once: every method is one transaction.
+
+    Raises `StorageUnavailable` when the file cannot be read or written now, and `StoreUnusable` when that will not pass.
+    """
+
+    def __init__(self, path: Path, *, now_ms: Callable[[], int]) -> None:
+        self.path = path
+        self._now_ms = now_ms
+
+    def store(
+        self,
+        transfer: Transfer,
+        *,
+        budget: Cap | None,
+        price: int = 0,
+        tried: frozenset[TxHash] = frozenset(),
+    ) -> StoreOutcome:
+        """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk.
+
+        A payment is needless where credit for a call of `price` has appeared since the caller looked, of a payment
+        for several (one for a single call is left to that call), and where an unresolved one goes to the same payee.
+        """
+        with self._transaction() as connection:
+            earlier = _select_transfers(
+                connection,
+                "payer = ? AND gateway = ? AND pay_to = ? AND state IN ('stored', 'refused', 'confirmed')",
+                (str(transfer.payer), transfer.gateway, str(transfer.pay_to)),
+            )
+            for entry in earlier:
+                is_shared = entry.asset == transfer.asset and entry.amount >= 2 * price > 0
+                is_credit = is_shared and entry.rest >= price and entry.tx_hash not in tried
+                if entry.state in UNRESOLVED or is_credit:
+                    return PaidAlready(transfer=entry)
+            if _restore_abandoned(connection, transfer):
+                return Stored()
+            over = _check_budget(connection, transfer.payer, transfer.asset, transfer.amount, budget)
+            if over is not None:
+                return over
+            try:
+                _insert_transfer(connection, transfer, now_ms=self._now_ms())
+            except sqlite3.IntegrityError:
+                return NonceTaken()
+        return Stored()
+
+    def find_payments(
+        self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
+    ) -> tuple[Transfer, ...]:
+        """Our payments that may buy a call of this listing. `payees`, when given, are remembered as the listing's.
+
+        Credit first, the largest rest in front; then what is not resolved.
+        """
+        with self._transaction() as connection:
+            if payees:
+                connection.execute("DELETE FROM payee WHERE gateway = ? AND api_id = ?", (gateway, api_id))
+                connection.executemany(
+                    "INSERT INTO payee (gateway, api_id, pay_to) VALUES (?, ?, ?)",
+                    [(gateway, api_id, str(payee)) for payee in payees],
+                )
+            found = _select_transfers(
+                connection,
+                "payer = ? AND gateway = ? AND state IN ('stored', 'confirmed', 'refused') AND rest <> '0' AND"
+                " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
+                (str(payer), gateway, gateway, api_id),
+            )
+        order = (TransferState.CONFIRMED, TransferState.STORED, TransferState.REFUSED)
+        return tuple(
+            sorted(found, key=lambda t: (order.index(t.state), -to_atto(t.rest, t.asset), t.tx_hash))
+        )
+
+    def find_last_exhausted(self, *, payer: Address, gateway: str, api_id: str) -> tuple[Transfer, ...]:
+        """The newest payment to a payee of this listing that bought calls and has nothing left; none or one."""
+        with self._transaction() as connection:
+            found = _select_transfers(
+                connection,
+                "payer = ? AND gateway = ? AND state = 'confirmed' AND rest = '0' AND served > 0 AND"
+                " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
+                (str(payer), gateway, gateway, api_id),
+            )
+        return found[-1:]
+
+    def next_nonce(self, *, payer: Address, chain_id: ChainId, pending: int) -> int:
+        """One more than the highest nonce of our own, mined ones too: what the node told may be older than what we
+        know. 0 without any. First of all a nonce from
+        `pending` on whose transfer was given up: until it is filled, no later one can be mined."""
+        with self._transaction() as connection:
+            given_up, highest = connection.execute(
+                "SELECT min(nonce) FILTER (WHERE state = 'abandoned' AND nonce >= ? AND NOT EXISTS (SELECT 1"
+                "  FROM transfer AS other WHERE other.payer = transfer.payer AND other.chain_id = transfer.chain_id"
+                "  AND other.nonce = transfer.nonce AND other.state NOT IN ('replaced', 'abandoned'))),"
+                " max(nonce) FILTER (WHERE state NOT IN ('replaced', 'abandoned')) FROM transfer WHERE payer = ? AND chain_id = ?",
+                (pending, str(payer), chain_id),
+            ).fetchone()
+        if given_up is not None:
+            return int(given_up)
+        return 0 if highest is None else int(highest) + 1
+
+    def record_state(
+        self, tx_hash: TxHash, state: TransferState, rest: int | None, *, is_served: bool = False
+    ) -> None:
+        """Writes down what became of a payment, and whether it bought a call. An abandoned one stays abandoned."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE transfer SET state = ?, rest = coalesce(?, rest), served = served + ?"
+                " WHERE tx_hash = ? AND state <> 'abandoned'",
+                (state.value, None if rest is None else str(rest), int(is_served), str(tx_hash)),
+            )
+
+    def count_served(self, tx_hash: TxHash) -> int:
+        """How many calls this payment has bought, as far as the processes of this wallet have told."""
+        with self._transaction() as connection:
+            row = connection.execute(
+                "SELECT served FROM transfer WHERE tx_hash = ?", (str(tx_hash),)
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
+        """Payments that are on disk and not known to be mined."""
+        with self._transaction() as connection:
+            return _select_transfers(connection, "payer = ? AND state = 'stored'", (str(payer),))
+
+    def list_transfers(self, payer: Address) -> tuple[Transfer, ...]:
+        """Every payment of that wallet, in the order in which they were signed."""
+        with self._transaction() as connection:
+            return _select_transfers(connection, "payer = ?", (str(payer),))
+
+    def abandon(self, tx_hash: TxHash) -> bool:
+        """Gives up a payment that the gateway refuses or that never gets mined. It keeps counting against the budget,
+        and its payee may be paid again, with its nonce. For a person to decide: if it is mined after all, it was paid
+        for nothing."""
+        with self._transaction() as connection:
+            changed = connection.execute(
+                "UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused')",
+                (str(tx_hash),),
+            )
+        return changed.rowcount == 1
+
+    # ---- Authorisations.
+
+    def store_authorization(
+        self, signed: SignedAuthorization, *, request: bytes, budget: Cap | None
+    ) -> Stored | OverBudget:
+        """Writes it, unless the budget says no. When this returns `Stored` it is on the disk. `request`: a digest of
+        the call it pays."""
+        with self._transaction() as connection:
+            over = _check_budget(connection, signed.payer, signed.asset, signed.amount, budget)
+            if over is not None:
+                return over
+            insert_authorization(connection, signed, request=request, now_ms=self._now_ms())
+        return Stored()
+
+    def lease_authorization(
+        self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
+    ) -> SignedAuthorization | None:
+        """An open one of that very request that no running call uses; it is the asker's now. `left`: nonces that a
+        call of this process has left without a word."""
+        with self._transaction() as connection:
+            return lease_open_authorization(
+                connection, payer, request=request, left=left, now_ms=self._now_ms()
+            )
+
+    def find_released_authorizations(
+        self, *, payer: Address, chains: Iterable[ChainId]
+    ) -> tuple[SignedAuthorization, ...]:
+        """Released authorisations on these chains whose time is over by our clock, oldest first, so many at most."""
+        with self._transaction() as connection:
+            return select_released_authorizations(
+                connection, payer, chains=chains, now_s=self._now_ms() // 1000
+            )
+
+    def record_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
+        """Writes down what became of it; `OPEN` leaves it to the next run of its request. False: it has an outcome
+        already, and keeps that."""
+        with self._transaction() as connection:
+            return record_authorization_state(connection, nonce, state, tx_hash)
+
+    def list_authorizations(self, payer: Address) -> tuple[SignedAuthorization, ...]:
+        """Every authorisation of that wallet, oldest first; without the proof of what is no longer open."""
+        with self._transaction() as connection:
+            return select_authorizations(connection, payer)
+
+    def abandon_authorization(self, nonce: bytes) -> bool:
+        """Gives up an open one: it counts as spent for good, and its request may be paid anew."""
+        with self._transaction() as connection:
+            return record_authorization_state(connection, nonce, AuthorizationState.ABANDONED, None)
+
+    # ---- What was spent, and which requests are under way.
+
+    def spent(self, payer: Address) -> dict[str, int]:
+        """What counts against a budget, by currency, in 10^-18."""
+        with self._transaction() as connection:
+            symbols = connection.execute(
+                "SELECT symbol FROM transfer WHERE payer = ?1 UNION SELECT symbol FROM signed_authorization"
+                " WHERE payer = ?1 ORDER BY symbol",
+                (str(payer),),
+            ).fetchall()
+            return {symbol: _sum_spent(connection, payer, symbol) for (symbol,) in symbols}
+
+    def keep_key(self, *, payer: Address, request: bytes, fresh: str) -> str:
+        """The idempotency key of a request that is under way, or was left without an answer; else `fresh`, from now
+        on. `request`: its digest."""
+        with self._transaction() as connection:
+            return keep_idempotency_key(
+                connection, payer, request=request, fresh=fresh, now_ms=self._now_ms()
+            )
+
+    def drop_key(self, *, payer: Address, request: bytes, key: str) -> None:
+        """Its answer is handed over: the same request again is another call."""
+        with self._transaction() as connection:
+            drop_idempotency_key(connection, payer, request=request, key=key)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own each time: payments are rare, and nothing is shared between threads."""
+        try:
+            connection = self._connect()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                _prepare(connection)
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                connection.close()  # rolls back what was not committed
+        except (sqlite3.Error, OSError, UnreadableRow) as exc:
+            kind = StorageUnavailable if _is_temporary(exc) else StoreUnusable
+            raise kind(f"The payment store {self.path} cannot be used: {exc}") from exc
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.path.parent.name == DEFAULT_FOLDER:
+            _restrict_mode(self.path.parent, 0o700)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        for name in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                _restrict_mode(self.path.with_name(self.path.name + name), 0o600)
+        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode=DELETE")
+            connection.execute("PRAGMA synchronous=EXTRA")
+            connection.execute("PRAGMA secure_delete=ON")  # a proof that is dropped is gone from the file
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+def _restrict_mode(path: Path, mode: int) -> None:
+    """Takes from others what they could do with it: it holds signed transactions and open authorisations."""
+    if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        path.chmod(mode)
+
+
+def _is_temporary(failure: Exception) -> bool:
+    """Whether the same can succeed later, with nothing done about the file."""
+    if isinstance(failure, OSError):
+        return failure.errno in _TEMPORARY_ERRORS
+    code = getattr(failure, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _TEMPORARY_SQLITE
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise sqlite3.DatabaseError("it was written by a newer version of tollway")
+    if version == SCHEMA_VERSION:
+        return
+    for script in _MIGRATIONS[version:]:
+        for statement in script.split(";"):
+            if statement.strip():
+                connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _restore_abandoned(connection: sqlite3.Connection, transfer: Transfer) -> bool:
+    """The very same bytes were given up earlier: they are that payment, and counted already."""
+    changed = connection.execute(
+        "UPDATE transfer SET state = 'stored' WHERE tx_hash = ? AND state = 'abandoned'",
+        (str(transfer.tx_hash),),
+    )
+    return changed.rowcount == 1
+
+
+def _check_budget(
+    connection: sqlite3.Connection, payer: Address, asset: Asset, amount: int, budget: Cap | None
+) -> OverBudget | None:
+    """All that this store ever paid or promised in that currency, with this amount, against the budget."""
+    if budget is None:
+        return None
+    limit = budget.atto_for(asset.symbol) or 0
+    spent = _sum_spent(connection, payer, asset.symbol)
+    if spent + to_atto(amount, asset) <= limit:
+        return None
+    return OverBudget(spent_atto=spent, budget_atto=limit)
+
+
+def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
+    earlier = _select_transfers(
+        connection,
+        "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
+        (str(payer), symbol, _encode_states(WORTHLESS)),
+    )
+    spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
+    return spent + sum_spent_authorizations(connection, payer, symbol)
+
+
+def _insert_transfer(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
+    asset = transfer.asset
+    connection.execute(
+        f"INSERT INTO transfer ({_TRANSFER_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
+        (
+            str(transfer.tx_hash),
+            transfer.raw,
+            asset.chain_id,
+            None if asset.token is None else str(asset.token),
+            asset.symbol,
+            asset.decimals,
+            str(transfer.payer),
+            str(transfer.pay_to),
+            transfer.gateway,
+            str(transfer.amount),
+            str(transfer.rest),
+            transfer.nonce,
+            transfer.confirmations,
+            transfer.state.value,
+            None if transfer.fee_max_wei is None else str(transfer.fee_max_wei),
+            now_ms,
+        ),
+    )
+
+
+def _select_transfers(
+    connection: sqlite3.Connection, where: str, values: Sequence[object]
+) -> tuple[Transfer, ...]:
+    rows = connection.execute(
+        f"SELECT {_TRANSFER_COLUMNS} FROM transfer WHERE {where} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
+        values,
+    )
+    return tuple(_read_transfer(row) for row in rows)
+
+
+def _read_transfer(row: Sequence[object]) -> Transfer:
+    try:
+        return _parse_transfer(row)
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"its row of payment {str(row[0])[:66]} cannot be read: {exc}") from exc
+
+
+def _parse_transfer(row: Sequence[object]) -> Transfer:
+    tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
+    amount, rest, nonce, confirmations, state, fee_max = row[9:]
+    if not isinstance(raw, bytes):
+        raise TypeError("a signed transaction is bytes")
+    return Transfer(
+        tx_hash=TxHash.parse(str(tx_hash)),
+        raw=raw,
+        asset=Asset(
+            chain_id=ChainId(int(str(chain_id))),
+            token=None if token is None else Address.parse(str(token)),
+            symbol=str(symbol),
+            decimals=int(str(decimals)),
+        ),
+        payer=Address.parse(str(payer)),
+        pay_to=Address.parse(str(pay_to)),
+        gateway=str(gateway),
+        amount=int(str(amount)),
+        rest=int(str(rest)),
+        nonce=int(str(nonce)),
+        confirmations=int(str(confirmations)),
+        state=TransferState(str(state)),
+        fee_max_wei=None if fee_max is None else int(str(fee_max)),
+    )
+
+
+def _encode_states(states: Iterable[TransferState]) -> str:
+    return "[" + ",".join(f'"{state.value}"' for state in sorted(states)) + "]"

@@ -1,0 +1,167 @@
+"""`tollway search` and `tollway describe`: what a person chooses by, and JSON for programs. Neither needs a key."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tollway.cli.main import make_app
+
+LISTED = {
+    "name": "Rain\x1b[2J \u202eforecasts",
+    "provider": "0x" + "22" * 20,
+    "pricePerRequest": "0.01",
+    "currency": "USDC",
+    "endpoint": "https://x.test",
+    "description": "[red]cheap[/red]",
+    "match": ["name", "tags"],
+}
+MEASURED = {"calls30d": 12034, "successRate30d": 0.9981, "p50Ms": 120, "p95Ms": 480}
+UNMEASURED = dict.fromkeys(MEASURED)
+DETAILS = {
+    "api_1": {"networks": ["eip155:8453", "eip155:84532"], "quality": MEASURED, "verified": True},
+    "api_2": {"networks": ["eip155:8453\x1b[31m"], "quality": UNMEASURED, "verified": False},
+}
+AGENT = {"id": "api_1", "name": "Rain", "whenToUse": "to\nname  Sun", "payment": {"required": True}}
+
+
+class Registry(ThreadingHTTPServer):
+    """Two listings, a third that is gone by the time one looks, and agent documents where `has_agent`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), RegistryHandler)
+        self.seen: list[str] = []
+        self.has_agent = True
+
+    def answer(self, path: str) -> tuple[int, Any]:
+        name = path.removeprefix("/api/v2/apis").partition("?")[0].removeprefix("/")
+        if not name:
+            listed = [{"id": api_id, **LISTED} for api_id in ("api_1", "api_2", "api_gone")]
+            return 200, {"apis": listed, "total": 3, "page": 1, "limit": 20}
+        if name == "api_1/agent" and self.has_agent:
+            return 200, AGENT
+        if name.endswith("/agent") and (name == "api_9/agent" or not self.has_agent):
+            return 404, {
+                "code": "api_not_found" if name == "api_9/agent" else "route_not_found",
+                "detail": "No.",
+            }
+        return (200, {"id": name, **DETAILS[name]}) if name in DETAILS else (410, {"code": "api_retired"})
+
+
+class RegistryHandler(BaseHTTPRequestHandler):
+    server: Registry
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)
+        status, document = self.server.answer(self.path)
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    registry = Registry()
+    thread = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield registry
+    registry.shutdown()
+    thread.join()
+    registry.server_close()
+
+
+@pytest.fixture
+def run(registry: Registry) -> Callable[..., Result]:
+    url = f"http://127.0.0.1:{registry.server_address[1]}"
+    env = {"TOLLWAY_GATEWAY": url, "TOLLWAY_KEY_FILE": "", "TOLLWAY_PRIVATE_KEY": "", "COLUMNS": "200"}
+    return lambda *words: CliRunner().invoke(make_app(), list(words), env=env)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tollway.cli.caller.is_for_people", lambda as_json: not as_json)
+
+
+def test_a_pipe_gets_the_page_as_the_gateway_wrote_it(run: Callable[..., Result], registry: Registry) -> None:
+    done = run("search", "rain", "today")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == registry.answer("/api/v2/apis")[1]
+    assert registry.seen == ["/api/v2/apis?q=rain%20today&sort=relevance&page=1&limit=20"]
+
+
+def test_every_filter_reaches_the_gateway(run: Callable[..., Result], registry: Registry) -> None:
+    words = "--tag t --currency USDC --network eip155:1 --max-price 0.5 --min-success-rate 0.9 --verified --page 2"
+    assert run("search", *words.split(), "--sort", "price", "--limit", "5").exit_code == 0
+    (seen,) = registry.seen
+    assert set(seen.partition("?")[2].split("&")) == {
+        "page=2",
+        "limit=5",
+        "tag=t",
+        "currency=USDC",
+        "network=eip155%3A1",
+        "maxPrice=0.5",
+        "minSuccessRate=0.9",
+        "verified=true",
+        "sort=price",
+    }
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_gets_what_one_chooses_by_and_no_tricks(run: Callable[..., Result]) -> None:
+    shown = run("search", "rain").stdout
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("api_")}
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "0.01 USDC" in rows["api_1"]
+    assert "99.81 % of 12034, 120 ms" in rows["api_1"]
+    assert "eip155:8453" in rows["api_1"]
+    assert rows["api_1"].split()[-3:] == ["yes", "name,", "tags"]
+    assert "not measured" in rows["api_2"]
+    assert rows["api_2"].split()[-3:] == ["no", "name,", "tags"]
+    assert "not measured" in rows["api_gone"], "one that is gone takes nothing from the others"
+    assert "3 in all" in shown
+
+
+def test_describe_gives_the_agent_document(run: Callable[..., Result]) -> None:
+    assert json.loads(run("describe", "api_1").stdout) == AGENT
+
+
+def test_describe_gives_details_where_there_is_no_such_document(
+    run: Callable[..., Result], registry: Registry
+) -> None:
+    registry.has_agent = False
+    assert json.loads(run("describe", "api_1").stdout)["networks"] == ["eip155:8453", "eip155:84532"]
+    assert registry.seen == ["/api/v2/apis/api_1/agent", "/api/v2/apis/api_1"]
+
+
+def test_an_unknown_listing_is_told_by_the_gateways_code(run: Callable[..., Result]) -> None:
+    done = run("describe", "api_9")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert json.loads(done.stderr)["error"]["code"] == "api_not_found"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_describe_shows_an_outline_in_which_no_text_makes_lines_of_its_own(
+    run: Callable[..., Result],
+) -> None:
+    lines = run("describe", "api_1").stdout.splitlines()
+    assert "name  Rain" in lines
+    assert "name  Sun" not in lines
+    assert "payment  {required: yes}" in lines
+
+
+@pytest.mark.usefixtures("terminal")
+def test_json_is_raw_on_a_terminal_too(run: Callable[..., Result]) -> None:
+    assert json.loads(run("describe", "api_1", "--json").stdout) == AGENT
+    assert json.loads(run("search", "--json").stdout)["apis"][0]["name"] == LISTED["name"]

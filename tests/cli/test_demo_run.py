@@ -1,0 +1,161 @@
+"""What can be said of the demo without starting it; the rest is in test_demo.py."""
+
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from tollway.cli.demo_run import (
+    PORT_DEFAULT,
+    UNLIMITED,
+    DemoFailed,
+    _explain,
+    _remove_old_file,
+    _remove_own_file,
+    _write_private,
+    choose_port,
+    describe_sandbox,
+    make_settings,
+    print_sandbox,
+)
+from tollway.errors import SettingsInvalid
+from tollway.ids import ChainId, TxHash
+from tollway.money import Asset
+from tollway.sandbox.chain import ROLES, USDC_ADDRESS, Contract, Playground, load_test_usdc, make_account
+from tollway.sandbox.tour import TourFailed
+
+CHAIN = ChainId(84532)
+
+
+@pytest.fixture
+def playground() -> Playground:
+    return Playground(
+        rpc_url="http://127.0.0.1:8545",
+        token=Contract(artifact=load_test_usdc(), address=USDC_ADDRESS),
+        usdc=Asset(chain_id=CHAIN, token=USDC_ADDRESS, symbol="USDC", decimals=6),
+        native=Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18),
+        accounts=tuple(make_account(role) for role in (*ROLES, "visitor")),
+    )
+
+
+def test_gives_away_three_accounts_and_keeps_its_own(playground: Playground) -> None:
+    document = describe_sandbox(
+        gateway_url="http://127.0.0.1:1",
+        upstream_url="http://127.0.0.1:2",
+        playground=playground,
+        api_id="api_1",
+    )
+    assert [account["role"] for account in document["accounts"]] == ["provider", "caller", "stranger"]
+    text = json.dumps(document)
+    for role in ("gas", "visitor"):
+        assert playground.account(role).private_key not in text
+
+
+def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
+    lines: list[str] = []
+    print_sandbox(
+        lines.append,
+        gateway_url="http://127.0.0.1:1",
+        upstream_url="http://127.0.0.1:2",
+        playground=playground,
+        api_id="api_1",
+        payment=TxHash(b"\x11" * 32),
+        signature="0x" + "22" * 65,
+        key_file=Path("/some where/caller.key"),
+    )
+    text = "\n".join(lines)
+    assert f"-H 'X-Payment-Tx: 0x{'11' * 32}'" in text
+    assert "TOLLWAY_KEY_FILE='/some where/caller.key'" in text
+    assert ' mcp --max-price "0.05 USDC" --budget "1 USDC"' in text
+    for role in ("gas", "visitor"):
+        assert playground.account(role).private_key not in text
+
+
+def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> None:
+    gas = make_account("gas")
+    settings = make_settings(tmp_path, port=8402, rpc_url="http://127.0.0.1:8545", gas_key=gas.private_key)
+    assert settings.public_url == "http://127.0.0.1:8402"
+    assert settings.listen.is_loopback
+    assert settings.admin_listen is None
+    assert settings.allow_private_endpoints
+    assert settings.registration == "open"
+    limits = settings.limits
+    assert limits.registrations_per_hour == limits.edits_per_hour == UNLIMITED > 1_000_000
+    assert limits.signed_requests_per_minute == UNLIMITED
+    (network,) = settings.networks
+    assert network.rules.chain_id == CHAIN
+    assert network.rules.confirmations == ((0, 1),)
+    assert [key.address for key in network.settlement.gas_keys] == [gas.address]
+    assert (settings.x402, settings.mpp) == (True, True)
+    assert gas.private_key[2:] not in repr(settings)
+
+
+def test_takes_the_port_that_was_asked_for_or_says_that_it_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DemoFailed, match=f"port {port} cannot be used"):
+            choose_port(port)
+    assert choose_port(port) == port
+    assert choose_port(0) > 0
+
+
+def test_takes_another_port_where_the_default_one_is_taken_and_none_was_asked_for() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", PORT_DEFAULT))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it, which serves as well
+        assert choose_port(None) != PORT_DEFAULT
+
+
+def test_writes_for_its_owner_alone_and_leaves_no_half_file(tmp_path: Path) -> None:
+    path = tmp_path / "sandbox.json"
+    path.write_text("old")
+    _write_private(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(DemoFailed, match="cannot be written"):
+        _write_private(tmp_path / "nowhere" / "file", "new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DemoFailed, match="cannot be written"):
+        _write_private(tmp_path / "folder", "new")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "sandbox.json"]
+
+
+def test_an_old_sandbox_file_goes_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "sandbox.json"
+    path.write_text("old")
+    _remove_old_file(path)
+    assert not path.exists()
+    _remove_old_file(path)
+    with pytest.raises(DemoFailed, match="cannot be replaced"):
+        _remove_old_file(tmp_path)
+
+
+def test_removes_only_the_file_that_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "sandbox.json"
+    path.write_text("somebody else's")
+    _remove_own_file(path, "mine")
+    assert path.exists()
+    _remove_own_file(path, "somebody else's")
+    assert not path.exists()
+    _remove_own_file(path, "mine")
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (ExceptionGroup("several", [ExceptionGroup("more", [TourFailed("the step")])]), "the step"),
+        (SettingsInvalid(["one", "two"]), "one; two"),
+        (TimeoutError(), "something did not answer in time"),
+        (KeyError("odd"), "KeyError: 'odd'"),
+    ],
+)
+def test_a_failure_is_told_by_its_first_cause(failure: Exception, words: str) -> None:
+    assert _explain(failure) == words

@@ -1,0 +1,135 @@
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tollway.cli.demo_run import BODY_CHARACTERS_MAX, BODY_LINES_MAX, TourPrinter, format_json_lines, shorten
+from tollway.ids import TxHash
+from tollway.sandbox.tour import RecordedExchange, TourEvent, TourPayment, TourStep
+
+EXCHANGE = RecordedExchange(
+    method="GET",
+    target="/api/v2/history?limit=5",
+    sent=(("Host", "127.0.0.1:8402"), ("X-Signature", "0x" + "ab" * 65), ("X-Other", "not shown")),
+    sent_body=b"",
+    status=402,
+    reason="Payment Required",
+    received=(("tollway-payment-state", "none"), ("etag", '"r1"'), ("server", "not shown")),
+    received_body=b'{"code": "payment_required", "nothing": null, "empty": []}',
+)
+
+
+def told(*scenes: TourEvent) -> list[str]:
+    page = io.StringIO()
+    printer = TourPrinter(Console(file=page, width=40))
+    for event in scenes:
+        printer.print_event(event)
+    return page.getvalue().splitlines()
+
+
+def test_shows_what_was_sent_and_what_came_back_and_leaves_the_rest_out() -> None:
+    lines = told(EXCHANGE)
+    assert "   > GET /api/v2/history?limit=5" in lines
+    assert "   < 402 Payment Required" in lines
+    assert "   < Tollway-Payment-State: none" in lines
+    assert '   < ETag: "r1"' in lines
+    assert "not shown" not in "\n".join(lines)
+    assert "nothing" not in "\n".join(lines)
+
+
+def test_writes_the_headers_of_x402_as_x402_does() -> None:
+    shown = replace(EXCHANGE, sent=(("payment-signature", "abc"),), received=(("payment-response", "def"),))
+    lines = told(shown)
+    assert "   > PAYMENT-SIGNATURE: abc" in lines
+    assert "   < PAYMENT-RESPONSE: def" in lines
+
+
+def test_cuts_long_values_and_says_so() -> None:
+    (signature,) = (line for line in told(EXCHANGE) if "X-Signature" in line)
+    assert signature.endswith("…")
+    assert shorten("short") == "short"
+    assert len(shorten("x" * 1_000)) < 100
+
+
+def test_leaves_the_providers_document_out_and_says_so() -> None:
+    body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
+    lines = told(replace(EXCHANGE, received_body=body))
+    assert any('"openapi": "(left out here)"' in line for line in lines)
+    assert not any("paths" in line for line in lines)
+
+
+def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
+    paid = TourPayment(
+        tx_hash=TxHash(b"\x11" * 32),
+        block=6,
+        sender="0x" + "2" * 40,
+        to="0x" + "3" * 40,
+        amount="0.01 USDC",
+        token="0x",
+    )
+    assert any(line.endswith("0x" + "11" * 32) for line in told(paid))
+
+
+def test_takes_no_markup_from_what_it_shows() -> None:
+    assert "1. [red]title[/red]" in told(TourStep(number=1, title="[red]title[/red]", why="why"))
+
+
+def test_escapes_what_could_rewrite_the_terminal() -> None:
+    hostile = RecordedExchange(
+        method="GET",
+        target="/",
+        sent=(),
+        sent_body=b"",
+        status=200,
+        reason="OK",
+        received=(),
+        received_body=b'{"name": "\\u001b[2J\\u202e"}',
+    )
+    text = "\n".join(told(hostile))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        {"a": 1},
+        {"a": {"b": list(range(60))}, "c": [{"d": "e" * 120}, {}]},
+        [[["f" * 200]]],
+        "text",
+        None,
+    ],
+)
+def test_a_document_in_lines_is_still_that_document(document: object) -> None:
+    lines = list(format_json_lines(document))
+    assert json.loads("\n".join(lines)) == document
+
+
+def test_keeps_short_objects_on_one_line() -> None:
+    assert list(format_json_lines({"tags": ["a", "b"], "n": 1})) == [
+        "{",
+        '  "tags": ["a", "b"],',
+        '  "n": 1',
+        "}",
+    ]
+
+
+def test_a_long_body_ends_with_how_much_is_missing() -> None:
+    body = json.dumps([f"{number}{'x' * BODY_CHARACTERS_MAX}" for number in range(200)]).encode()
+    lines = told(
+        RecordedExchange(
+            method="GET",
+            target="/",
+            sent=(),
+            sent_body=b"",
+            status=200,
+            reason="OK",
+            received=(),
+            received_body=body,
+        )
+    )
+    assert lines[-1].strip() == f"<   … {202 - BODY_LINES_MAX} lines more"

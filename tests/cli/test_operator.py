@@ -1,0 +1,283 @@
+"""The operator's commands: what they change, what they print, how they exit, and when they must not write."""
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_moderation import MemoryModeration
+from tollway.cli import operator
+from tollway.config.settings import Settings
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, TxHash
+from tollway.ledger.ledger import AuditReport
+from tollway.storage.database import ProcessLock, connect_database
+
+WALLET = Address(b"w" * 20)
+TX = TxHash(b"t" * 32)
+LISTING = sample_listing(provider=WALLET)
+BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=())
+
+
+class Books:
+    """What the operator may do to the books."""
+
+    def __init__(self) -> None:
+        self.report = BALANCED
+        self.admitted: list[TxHash] = []
+        self.releases = 0
+        self.restores = 0
+        self.is_away = False
+
+    async def audit(self) -> AuditReport:
+        if self.is_away:
+            raise StorageUnavailable
+        return self.report
+
+    async def release_held(self) -> int:
+        self.releases += 1
+        return 2
+
+    async def mark_restored(self, *, now_ms: int) -> None:
+        self.restores += 1
+        self.report = replace(self.report, held_payments=("0xheld",))
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        self.admitted.append(tx_hash)
+
+
+class Office:
+    """A desk whose rooms outlive each command."""
+
+    def __init__(self) -> None:
+        self.ledger: Any = Books()
+        self.catalog = MemoryCatalog()
+        self.moderation = MemoryModeration()
+        self.chains: Any = None
+        self.settings: Any = None
+        self.database: Any = None
+        self.is_write_safe = False
+        self.app = typer.Typer()
+        wallet, listing = typer.Typer(), typer.Typer()
+        self.app.add_typer(wallet, name="wallet")
+        self.app.add_typer(listing, name="listing")
+        operator.register_operator(
+            self.app,
+            wallet=wallet,
+            listing=listing,
+            environment=operator.OperatorEnvironment(
+                make_services=self.furnish, is_write_safe=lambda: self.is_write_safe
+            ),
+        )
+
+    def furnish(self, settings: Settings) -> "Office":
+        self.settings = settings
+        self.database = connect_database(settings.database_url.reveal())
+        return self
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(self.app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLLWAY_RPC_LOCAL", "http://127.0.0.1:1")
+
+
+@pytest.fixture
+def office() -> Office:
+    office = Office()
+    assert office.run("migrate").exit_code == 0
+    return office
+
+
+def test_migrate_makes_the_tables_and_can_run_again(office: Office) -> None:
+    assert json.loads(office.run("migrate").stdout) == {"before": "current", "now": "current"}
+
+
+@pytest.mark.parametrize(
+    ("floor", "code", "told"),
+    [
+        ("0007_gas_by_network", operator.DONE, {"before": "ahead", "now": "ahead"}),
+        (
+            "9001_newer",
+            operator.FAILED,
+            {
+                "error": {
+                    "code": "command_failed",
+                    "problems": ["the database needs a newer version of Tollway than this one"],
+                }
+            },
+        ),
+    ],
+)
+def test_migrate_leaves_newer_tables_alone(office: Office, floor: str, code: int, told: Any) -> None:
+    with sqlite3.connect("tollway.sqlite3") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9001_newer'")
+        connection.execute("UPDATE schema_floor SET revision = ?", (floor,))
+    connection.close()
+    result = office.run("migrate")
+    assert result.exit_code == code
+    assert json.loads(result.stdout or result.stderr) == told
+
+
+def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOLLWAY_LISTEN", "x")
+    monkeypatch.setenv("TOLLWAY_NOPE", "x")
+    for command in (["serve"], ["migrate"], ["audit"], ["doctor"], ["admit", str(TX)]):
+        result = office.run(*command)
+        assert result.exit_code == operator.USAGE
+        assert len(json.loads(result.stderr)["error"]["problems"]) == 2
+    assert office.ledger.admitted == []
+
+
+def test_audit_tells_what_the_books_say(office: Office) -> None:
+    result = office.run("audit")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "balanced": True,
+        "payments": 3,
+        "calls": 5,
+        "wrong": [],
+        "heldCalls": [],
+        "heldPayments": [],
+        "released": 0,
+    }
+    assert office.ledger.releases == 0
+
+
+def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: Office) -> None:
+    office.ledger.report = replace(BALANCED, wrong=("payment 7",))
+    assert office.run("audit").exit_code == operator.FAILED
+    result = office.run("audit", "--release")
+    assert result.exit_code == operator.FAILED
+    assert "payment 7" in result.stderr
+    assert office.ledger.releases == 0
+
+
+def test_the_operator_declares_a_restore_and_sees_what_it_holds(office: Office) -> None:
+    assert json.loads(office.run("audit", "--restored").stdout)["heldPayments"] == ["0xheld"]
+    assert office.ledger.restores == 1
+
+
+def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
+    assert office.run("audit", "--restored", "--release").exit_code == operator.USAGE
+    assert (office.ledger.restores, office.ledger.releases) == (0, 0)
+
+
+def test_audit_releases_what_is_held(office: Office) -> None:
+    assert json.loads(office.run("audit", "--release").stdout)["released"] == 2
+
+
+def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
+    office.ledger.is_away = True
+    result = office.run("audit")
+    assert result.exit_code == operator.LATER
+    assert json.loads(result.stderr)["error"]["code"] == "storage_unavailable"
+
+
+def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
+    assert office.run("admit", str(TX).upper()).exit_code == 0
+    assert office.ledger.admitted == [TX]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("admit", "0x12"), ("wallet", "block", "0x12"), ("wallet", "unblock", "x")]
+)
+def test_a_malformed_argument_is_wrong_usage(office: Office, arguments: tuple[str, ...]) -> None:
+    assert office.run(*arguments).exit_code == operator.USAGE
+
+
+async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None:
+    import anyio.to_thread
+
+    async def run(*arguments: str) -> dict[str, Any]:
+        result = await anyio.to_thread.run_sync(lambda: office.run(*arguments))
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    assert (await run("wallet", "block", str(WALLET), "--reason", "spam"))["changed"] is True
+    assert office.moderation.is_blocked(WALLET)
+    assert [block.reason for block in await office.moderation.list_blocked()] == ["spam"]
+    assert (await run("wallet", "block", str(WALLET)))["changed"] is False
+    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is True
+    assert not office.moderation.is_blocked(WALLET)
+    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is False
+
+
+async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> None:
+    import anyio.to_thread
+
+    async def run(*arguments: str) -> int:
+        return (await anyio.to_thread.run_sync(lambda: office.run(*arguments))).exit_code
+
+    async def suspended() -> bool:
+        entry = await office.catalog.find(LISTING.id)
+        assert entry is not None
+        return entry.listing.suspended_ms is not None
+
+    await office.catalog.publish(LISTING)
+    for command, expected in (("suspend", True), ("suspend", True), ("restore", False), ("restore", False)):
+        assert await run("listing", command, LISTING.id) == 0
+        assert await suspended() is expected
+    assert await run("listing", "suspend", "api_unknown") == operator.FAILED
+    versions = await office.catalog.terms_since(LISTING.id, 0)
+    assert [version.status for version in versions] == ["active", "suspended", "active"]
+    assert versions[0].since_ms >= versions[1].since_ms > versions[2].since_ms == LISTING.created_ms
+
+
+WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),
+           ("wallet", "unblock", str(WALLET)), ("listing", "suspend", "api_1")]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", WRITING)
+def test_beside_a_running_gateway_an_old_sqlite_is_not_written(
+    office: Office, arguments: tuple[str, ...]
+) -> None:
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    try:
+        result = office.run(*arguments)
+    finally:
+        gateway.release()
+    assert result.exit_code == operator.LATER
+    assert "stop the gateway" in result.stderr
+    assert (office.ledger.admitted, office.ledger.releases) == ([], 0)
+    assert not office.moderation.is_blocked(WALLET)
+
+
+def test_beside_a_running_gateway_a_mended_sqlite_is_written(office: Office) -> None:
+    office.is_write_safe = True
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    assert office.run("admit", str(TX)).exit_code == 0
+    gateway.release()
+
+
+def test_reading_beside_a_running_gateway_is_free(office: Office) -> None:
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    assert office.run("audit").exit_code == 0
+    gateway.release()
+
+
+def test_the_lock_is_free_again_after_a_command(office: Office) -> None:
+    office.run("admit", str(TX))
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    gateway.release()
+
+
+def test_reading_makes_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOLLWAY_DATABASE_URL", "sqlite:///nothing.sqlite3")
+    result = Office().run("audit")
+    assert result.exit_code == operator.FAILED
+    assert not Path("nothing.sqlite3").exists()

@@ -1,0 +1,194 @@
+"""What reaches a real terminal when a gateway, a provider and a node write escapes wherever they can."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import tollway
+from tollway.client import Wallet, create_key_file
+from tollway.client.steps import Transfer, TransferState
+from tollway.client.store import PaymentStore
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+TRICK = "x\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u2066\r"
+DEADLINE_S = 60
+
+COMMANDS = (
+    ("list",),
+    ("list", "--json"),
+    ("search", "x"),
+    ("search", "x", "--json"),
+    ("show", "api_1"),
+    ("show", "api_1", "--json"),
+    ("describe", "api_1"),
+    ("describe", "api_1", "--json"),
+    ("verify", "api_1", "--show"),
+    ("history",),
+    ("history", "--json"),
+    ("call", "api_1"),
+    ("call", "api_1", "--json"),
+    ("call", "api_1", "-o", "-"),
+    ("call", "api_2"),
+    ("call", "api_2", "--json"),
+    ("show", "refused"),
+    ("show", "refused", "--json"),
+    ("wallet", "payments"),
+    ("wallet", "payments", "--json"),
+)
+RUN_ALL = """
+import sys
+from tollway.cli import main
+for words in {commands!r}:
+    sys.argv = ["tollway", *words]
+    try:
+        main()
+    except SystemExit as exc:
+        print("exit", *words, exc.code, flush=True)
+raise RuntimeError({trick!r})
+"""
+
+
+class Liar(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), LiarHandler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class LiarHandler(BaseHTTPRequestHandler):
+    server: Liar
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        document: object = {TRICK: TRICK, "nested": {TRICK: [TRICK, {"a": TRICK}]}}
+        status, kind = 200, "application/json"
+        path = self.path.partition("?")[0]
+        if path == "/api/v2/gateway/api_2":
+            kind = f"application/x-odd{chr(0x9B)}31m"
+        elif path.endswith("/refused"):
+            status, document = 403, {"code": TRICK, "detail": TRICK, "retryable": False, "more": TRICK}
+        elif path == "/api/v2/apis":
+            document = {"apis": [_listing()], "total": TRICK, "page": TRICK, "limit": [TRICK]}
+        elif path == "/api/v2/history":
+            call = dict.fromkeys(
+                ("createdAt", "apiName", "method", "path", "status", "httpStatus", "price"), TRICK
+            )
+            document = {"calls": [{**call, "payment": {"state": TRICK}, "id": {TRICK: 1}}], "total": [TRICK]}
+        elif path.startswith("/api/v2/apis/"):
+            document = {**_listing(), "origin": TRICK, "state": TRICK, "failures": TRICK}
+        content = json.dumps(document, ensure_ascii=False).encode()
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(content)))
+        for name in ("tollway-price", "tollway-payment-state", "tollway-call-id", "tollway-credit-remaining"):
+            self.send_header(name, f"{name} {chr(0x9B)}31m")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _listing() -> dict[str, object]:
+    names = ("id", "name", "pricePerRequest", "currency", "provider", "description", "endpoint")
+    listing: dict[str, object] = dict.fromkeys(names, TRICK)
+    quality = {"calls30d": TRICK, "successRate30d": TRICK, "p50Ms": TRICK}
+    return {
+        **listing,
+        "networks": [TRICK, {"a": TRICK}],
+        "match": [TRICK],
+        "quality": quality,
+        "verified": TRICK,
+    }
+
+
+@pytest.fixture
+def gateway() -> Iterator[Liar]:
+    liar = Liar()
+    thread = threading.Thread(target=liar.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield liar
+    liar.shutdown()
+    thread.join()
+    liar.server_close()
+
+
+def _store_odd_payment(path: Path, wallet: Wallet) -> None:
+    """As an earlier version stored it, by the word of a token's contract."""
+    asset = Asset(chain_id=ChainId(1), token=Address(b"\x44" * 20), symbol=TRICK, decimals=6)
+    transfer = Transfer(
+        tx_hash=TxHash(b"\xab" * 32),
+        raw=b"x",
+        asset=asset,
+        payer=wallet.address,
+        pay_to=Address(b"\x22" * 20),
+        gateway="http://127.0.0.1",
+        amount=1,
+        rest=1,
+        nonce=0,
+        confirmations=1,
+        state=TransferState.CONFIRMED,
+    )
+    PaymentStore(path, now_ms=lambda: 1).store(transfer, budget=None)
+
+
+def _run_on_terminal(script: str, env: dict[str, str]) -> str:
+    """All that a terminal gets, both streams."""
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=follower,
+            stderr=follower,
+            env=env,
+        )
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(leader, 65_536)
+            except OSError:  # how Linux says that nobody writes there any more
+                break
+            if not piece:
+                break
+            shown += piece
+        process.wait(DEADLINE_S)
+    finally:
+        os.close(leader)
+    return shown.decode()
+
+
+def test_no_command_brings_an_escape_of_a_stranger_to_a_terminal(gateway: Liar, tmp_path: Path) -> None:
+    create_key_file(tmp_path / "w.key")
+    store = tmp_path / "p.sqlite3"
+    _store_odd_payment(store, Wallet.from_file(tmp_path / "w.key"))
+    env = {
+        "TERM": "dumb",  # so that rich writes no escapes of its own
+        "COLUMNS": "200",
+        "HOME": str(tmp_path),
+        "TOLLWAY_GATEWAY": gateway.url,
+        "TOLLWAY_KEY_FILE": str(tmp_path / "w.key"),
+        "TOLLWAY_STORE": str(store),
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONPATH": str(Path(tollway.__file__).parents[1]),
+    }
+    shown = _run_on_terminal(RUN_ALL.format(commands=COMMANDS, trick=TRICK), env)
+    ended = [line for line in shown.splitlines() if line.startswith("exit ")]
+    assert len(ended) == len(COMMANDS), shown[-2_000:]
+    assert not any(line.endswith(" 2") for line in ended), ended
+    assert "owned" in shown
+    hidden = {character for character in shown.replace("\r\n", "\n") if not character.isprintable()} - {"\n"}
+    assert hidden == set()
+    assert shown.count("Traceback") == 1  # the one of this script

@@ -1,0 +1,80 @@
+"""What one run may sign: counted before it is shown, and until it is sure that it moved nothing."""
+
+import threading
+
+import pytest
+
+from tollway.client.driver import SessionLimit
+from tollway.client.quote import Cap
+from tollway.client.steps import NonceTaken, OverBudget, Stored
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, ChainId
+from tollway.money import Asset
+
+USDC = Asset(chain_id=ChainId(1), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
+DAI = Asset(chain_id=ChainId(1), token=Address(b"\x06" * 20), symbol="DAI", decimals=18)
+
+
+def limit(text: str | None = "0.02 USDC") -> SessionLimit:
+    return SessionLimit(None if text is None else Cap.parse(text))
+
+
+def store(session: SessionLimit, name: bytes, amount: int = 10_000, asset: Asset = USDC) -> object:
+    return session.store(name, asset, amount, store=Stored)
+
+
+def test_the_limit_is_for_all_that_is_signed() -> None:
+    session = limit()
+    assert [store(session, name) for name in (b"a", b"b")] == [Stored(), Stored()]
+    over = OverBudget(spent_atto=2 * 10**16, budget_atto=2 * 10**16, limit="limit of this session")
+    assert store(session, b"c", 1) == over
+    assert dict(session.spent()) == {"USDC": 2 * 10**16}
+
+
+def test_a_currency_that_the_limit_does_not_name_is_not_spent() -> None:
+    assert isinstance(store(limit(), b"a", 1, DAI), OverBudget)
+    assert store(limit("1"), b"a", 10**18, DAI) == Stored()
+    assert store(limit(None), b"a", 10**30, DAI) == Stored()
+
+
+def test_what_was_not_stored_does_not_count() -> None:
+    session = limit()
+    assert session.store(b"a", USDC, 20_000, store=NonceTaken) == NonceTaken()
+
+    def fail() -> Stored:
+        raise StorageUnavailable("disk")
+
+    with pytest.raises(StorageUnavailable):
+        session.store(b"a", USDC, 20_000, store=fail)
+    assert dict(session.spent()) == {}
+    assert store(session, b"b", 20_000) == Stored()
+
+
+def test_what_never_left_is_free_again() -> None:
+    session = limit()
+    store(session, b"a")
+    store(session, b"b")
+    for name in (b"a", b"another"):
+        session.release(name)
+    assert dict(session.spent()) == {"USDC": 10**16}
+
+
+def test_the_same_transaction_signed_twice_counts_once() -> None:
+    session = limit()
+    store(session, b"a", 20_000)
+    assert session.store(b"a", USDC, 20_000, store=NonceTaken) == NonceTaken()
+    assert dict(session.spent()) == {"USDC": 2 * 10**16}
+
+
+def test_of_many_at_once_no_more_pass_than_the_limit_allows() -> None:
+    session, outcomes = limit("0.05 USDC"), []
+    threads = [
+        threading.Thread(target=lambda name=bytes([name]): outcomes.append(store(session, name)))
+        for name in range(40)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(Stored()) == 5
+    assert dict(session.spent()) == {"USDC": 5 * 10**16}

@@ -1,0 +1,85 @@
+"""The order of the rails, and the terms of a 402 over both. Whole calls over them: tests/client/test_authorization.py."""
+
+import pytest
+
+from tollway.client.flow import PaymentOptions, _order_rails
+from tollway.client.quote import Cap
+from tollway.client.steps import GatewayResponse, Transfer, TransferState
+from tollway.client.transfer import RAILS, CallRules, InsufficientCredit
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+CHAIN = ChainId(84532)
+TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
+PAYEE, OTHER = Address(b"\x22" * 20), Address(b"\x33" * 20)
+PAYMENT = Transfer(
+    tx_hash=TxHash(b"\x0b" * 32),
+    raw=b"raw",
+    asset=Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6),
+    payer=Address(b"\x01" * 20),
+    pay_to=PAYEE,
+    gateway="http://gw",
+    amount=20_000,
+    rest=5_000,
+    nonce=0,
+    confirmations=1,
+    state=TransferState.CONFIRMED,
+)
+SHORT = InsufficientCredit(transfer=PAYMENT, missing=5_000, response=GatewayResponse(status=402, headers={}))
+
+
+def option(rail: str, pay_to: Address = PAYEE) -> dict[str, object]:
+    return {
+        "rail": rail,
+        "network": "eip155:84532",
+        "token": str(TOKEN),
+        "symbol": "USDC",
+        "decimals": 6,
+        "amount": "10000",
+        "payTo": str(pay_to),
+        "confirmations": 1,
+        "maxTimeoutSeconds": 90,
+        "extra": {"name": "USDC", "version": "2"},
+    }
+
+
+def terms(*options: dict[str, object]) -> PaymentOptions:
+    return PaymentOptions.read(
+        GatewayResponse(status=402, headers={}, problem={"payment": {"options": list(options)}})
+    )
+
+
+@pytest.mark.parametrize(
+    ("rail", "prepay", "short", "paid", "order"),
+    [
+        ("auto", 1, None, (), ("x402", "tx")),
+        ("auto", 2, None, (), ("tx", "x402")),
+        ("auto", 1, SHORT, (), ("tx", "x402")),
+        ("auto", 1, None, (PAYMENT,), ("tx",)),
+        ("tx", 1, None, (), ("tx",)),
+        ("tx", 1, SHORT, (), ("tx",)),
+        ("x402", 1, None, (), ("x402",)),
+        ("x402", 1, SHORT, (), ("x402",)),
+        ("x402", 1, SHORT, (PAYMENT,), ("tx",)),
+    ],
+)
+def test_the_cheaper_rail_comes_first_and_a_named_one_alone(rail, prepay, short, paid, order):
+    assert (
+        _order_rails(CallRules(max_price=Cap.parse("1 USDC"), prepay=prepay, rail=rail), short, paid) == order
+    )
+
+
+def test_every_choice_has_an_order():
+    for rail in RAILS:
+        assert _order_rails(CallRules(max_price=Cap.parse("1"), rail=rail), None, ())
+
+
+def test_payees_of_both_rails_are_named_once():
+    read = terms(option("tx"), option("x402"), option("x402", OTHER), option("mpp", Address(b"\x44" * 20)))
+    assert (len(read.tx), len(read.x402), read.payees) == (1, 2, (PAYEE, OTHER))
+    assert not read.is_empty
+
+
+@pytest.mark.parametrize("problem", [None, {}, {"payment": {"options": []}}, {"payment": "x"}])
+def test_a_402_without_options_has_no_terms(problem):
+    assert PaymentOptions.read(GatewayResponse(status=402, headers={}, problem=problem)).is_empty

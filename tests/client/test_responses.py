@@ -1,0 +1,120 @@
+"""Answers of gateways and nodes, read whole or not at all: whatever came, nothing here raises or crashes."""
+
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollway.client.responses import (
+    CHARSETS,
+    CallResponse,
+    ResponseTooLong,
+    build_unreachable,
+    describe_failure,
+    is_from_gateway,
+    read_node_response,
+    read_response,
+)
+from tollway.client.steps import NodeError, NodeResult, NodeUnavailable
+
+BOMBS = [b"[" * 500_000, b'{"result":' * 500_000, b"[" * 100_000 + b"]" * 100_000]
+HASH = "0x" + "ab" * 32
+
+
+@pytest.fixture
+def _lifted_recursion_limit() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("_lifted_recursion_limit")
+@pytest.mark.parametrize("bomb", BOMBS, ids=("array", "object", "closed"))
+def test_deep_nesting_is_no_document(bomb: bytes) -> None:
+    assert read_response(httpx.Response(402), bomb).problem is None
+    assert read_node_response(200, bomb) == NodeUnavailable(detail="HTTP 200 without JSON-RPC")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, None),
+        (b"", None),
+        (b"no", None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b'{"code":"a"}', {"code": "a"}),
+    ],
+)
+def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) -> None:
+    answer = read_response(httpx.Response(402, headers={"Retry-After": "3"}), content)
+    assert (answer.status, answer.problem, answer.retry_after_s) == (402, problem, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [
+        (b"", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
+        (b"<html>", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
+        (b"{}", NodeUnavailable(detail="HTTP 502 without a result")),
+        (b'{"result":"0x1"}', NodeResult(result="0x1")),
+        (b'{"result":null}', NodeResult(result=None)),
+        (b'{"error":{"code":-32000,"message":"no"}}', NodeError(code=-32000, message="no")),
+        (b'{"error":{"code":"x"}}', NodeError(code=0, message="refused")),
+        (b'{"error":{"code":1,"message":"' + b"m" * 900 + b'"}}', NodeError(code=1, message="m" * 500)),
+    ],
+)
+def test_a_node_answers_refuses_or_is_away(content: bytes, outcome: object) -> None:
+    assert read_node_response(502, content) == outcome
+
+
+@pytest.mark.parametrize(
+    ("kind", "proxy_status", "is_ours"),
+    [
+        ("application/problem+json", None, True),
+        ("application/problem+json; charset=utf-8", '"gw"; error=http_request_denied', True),
+        ("application/problem+json", '"gw"; received-status=402', False),
+        ("application/json", None, False),
+        ("", None, False),
+    ],
+)
+def test_what_an_upstream_answers_is_never_the_gateways_own_word(
+    kind: str, proxy_status: str | None, is_ours: bool
+) -> None:
+    headers = {"content-type": kind} | ({} if proxy_status is None else {"proxy-status": proxy_status})
+    assert is_from_gateway(httpx.Response(402, headers=headers)) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_sent"),
+    [
+        (httpx.ConnectError("https://key@node"), False),
+        (httpx.ConnectTimeout(""), False),
+        (httpx.PoolTimeout(""), False),
+        (httpx.UnsupportedProtocol(""), False),
+        (httpx.ReadTimeout(""), True),
+        (httpx.WriteError(""), True),
+        (httpx.RemoteProtocolError("https://key@node"), True),
+        (ResponseTooLong(), True),
+    ],
+)
+def test_a_break_says_whether_bytes_left_and_names_no_url(
+    failure: httpx.TransportError | ResponseTooLong, is_sent: bool
+) -> None:
+    broken = describe_failure(failure)
+    assert broken.is_sent is is_sent
+    assert "key" not in broken.detail
+    told = build_unreachable(failure, transaction=HASH)
+    assert (told.is_sent, str(told.transaction), told.is_retryable) == (is_sent, HASH, not is_sent)
+
+
+@pytest.mark.parametrize("charset", sorted(CHARSETS))
+@given(content=st.binary(max_size=64))
+def test_no_bytes_fail_in_a_charset_that_counts(charset: str, content: bytes) -> None:
+    answer = CallResponse(200, headers={"content-type": f"text/plain; charset={charset}"}, content=content)
+    assert answer.charset_encoding == charset
+    assert isinstance(answer.text, str)

@@ -1,0 +1,149 @@
+"""Authorisations in the wallet's own books: counted until released, for one asker at a time, an outcome once."""
+
+from dataclasses import replace
+
+import pytest
+
+from tollway.client.quote import Cap
+from tollway.client.steps import (
+    AuthorizationState,
+    OverBudget,
+    SignedAuthorization,
+    Stored,
+    Transfer,
+    TransferState,
+)
+from tollway.client.store import PaymentStore
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
+PAYER, GATEWAY = Address(b"\x01" * 20), "http://gw"
+TRANSFER = Transfer(
+    tx_hash=TxHash(b"\x03" * 32),
+    raw=b"raw",
+    asset=USDC,
+    payer=PAYER,
+    pay_to=Address(b"\x33" * 20),
+    gateway=GATEWAY,
+    amount=10_000,
+    rest=10_000,
+    nonce=0,
+    confirmations=1,
+    state=TransferState.STORED,
+)
+
+
+def authorization(number: int, **changes) -> SignedAuthorization:
+    told = {
+        "nonce": bytes([number]) * 32,
+        "proof": f"proof {number}",
+        "asset": USDC,
+        "payer": PAYER,
+        "pay_to": Address(b"\x22" * 20),
+        "gateway": GATEWAY,
+        "amount": 10_000,
+        "valid_before": 1_700_000_090,
+        **changes,
+    }
+    return SignedAuthorization(**told)
+
+
+OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
+
+
+@pytest.mark.parametrize("state", list(AuthorizationState))
+def test_an_authorisation_counts_as_spent_until_it_can_never_be_cashed(store, state):
+    budget = Cap.parse("0.01 USDC")
+    assert store.store_authorization(authorization(1), request=REQUEST, budget=budget) == Stored()
+    store.record_authorization(authorization(1).nonce, state, None)
+    is_free = state in (AuthorizationState.EXPIRED, AuthorizationState.UNSENT)
+    second = store.store_authorization(authorization(2), request=REQUEST, budget=budget)
+    assert (second == Stored()) is is_free
+    assert isinstance(store.store(TRANSFER, budget=budget), OverBudget)
+    store.record_authorization(authorization(2).nonce, AuthorizationState.EXPIRED, None)
+    assert (store.store(TRANSFER, budget=budget) == Stored()) is is_free
+
+
+def test_an_authorisation_that_the_budget_refuses_leaves_nothing(store):
+    store.store_authorization(authorization(3, amount=10_000), request=REQUEST, budget=None)
+    told = store.store_authorization(authorization(1), request=REQUEST, budget=Cap.parse("0.015 USDC"))
+    assert told == OverBudget(spent_atto=10**16, budget_atto=15 * 10**15)
+    assert [signed.nonce for signed in store.list_authorizations(PAYER)] == [authorization(3).nonce]
+
+
+def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(store_path):
+    clock = [1_700_000_000_000]
+    store = PaymentStore(store_path, now_ms=lambda: clock[0])
+    first = authorization(1)
+    store.store_authorization(first, request=REQUEST, budget=None)
+
+    def ask(request=REQUEST, payer=PAYER, left=()):
+        return store.lease_authorization(payer=payer, request=request, left=left)
+
+    assert ask() is None  # whoever signed it is still at it
+    assert ask(left=(first.nonce,)) == first
+    assert ask() is None
+    store.record_authorization(first.nonce, OPEN, None)
+    assert ask(request=b"\x0f" * 32) is None
+    assert ask(payer=Address(b"\x02" * 20)) is None
+    assert ask() == first
+    assert ask() is None
+    clock[0] += store.LEASE_MS  # its process is gone
+    assert ask() == first
+
+
+@pytest.mark.parametrize("state", list(AuthorizationState))
+def test_what_a_gateway_released_only_the_chain_decides(store, state):
+    signed = authorization(1)
+    store.store_authorization(signed, request=REQUEST, budget=None)
+    assert store.record_authorization(signed.nonce, AuthorizationState.RELEASED, None)
+    is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
+    assert store.record_authorization(signed.nonce, state, None) is is_by_chain
+    (kept,) = store.list_authorizations(PAYER)
+    assert kept.state is (state if is_by_chain else AuthorizationState.RELEASED)
+    assert store.lease_authorization(payer=PAYER, request=REQUEST) is None
+
+
+def test_released_ones_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_first(store_path):
+    now_s = [1_700_000_000]
+    store = PaymentStore(store_path, now_ms=lambda: now_s[0] * 1000)
+    for number, state in enumerate((AuthorizationState.RELEASED, AuthorizationState.RELEASED, OPEN), start=1):
+        signed = authorization(number, valid_before=now_s[0] + 100 - number)
+        store.store_authorization(signed, request=REQUEST, budget=None)
+        store.record_authorization(signed.nonce, state, None)
+
+    def recall(*chains):
+        return [
+            signed.nonce[0]
+            for signed in store.find_released_authorizations(
+                payer=PAYER, chains=[ChainId(chain) for chain in chains]
+            )
+        ]
+
+    now_s[0] += 97
+    assert recall(84532) == []
+    now_s[0] += 1
+    assert recall(84532) == [2]
+    now_s[0] += 1
+    assert (recall(84532, 1), recall(1), recall()) == ([2, 1], [], [])
+
+
+def test_an_outcome_is_kept_and_the_proof_is_not(store):
+    first, paid = authorization(1, proof="secret" * 1_000), TxHash(b"\x0a" * 32)
+    store.store_authorization(first, request=REQUEST, budget=None)
+    store.record_authorization(first.nonce, AuthorizationState.CHARGED, paid)
+    for state in (OPEN, AuthorizationState.RELEASED):
+        store.record_authorization(first.nonce, state, None)
+    assert not store.abandon_authorization(first.nonce)
+    (kept,) = store.list_authorizations(PAYER)
+    assert kept == replace(first, state=AuthorizationState.CHARGED, tx_hash=paid, proof="")
+    assert store.lease_authorization(payer=PAYER, request=REQUEST) is None
+    assert b"secret" not in store.path.read_bytes()
+
+
+def test_the_same_nonce_is_never_stored_twice(store):
+    store.store_authorization(authorization(1), request=REQUEST, budget=None)
+    with pytest.raises(StorageUnavailable):
+        store.store_authorization(authorization(1), request=REQUEST, budget=None)

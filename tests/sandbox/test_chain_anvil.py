@@ -1,0 +1,114 @@
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import aiohttp
+import psutil
+import pytest
+
+from tollway.sandbox import chain as anvil_module
+from tollway.sandbox.chain import AnvilUnavailable, ChainDriver, find_anvil, run_anvil
+
+
+async def eventually(is_true) -> None:
+    deadline = time.monotonic() + 5
+    while not is_true():
+        assert time.monotonic() < deadline, "not within five seconds"
+        await asyncio.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.live
+async def test_serves_the_chain_on_loopback_in_our_process_group():
+    async with run_anvil() as anvil, aiohttp.ClientSession() as session:
+        assert int(await ChainDriver(session, anvil.rpc_url, anvil.chain_id).rpc("eth_chainId"), 16) == 84532
+        assert os.getpgid(anvil.pid) == os.getpgid(0)
+        listening = [c.laddr.ip for c in psutil.Process(anvil.pid).net_connections() if c.status == "LISTEN"]
+        assert listening == ["127.0.0.1"]
+
+
+@pytest.mark.live
+async def test_two_chains_stand_side_by_side():
+    async with run_anvil() as one, run_anvil() as other:
+        assert one.rpc_url != other.rpc_url
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("failure", [None, RuntimeError, asyncio.CancelledError])
+async def test_leaves_nothing_behind(failure):
+    before, pid = psutil.Process().children(), 0
+    try:
+        async with run_anvil() as anvil:
+            pid = anvil.pid
+            if failure is not None:
+                raise failure
+    except (RuntimeError, asyncio.CancelledError):
+        pass
+    assert not psutil.pid_exists(pid)
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.live
+async def test_a_chain_that_ignores_the_polite_signal_is_killed(monkeypatch):
+    monkeypatch.setattr(anvil_module, "_STOP_DEADLINE_S", 0.05)
+    async with run_anvil() as anvil:
+        os.kill(anvil.pid, signal.SIGSTOP)  # a stopped process takes no SIGTERM
+    assert not psutil.pid_exists(anvil.pid)
+
+
+@pytest.mark.live
+async def test_a_taken_port_is_said_at_once():
+    before = psutil.Process().children()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(AnvilUnavailable, match="stopped at once"),
+    ):
+        async with run_anvil(port=taken.getsockname()[1]):
+            pass
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform != "linux", reason="only this kernel ties a child to its parent")
+async def test_dies_with_a_parent_that_is_killed():
+    program = """
+        import asyncio
+        from tollway.sandbox.chain import run_anvil
+        async def main():
+            async with run_anvil() as anvil:
+                print(anvil.pid, flush=True)
+                await asyncio.Event().wait()
+        asyncio.run(main())
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE) as parent:
+        try:
+            pid = int(await asyncio.to_thread(parent.stdout.readline))
+            assert is_running(pid)
+        finally:
+            parent.kill()
+    try:
+        await eventually(lambda: not is_running(pid))
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_without_a_binary_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(anvil_module, "_checkouts", lambda: iter(()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AnvilUnavailable, match="make install"):
+        find_anvil()
+    (tmp_path / "anvil").write_text("#!/bin/sh\n")
+    (tmp_path / "anvil").chmod(0o755)
+    assert find_anvil() == tmp_path / "anvil"
