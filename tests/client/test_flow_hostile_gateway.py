@@ -254,7 +254,7 @@ import httpx
 
 sys.path.insert(0, sys.argv[2])
 from conftest import FakeChain, FakeGateway, KEY
-from test_hostile_gateway import HostileGateway
+from test_flow_hostile_gateway import HostileGateway
 
 from tollway.client import CallerFailure, Patience, TollwayClient, Wallet
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tollway.client import store as store_module
 from tollway.client.errors import StoreUnusable
 from tollway.client.quote import Cap
 from tollway.client.steps import (
@@ -174,7 +175,7 @@ def test_counts_the_calls_that_a_payment_bought(store):
 
 def test_a_store_of_the_first_version_is_read_on(store, store_path):
     connection = sqlite3.connect(store_path)
-    for statement in store._SCHEMA.split(";"):
+    for statement in store_module._SCHEMA.split(";"):
         connection.execute(statement)
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
@@ -188,7 +189,7 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
 def test_what_the_fourth_version_called_released_counts_from_now_on(store, store_path):
     """In a file of that version the word meant: no part of the budget."""
     with contextlib.closing(sqlite3.connect(store_path)) as connection:
-        for statement in ";".join(store._MIGRATIONS[:4]).split(";"):
+        for statement in ";".join(store_module._MIGRATIONS[:4]).split(";"):
             connection.execute(statement)
         connection.execute("PRAGMA user_version = 4")
         connection.execute(
@@ -302,7 +303,7 @@ def test_what_will_not_pass_is_unusable_and_what_may_is_unavailable(store, store
     for path in (store_path, tmp_path, store_path / "below", tmp_path / ("x" * 300)):
         with pytest.raises(StoreUnusable):
             PaymentStore(path, now_ms=lambda: 0).list_transfers(PAYER)
-    monkeypatch.setattr(store, "BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_S", 0.01)
     busy = PaymentStore(tmp_path / "busy", now_ms=lambda: 0)
     busy.list_transfers(PAYER)
     with contextlib.closing(sqlite3.connect(busy.path, isolation_level=None)) as connection:

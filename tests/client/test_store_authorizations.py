@@ -13,7 +13,7 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
-from tollway.client.store import PaymentStore
+from tollway.client.store import LEASE_MS, PaymentStore
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
@@ -90,7 +90,7 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
     assert ask(payer=Address(b"\x02" * 20)) is None
     assert ask() == first
     assert ask() is None
-    clock[0] += store.LEASE_MS  # its process is gone
+    clock[0] += LEASE_MS  # its process is gone
     assert ask() == first
 
 
