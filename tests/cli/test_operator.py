@@ -11,8 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_moderation import MemoryModeration
+from tests.kit.stores import ControlStores
 from tollway.cli import operator
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
@@ -58,8 +57,8 @@ class Office:
 
     def __init__(self) -> None:
         self.ledger: Any = Books()
-        self.catalog = MemoryCatalog()
-        self.moderation = MemoryModeration()
+        stores = ControlStores()
+        self.catalog, self.moderation = stores.catalog, stores.moderation
         self.chains: Any = None
         self.settings: Any = None
         self.database: Any = None

@@ -1,16 +1,16 @@
-"""What every catalog promises: the twin in memory, SQLite and PostgreSQL."""
+"""What every catalog promises, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import update
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.stores import write_reputation
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
@@ -25,7 +25,7 @@ from tollway.registry.catalog import (
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Quality, Reputation
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table, ownership_table, quality_table, terms_table
+from tollway.storage.catalog_tables import terms_table
 from tollway.storage.database import Database, connect_database
 from tollway.storage.encryption import Sealer
 
@@ -53,11 +53,8 @@ class Setup:
 
     async def know(self, listing: Listing, reputation: Reputation) -> None:
         """What other rooms have found out."""
-        if isinstance(self.catalog, MemoryCatalog):
-            self.catalog.standings[listing.id] = reputation
-            return
         assert self.database is not None
-        await self.database.write(lambda connection: write_standing(connection, listing, reputation))
+        await self.database.write(lambda connection: write_reputation(connection, listing.id, reputation))
 
 
 def make_listing(**changes: Any) -> Listing:
@@ -95,13 +92,9 @@ FULL = make_listing(
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     clock = Clock()
-    if request.param == "memory":
-        catalog = MemoryCatalog()
-        yield Setup(catalog=catalog, clock=clock, neighbour=catalog)
-        return
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
     database = connect_database(url)
     await database.open()
@@ -120,15 +113,6 @@ def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
     numbers = count()
     sealer = Sealer(b"k" * 32, entropy=lambda size: next(numbers).to_bytes(size, "big"))
     return CatalogStore(database, sealer=sealer, now_ms=clock)
-
-
-def write_standing(connection: Connection, listing: Listing, reputation: Reputation) -> None:
-    seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing.id))
-    quality, verified_ms = reputation.quality, reputation.verified_ms
-    if quality is not None:
-        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, **asdict(quality)))
-    origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
-    connection.execute(insert(ownership_table).values(listing_seq=seq, verified_ms=verified_ms, **origin))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every keeper of creation keys promises: in memory, on SQLite, on PostgreSQL; one gateway or many."""
+"""What every keeper of creation keys promises, on SQLite and on PostgreSQL: one gateway or many."""
 
 import asyncio
 import os
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -67,17 +65,9 @@ def answer_for(listing_id: str, body: bytes | None = b"{}") -> CreationResponse:
     return CreationResponse(listing_id=ListingId(listing_id), location="/there", etag='"r1-x"', body=body)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     clock = Clock()
-    if request.param == "memory":
-
-        def remember(limits: Limits) -> tuple[Creations, Catalog]:
-            catalog = MemoryCatalog(MemoryCreations(now_ms=clock, limits=limits))
-            return catalog.creations, catalog
-
-        yield Setup(clock, remember)
-        return
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
     async with request.getfixturevalue("open_database")(url) as database:
 

@@ -1,10 +1,9 @@
-"""The contract of `Moderation`, in memory and in SQL on both dialects."""
+"""The contract of `Moderation`, on both dialects."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.kit.memory_moderation import MemoryModeration
 from tollway.ids import Address
 from tollway.registry.catalog import Moderation
 from tollway.storage.database import connect_database
@@ -13,11 +12,8 @@ from tollway.storage.identity_store import ModerationStore
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def moderation(request: pytest.FixtureRequest) -> AsyncIterator[Moderation]:
-    if request.param == "memory":
-        yield MemoryModeration()
-        return
     fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
     database = connect_database(request.getfixturevalue(fixture))
     await database.open()

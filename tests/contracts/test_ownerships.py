@@ -1,4 +1,4 @@
-"""What every keeper of proofs promises: the twin in memory, SQLite and PostgreSQL."""
+"""What every keeper of proofs promises, on SQLite and on PostgreSQL."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -7,8 +7,6 @@ from itertools import count
 import pytest
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_ownerships import MemoryOwnerships
 from tollway.ids import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
@@ -71,12 +69,8 @@ def about(listing: Listing) -> Challenge:
     )
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
-    if request.param == "memory":
-        catalog = MemoryCatalog()
-        yield Scene(catalog=catalog, ownerships=MemoryOwnerships(catalog))
-        return
     url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     database: Database = connect_database(url)
     await database.open()

@@ -1,4 +1,4 @@
-"""What every book of quality promises, beside its catalog: the twin in memory, SQLite and PostgreSQL."""
+"""What every book of quality promises, beside its catalog, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,8 +9,6 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_quality import MemoryQuality
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.quality import (
@@ -48,14 +46,8 @@ class Setup:
         await self.book.add({(listing_id, bucket): calls for bucket, calls in counts}, day=day)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
-    if request.param == "memory":
-        memory = MemoryCatalog()
-        book = MemoryQuality(memory)
-        await publish(memory)
-        yield Setup(catalog=memory, book=book, neighbour=book)
-        return
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
     database = connect_database(url)
     await database.open()

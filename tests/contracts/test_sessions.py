@@ -1,4 +1,4 @@
-"""What every `SessionStore` promises, kept by the one in memory and by both databases."""
+"""What every `SessionStore` promises, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.kit.memory_sessions import MemorySessions
 from tests.kit.payer import KeyWallet
 from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
@@ -31,11 +30,8 @@ SESSION = Session(
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[SessionStore]:
-    if request.param == "memory":
-        yield MemorySessions()
-        return
     url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     database = connect_database(url)
     await database.open()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import coincurve
 import pytest
 
-from tests.kit.memory_sessions import MemorySessions
+from tests.kit.payer import KeyWallet
+from tests.kit.stores import ControlStores
 from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable
 from tollway.identity.authenticator import Authenticator
@@ -15,26 +16,13 @@ from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import parse_origin
-from tollway.ids import Address, ChainId, keccak256
+from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
 
 CHAIN = ChainId(84532)
 PUBLIC_URL = "https://gw.example.com"
 NOW_MS = 1_795_239_000_000
-
-
-@dataclass
-class Wallet:
-    key: coincurve.PrivateKey
-
-    @property
-    def address(self) -> Address:
-        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
-
-    def sign(self, digest: bytes) -> bytes:
-        raw = self.key.sign_recoverable(digest, hasher=None)
-        return raw[:64] + bytes([27 + raw[64]])
 
 
 @dataclass
@@ -80,9 +68,9 @@ class Clock:
 
 @dataclass
 class IdentityHarness:
-    """Everything wired over memory."""
+    """Sign-in, the authenticator, and what they read."""
 
-    store: MemorySessions
+    stores: ControlStores
     chain: FakeChain
     lookup_quota: FakeMeter
     clock: Clock
@@ -91,7 +79,7 @@ class IdentityHarness:
 
     def signed(
         self,
-        wallet: Wallet,
+        wallet: KeyWallet,
         *,
         method: str = "GET",
         path: bytes = b"/api/v2/history",
@@ -123,13 +111,13 @@ class IdentityHarness:
 
 
 @pytest.fixture
-def wallet() -> Wallet:
-    return Wallet(coincurve.PrivateKey(b"\x11" * 32))
+def wallet() -> KeyWallet:
+    return KeyWallet(key=coincurve.PrivateKey(b"\x11" * 32))
 
 
 @pytest.fixture
-def other_wallet() -> Wallet:
-    return Wallet(coincurve.PrivateKey(b"\x22" * 32))
+def other_wallet() -> KeyWallet:
+    return KeyWallet(key=coincurve.PrivateKey(b"\x22" * 32))
 
 
 @pytest.fixture
@@ -139,7 +127,7 @@ def chain() -> FakeChain:
 
 @pytest.fixture
 def harness(chain: FakeChain) -> IdentityHarness:
-    store, lookup_quota, clock = MemorySessions(), FakeMeter(), Clock()
+    stores, lookup_quota, clock = ControlStores(), FakeMeter(), Clock()
     origin = parse_origin(PUBLIC_URL)
     drawn = 0
 
@@ -149,7 +137,7 @@ def harness(chain: FakeChain) -> IdentityHarness:
         return hashlib.sha512(b"%d" % drawn).digest()[:size]
 
     sign_in = SignIn(
-        store,
+        stores.sessions,
         SignatureVerifier(chain, limits=DEFAULT_LIMITS),
         lookup_quota,
         origin=origin,
@@ -158,6 +146,11 @@ def harness(chain: FakeChain) -> IdentityHarness:
         entropy=entropy,
     )
     authenticator = Authenticator(
-        store, sign_in, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock, rate_limiter=RateLimiter()
+        stores.sessions,
+        sign_in,
+        origin=origin,
+        limits=DEFAULT_LIMITS,
+        now_ms=clock,
+        rate_limiter=RateLimiter(),
     )
-    return IdentityHarness(store, chain, lookup_quota, clock, sign_in, authenticator)
+    return IdentityHarness(stores, chain, lookup_quota, clock, sign_in, authenticator)

@@ -75,7 +75,7 @@ async def test_a_wallet_and_an_address_sign_so_many_requests_and_no_more(
 ) -> None:
     """Each leaves a row behind. What is refused, for whatever reason, leaves none and is not counted."""
     harness.authenticator = Authenticator(
-        harness.store,
+        harness.stores.sessions,
         harness.sign_in,
         origin=parse_origin("https://gw.example.com"),
         limits=Limits(signed_requests_per_minute=2),
@@ -97,7 +97,7 @@ async def test_a_wallet_and_an_address_sign_so_many_requests_and_no_more(
     problem = caught.value.problem
     assert (problem.code, problem.members["rateLimit"]["policy"]) == (Code.RATE_LIMITED, "signed-requests")
     assert problem.retry_after_s is not None
-    assert await harness.store.prune(now_ms=10**15) == 2, "the rows of the two that counted"
+    assert await harness.stores.sessions.prune(now_ms=10**15) == 2, "the rows of the two that counted"
     session = plus(BARE, ("authorization", await session_of(harness, wallet)))
     assert (await harness.authenticator.authenticate(session)).method == "session"
     await harness.authenticator.authenticate(harness.signed(other_wallet))
@@ -160,7 +160,7 @@ class TestSignedRequest:
         request = harness.signed(wallet)
         await harness.authenticator.authenticate(request)
         harness.clock.now_ms += 60_000
-        await harness.store.prune(now_ms=harness.clock.now_ms + 1)
+        await harness.stores.sessions.prune(now_ms=harness.clock.now_ms + 1)
         assert await refusal_of(harness, request) == (Code.NONCE_REUSED, "nonce_reused")
 
     async def test_of_a_contract_wallet_counts_where_its_chain_says_so(self, harness, wallet) -> None:

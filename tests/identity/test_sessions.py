@@ -9,6 +9,7 @@ from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.identity.signatures import eip191_digest
 from tollway.ids import Address, ChainId
+from tollway.storage.identity_store import session_table, signin_nonce_table
 
 CHAIN = ChainId(84532)
 CONTRACT = Address(b"\xc0" * 20)
@@ -57,8 +58,8 @@ async def test_a_wallet_of_eth_account_signs_the_text_as_it_is(harness) -> None:
 async def test_the_token_is_kept_only_as_its_hash(harness, wallet) -> None:
     text = await invited(harness, wallet)
     admission = await opened(harness, text, signed(wallet, text))
-    (kept,) = harness.store._sessions
-    assert kept == hashlib.sha256(admission.token.encode()).digest()
+    (kept,) = await harness.stores.read_rows(session_table)
+    assert kept.token_hash == hashlib.sha256(admission.token.encode()).digest()
     assert len(admission.token) == 43
     assert admission.token not in repr(admission)
 
@@ -76,7 +77,7 @@ async def test_fifty_racers_with_one_message_get_one_session(harness, wallet) ->
     )
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
     assert len(refused) == 49
-    assert len(harness.store._sessions) == 1
+    assert len(await harness.stores.read_rows(session_table)) == 1
 
 
 async def test_a_refused_signature_spends_nothing(harness, wallet, other_wallet) -> None:
@@ -90,7 +91,7 @@ async def test_a_refused_signature_spends_nothing(harness, wallet, other_wallet)
     }
     expected = dict.fromkeys(wrong, (Code.INVALID_SIGNATURE, "invalid_siwx_signature"))
     assert {name: await refusal_of(harness, text, signature) for name, signature in wrong.items()} == expected
-    assert harness.store._sessions == {}
+    assert await harness.stores.read_rows(session_table) == []
     await opened(harness, text, signed(wallet, text))
 
 
@@ -117,7 +118,7 @@ async def test_a_message_for_something_else_opens_nothing(
         await opened(harness, text, signed(wallet, text))
         return
     assert await refusal_of(harness, text, signed(wallet, text)) == (code, f"invalid_siwx_{reason}")
-    assert harness.store._sessions == {}
+    assert await harness.stores.read_rows(session_table) == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ async def test_no_nonce_is_given_for_a_foreign_uri(harness, uri: str) -> None:
     with pytest.raises(Refusal) as caught:
         await harness.sign_in.create_challenge(uri)
     assert caught.value.problem.code is Code.VALIDATION_FAILED
-    assert harness.store._nonces == {}
+    assert await harness.stores.read_rows(signin_nonce_table) == []
 
 
 async def test_a_session_ends_after_a_day(harness, wallet) -> None:

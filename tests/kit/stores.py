@@ -10,23 +10,30 @@ import asyncio
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from tollway.errors import StorageUnavailable
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.registry.quality import Reputation
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.catalog_tables import listing_table, ownership_table, quality_table
+from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
 from tollway.storage.encryption import Sealer
+from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.migrate import upgrade
 from tollway.storage.outage import ValueRefused, is_value_refused
+from tollway.storage.reputation_store import OwnershipStore
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -38,17 +45,23 @@ _FREE: list[Engine] = []
 
 
 class InlineDatabase:
-    """A `Database`. `is_away`: it does not answer. `reads` and `writes` count transactions."""
+    """A `Database`; one `beside` another has the same rows. `is_away`: it does not answer. `reads` and `writes` count
+    transactions. `before_write`: awaited once, before the next write begins."""
 
     dialect: Literal["sqlite", "postgresql"] = "sqlite"
 
-    def __init__(self) -> None:
-        self._engine = _FREE.pop() if _FREE else _create_engine()
-        connection = self._engine.raw_connection()
-        _migrated().backup(connection.driver_connection)
-        connection.close()
-        weakref.finalize(self, _FREE.append, self._engine)
+    def __init__(self, *, beside: "InlineDatabase | None" = None) -> None:
+        self._beside = beside
+        if beside is None:
+            self._engine = _FREE.pop() if _FREE else _create_engine()
+            connection = self._engine.raw_connection()
+            _migrated().backup(connection.driver_connection)
+            connection.close()
+            weakref.finalize(self, _FREE.append, self._engine)
+        else:
+            self._engine = beside._engine
         self.is_away = False
+        self.before_write: Callable[[], Awaitable[object]] | None = None
         self.reads = self.writes = 0
 
     async def open(self) -> None: ...
@@ -60,6 +73,9 @@ class InlineDatabase:
         return self._run(work)
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
+        hook, self.before_write = self.before_write, None
+        if hook is not None:
+            await hook()
         self.writes += 1
         return self._run(work)
 
@@ -76,6 +92,44 @@ class InlineDatabase:
 
     def describe_location(self) -> str:
         return "sqlite:memory"
+
+
+class ControlStores:
+    """The stores of the control plane over one database. `creation_database`: the same one, as its keys' store sees it."""
+
+    def __init__(self, *, now_ms: Callable[[], int] = lambda: 0, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.database = InlineDatabase()
+        self.creation_database = InlineDatabase(beside=self.database)
+        self.catalog = open_catalog(self.database, now_ms=now_ms)
+        self.sessions = SqlSessions(self.database)
+        self.moderation = ModerationStore(self.database)
+        self.ownerships = OwnershipStore(self.database, now_ms=now_ms)
+        self.creations = CreationStore(
+            self.creation_database,
+            now_ms=now_ms,
+            limits=limits,
+            shared_clock=lambda connection, now_ms: now_ms,
+        )
+
+    async def set_reputation(self, listing_id: str, reputation: Reputation) -> None:
+        await self.database.write(lambda connection: write_reputation(connection, listing_id, reputation))
+
+    async def read_rows(self, table: Table) -> list[Any]:
+        return await self.database.read(lambda connection: list(connection.execute(select(table))))
+
+    async def clear(self, table: Table) -> None:
+        await self.database.write(lambda connection: connection.execute(delete(table)))
+
+
+def write_reputation(connection: Connection, listing_id: str, reputation: Reputation) -> None:
+    """What is known of a listing, as its checks and its quality write it."""
+    seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
+    if reputation.quality is not None:
+        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, **asdict(reputation.quality)))
+    origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
+    connection.execute(
+        insert(ownership_table).values(listing_seq=seq, verified_ms=reputation.verified_ms, **origin)
+    )
 
 
 def open_catalog(

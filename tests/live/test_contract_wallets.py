@@ -7,7 +7,7 @@ import pytest
 from eth_abi.abi import encode
 from eth_account import Account
 
-from tests.kit.memory_sessions import MemorySessions
+from tests.kit.stores import ControlStores
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identity.sessions import SignIn
@@ -152,7 +152,7 @@ async def test_a_future_wallet_opens_a_session(verifier, chain_id, caller, stran
     address, wrap, _build = future
     numbers = count(1)
     desk = SignIn(
-        MemorySessions(),
+        ControlStores().sessions,
         verifier,
         Unmetered(),
         origin=parse_origin("http://127.0.0.1:8402"),

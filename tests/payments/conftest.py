@@ -1,16 +1,15 @@
-"""A till over in-memory twins: chains that are scripted, books, wallets with keys, a clock set by hand."""
+"""The verifier of transactions over chains in memory and the ledger model; a test sets the clock."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import coincurve
 import pytest
 
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tests.kit.ledger_records import claim_on
 from tests.kit.listings import sample_listing
+from tests.kit.payer import KeyWallet
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ContractResult, Log
@@ -28,19 +27,6 @@ MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 START_S = 1_800_000_000
 TOKEN = Address(b"\xcc" * 20)
 MAGIC_WORD = bytes.fromhex("1626ba7e").ljust(32, b"\0")
-
-
-@dataclass(frozen=True)
-class Wallet:
-    key: coincurve.PrivateKey
-
-    @property
-    def address(self) -> Address:
-        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
-
-    def sign(self, digest: bytes) -> bytes:
-        raw = self.key.sign_recoverable(digest, hasher=None)
-        return raw[:64] + bytes([27 + raw[64]])
 
 
 @dataclass
@@ -78,7 +64,7 @@ def chain_rules(chain_id: ChainId) -> ChainRules:
 
 
 class VerifierHarness:
-    """Everything around one till. Times in seconds; `now_s` is moved by hand."""
+    """One verifier and what it reads. Times in seconds; `now_s` is moved by hand."""
 
     def __init__(self) -> None:
         self.now_s = START_S
@@ -116,8 +102,8 @@ class VerifierHarness:
         return replace(entry, versions=(*entry.versions, *older))
 
     @staticmethod
-    def wallet(name: str) -> Wallet:
-        return Wallet(coincurve.PrivateKey(hashlib.sha256(name.encode()).digest()))
+    def wallet(name: str) -> KeyWallet:
+        return KeyWallet.named(name)
 
     # ---- What is for sale.
 
@@ -182,11 +168,11 @@ class VerifierHarness:
         self.chain.bury(chain_id, depth - 1)
         return tx_hash
 
-    def pay(self, payer: Wallet | None = None, units: int = 10_000, **fields: Any) -> TxHash:
+    def pay(self, payer: KeyWallet | None = None, units: int = 10_000, **fields: Any) -> TxHash:
         payer = payer or self.caller
         return self.mine(self.transfer(payer.address, units, fields.pop("to", None)), **fields)
 
-    def deploy_wallet(self, owner: Wallet, chain_id: ChainId = MAIN) -> Address:
+    def deploy_wallet(self, owner: KeyWallet, chain_id: ChainId = MAIN) -> Address:
         """A contract wallet: what its owner's key signed, it signed."""
         address = Address(keccak256(b"wallet of" + owner.address)[12:])
 
@@ -213,7 +199,7 @@ class VerifierHarness:
     def proof(
         self,
         tx_hash: TxHash,
-        signer: Wallet | None = None,
+        signer: KeyWallet | None = None,
         *,
         chain_id: ChainId | None = None,
         is_raw: bool = False,
@@ -225,7 +211,7 @@ class VerifierHarness:
         return Proof(tx_hash=tx_hash, signature=signed, binding=None, chain_id=chain_id)
 
     def bound(
-        self, tx_hash: TxHash, signer: Wallet | None = None, *, chain_id: ChainId = MAIN, **fields: Any
+        self, tx_hash: TxHash, signer: KeyWallet | None = None, *, chain_id: ChainId = MAIN, **fields: Any
     ) -> Proof:
         """The bound form; what differs from `request()` is given."""
         signed: dict[str, Any] = {

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_ownerships import MemoryOwnerships
+from tests.kit.stores import ControlStores
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.listing import Listing
@@ -23,13 +22,13 @@ LIMITS = Limits(ownership_recheck_s=100.0, ownership_failures_max=2)
 
 @dataclass
 class Play:
-    catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     now_ms: int = 0
     proved: dict[str, tuple[Method, ...]] = field(default_factory=dict)
     looked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ownerships = MemoryOwnerships(self.catalog)
+        stores = ControlStores(now_ms=lambda: self.now_ms)
+        self.catalog, self.ownerships = stores.catalog, stores.ownerships
         self.recheck = self.make_rounds(self.check)
 
     def make_rounds(self, check: Look, *, batch_max: int = 200) -> OwnershipRecheck:

@@ -12,9 +12,8 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 from fastapi import Depends, FastAPI, Request
 
-from tests.kit.memory_sessions import MemorySessions
+from tests.kit.stores import ControlStores
 from tollway.chain.port import ContractResult
-from tollway.errors import StorageUnavailable
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.sessions import SignIn
@@ -23,6 +22,7 @@ from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, ChainId
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateLimiter
+from tollway.storage.identity_store import signin_nonce_table
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import (
     make_challenge,
@@ -70,15 +70,15 @@ def sign_digest(digest: bytes) -> bytes:
 
 
 @pytest.fixture
-def store() -> MemorySessions:
-    return MemorySessions()
+def stores() -> ControlStores:
+    return ControlStores()
 
 
 @pytest.fixture
-def app(store: MemorySessions) -> FastAPI:
+def app(stores: ControlStores) -> FastAPI:
     numbers = count(1)
     sign_in_flow = SignIn(
-        store,
+        stores.sessions,
         SignatureVerifier(NoChain(), limits=LIMITS),
         Unmetered(),
         origin=ORIGIN,
@@ -87,7 +87,12 @@ def app(store: MemorySessions) -> FastAPI:
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
     authenticator = Authenticator(
-        store, sign_in_flow, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter()
+        stores.sessions,
+        sign_in_flow,
+        origin=ORIGIN,
+        limits=LIMITS,
+        now_ms=lambda: NOW_MS,
+        rate_limiter=RateLimiter(),
     )
     rate_limit = SignInRateLimit(limits=LIMITS, rate_limiter=RateLimiter())
     app = FastAPI(redirect_slashes=False)
@@ -157,11 +162,11 @@ class TestNonce:
             ({"more": 1, "a/b": 2}, {"/more", "/a~1b"}),
         ],
     )
-    async def test_a_wrong_body_names_every_wrong_member(self, client, store, body, pointers) -> None:
+    async def test_a_wrong_body_names_every_wrong_member(self, client, stores, body, pointers) -> None:
         answer = await client.post("/auth/nonce", json=body)
         assert answer.status_code == 422
         assert {error["pointer"] for error in answer.json()["errors"]} == pointers
-        assert store._nonces == {}
+        assert await stores.read_rows(signin_nonce_table) == []
 
     async def test_is_metered_per_client(self, app, client) -> None:
         statuses = [(await client.post("/auth/nonce")).status_code for _ in range(4)]
@@ -291,17 +296,14 @@ class TestChallenge:
         assert "payment-required" not in answer.headers
         assert '"content-digest"' in answer.headers["accept-signature"]
 
-    async def test_challenges_run_out_but_refusals_do_not(self, client, store) -> None:
+    async def test_challenges_run_out_but_refusals_do_not(self, client, stores) -> None:
         answers = [await client.get("/apis") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [401] * 5
         assert ["payment-required" in answer.headers for answer in answers] == [True] * 3 + [False] * 2
-        assert len(store._nonces) == 3
+        assert len(await stores.read_rows(signin_nonce_table)) == 3
 
-    async def test_a_store_that_is_away_costs_only_the_challenge(self, client, store) -> None:
-        async def issue_nonce(_nonce: object) -> None:
-            raise StorageUnavailable
-
-        store.issue_nonce = issue_nonce
+    async def test_a_store_that_is_away_costs_only_the_challenge(self, client, stores) -> None:
+        stores.database.is_away = True
         answer = await client.get("/apis")
         assert answer.status_code == 401
         assert "www-authenticate" in answer.headers

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.stores import ControlStores
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -54,7 +54,7 @@ class Library:
     """The routes over a catalog in memory, and what can be settled now."""
 
     client: httpx.AsyncClient
-    catalog: MemoryCatalog
+    stores: ControlStores
     ticks_ms: int = 0
     settles: bool = True
     mpp: bool = True
@@ -64,10 +64,10 @@ class Library:
         return await self.client.get(f"{API}/{document}", headers=headers)
 
     async def edit(self, **changes: Any) -> None:
-        entry = await self.catalog.find(QUOTES.id)
+        entry = await self.stores.catalog.find(QUOTES.id)
         assert entry is not None
         edited: Listing = replace(entry.listing, **changes)
-        await self.catalog.revise(edited, expected_revision=entry.listing.revision)
+        await self.stores.catalog.revise(edited, expected_revision=entry.listing.revision)
 
 
 async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,9 +77,10 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
     overrides: dict[str, Any] = getattr(request, "param", {})
-    catalog = MemoryCatalog()
+    stores = ControlStores()
+    catalog = stores.catalog
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        library = Library(client=client, catalog=catalog)
+        library = Library(client=client, stores=stores)
 
         def is_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
             library.asked.append(units)
@@ -173,7 +174,7 @@ async def test_neither_the_endpoint_nor_its_secret_is_told(library: Library, doc
 
 async def test_what_is_known_of_a_listing_is_told(library: Library) -> None:
     quality = Quality(calls=40, success_ppm=1_000_000, p50_ms=9, p95_ms=20)
-    library.catalog.standings[QUOTES.id] = Reputation(quality=quality, verified_ms=1_795_239_000_000)
+    await library.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1_795_239_000_000))
     told = (await library.get("discovery")).json()
     assert (told["verified"], told["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
     assert told["quality"]["calls30d"] == 40
@@ -210,7 +211,7 @@ async def test_an_operator_who_asks_for_bound_signatures_has_them_told(library: 
 
 
 async def test_documents_of_two_listings_are_two(library: Library) -> None:
-    await library.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
+    await library.stores.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
     for document in DOCUMENTS:
         mine = await library.get(document)
         other = await library.client.get(f"/api/v2/apis/api_other/{document}")

@@ -10,7 +10,7 @@ from x402.extensions.bazaar.facilitator_client import _parse_list_response, _par
 from x402.schemas import PaymentRequirements
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.stores import ControlStores
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -49,7 +49,7 @@ class Fair:
     """The routes over a catalog in memory, and what cannot be settled now."""
 
     client: httpx.AsyncClient
-    catalog: MemoryCatalog
+    stores: ControlStores
     dry: set[ChainId] = field(default_factory=set)
     units_min: int = 1
     units_max: int = UNITS_MAX
@@ -61,7 +61,7 @@ class Fair:
 
     async def publish(self, name: str, **changes: Any) -> Listing:
         listing = replace(WEATHER, id=ListingId(f"api_{name}"), name=name, **changes)
-        await self.catalog.publish(listing)
+        await self.stores.catalog.publish(listing)
         return listing
 
     async def ask(self, path: str, **parameters: object) -> dict[str, Any]:
@@ -81,9 +81,12 @@ class Fair:
 
 @pytest.fixture
 async def fair() -> AsyncIterator[Fair]:
-    catalog, limits = MemoryCatalog(), Limits()
+    stores, limits = ControlStores(), Limits()
     services = BazaarServices(
-        catalog=catalog, rules=RULES, is_offered=lambda *asked: fair.is_offered(*asked), public_url=PUBLIC_URL
+        catalog=stores.catalog,
+        rules=RULES,
+        is_offered=lambda *asked: fair.is_offered(*asked),
+        public_url=PUBLIC_URL,
     )
     app = build_app(
         call_app=bazaar_router(services),
@@ -95,12 +98,12 @@ async def fair() -> AsyncIterator[Fair]:
         shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
-        fair = Fair(client=client, catalog=catalog)
+        fair = Fair(client=client, stores=stores)
         yield fair
 
 
 async def test_a_listing_is_a_resource_as_the_clients_read_it(fair: Fair) -> None:
-    await fair.catalog.publish(WEATHER)
+    await fair.stores.catalog.publish(WEATHER)
     page = await fair.ask("resources")
     assert page["x402Version"] == 2
     assert page["pagination"] == {"limit": 20, "offset": 0, "total": 1}
@@ -132,7 +135,7 @@ async def test_only_what_can_be_settled_now_is_shown(fair: Fair) -> None:
     await fair.publish("free", price=Price.parse("0"))
     await fair.publish("paused", status="paused")
     retired = await fair.publish("retired")
-    await fair.catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
+    await fair.stores.catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
     assert await fair.names() == ["cheap", "both", "base"]
     fair.units_min = 1_000
     assert await fair.names() == ["both", "base"]
@@ -254,7 +257,7 @@ async def test_a_wrong_parameter_is_named(fair: Fair, path: str, parameter: str)
     answer = await fair.client.get(f"/x402/discovery/{path}")
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
     assert [error["parameter"] for error in answer.json()["errors"]] == [parameter]
-    assert fair.catalog.searches == 0
+    assert fair.stores.database.reads == 0
 
 
 async def test_head_works_and_nothing_is_written_here(fair: Fair) -> None:

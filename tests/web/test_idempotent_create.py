@@ -8,11 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from tests.kit.memory_creations import MemoryCreations
+from tests.kit.stores import ControlStores
 from tollway.errors import Code, Refusal, StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.catalog import CreationBegun, CreationInProgress, CreationResponse, KeyedCreation
+from tollway.storage.creation_store import finish_creation
 from tollway.web.idempotent_create import IdempotentCreate, read_creation_key
 
 ALICE = Address(b"\xaa" * 20)
@@ -28,13 +29,13 @@ def request_with(*keys: str, body: bytes = b"{}") -> Request:
 
 
 @pytest.fixture
-def creations() -> MemoryCreations:
-    return MemoryCreations(limits=LIMITS)
+def stores() -> ControlStores:
+    return ControlStores(limits=LIMITS)
 
 
 @pytest.fixture
-def idempotent_create(creations: MemoryCreations) -> IdempotentCreate:
-    return IdempotentCreate(creations, limits=LIMITS, entropy=os.urandom)
+def idempotent_create(stores: ControlStores) -> IdempotentCreate:
+    return IdempotentCreate(stores.creations, limits=LIMITS, entropy=os.urandom)
 
 
 async def begin(idempotent_create: IdempotentCreate, key: str = "k", *, body: bytes = b"{}") -> CreationBegun:
@@ -45,6 +46,10 @@ async def begin(idempotent_create: IdempotentCreate, key: str = "k", *, body: by
 
 def answer_with(body: bytes) -> CreationResponse:
     return CreationResponse(listing_id=ListingId("api_1"), location="/there", etag='"r1"', body=body)
+
+
+async def finish(stores: ControlStores, begun: CreationBegun, answer: CreationResponse) -> None:
+    assert await stores.database.write(lambda connection: finish_creation(connection, begun, answer))
 
 
 async def refusal(idempotent_create: IdempotentCreate, key: str = "k", *, body: bytes = b"{}") -> Refusal:
@@ -78,20 +83,20 @@ def test_a_key_that_is_none_is_refused(keys: tuple[str, ...]) -> None:
 
 
 async def test_without_a_key_nothing_is_asked(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
-    creations.is_away = True
+    stores.creation_database.is_away = True
     assert await idempotent_create.begin(request_with(), ALICE) is None
     async with idempotent_create.holding(None):
         pass
 
 
 async def test_the_key_stands_for_the_bytes_of_the_body(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     await begin(idempotent_create, body=b"one")
     asked = KeyedCreation(wallet=ALICE, key="k", fingerprint=sha256(b"one").digest())
-    assert isinstance(await creations.begin(asked, claim=b"other"), CreationInProgress)
+    assert isinstance(await stores.creations.begin(asked, claim=b"other"), CreationInProgress)
     assert (await refusal(idempotent_create, body=b"two")).problem.code is Code.IDEMPOTENCY_KEY_REUSED
 
 
@@ -102,11 +107,9 @@ async def test_the_same_request_waits_for_the_one_that_runs(idempotent_create: I
 
 
 async def test_what_was_answered_comes_again_and_says_so(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
-    assert creations.finish(
-        await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789"))
-    )
+    await finish(stores, await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789")))
     again = await idempotent_create.begin(request_with("k"), ALICE)
     assert isinstance(again, Response)
     assert (again.status_code, again.body) == (201, b"0123456789")
@@ -116,11 +119,9 @@ async def test_what_was_answered_comes_again_and_says_so(
 
 
 async def test_an_answer_too_long_to_keep_names_what_exists(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
-    assert creations.finish(
-        await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789+"))
-    )
+    await finish(stores, await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789+")))
     problem = (await refusal(idempotent_create)).problem
     assert problem.code is Code.ALREADY_EXISTS
     assert problem.members == {"apiId": "api_1", "location": "/there"}
@@ -144,18 +145,18 @@ async def test_a_creation_that_fails_frees_its_key(idempotent_create: Idempotent
 
 
 async def test_a_key_that_cannot_be_freed_hides_no_failure(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     begun = await begin(idempotent_create)
-    creations.is_away = True
+    stores.creation_database.is_away = True
     with pytest.raises(ZeroDivisionError):
         async with idempotent_create.holding(begun):
             raise ZeroDivisionError
 
 
 async def test_a_store_that_is_away_lets_nobody_create_under_a_key(
-    idempotent_create: IdempotentCreate, creations: MemoryCreations
+    idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
-    creations.is_away = True
+    stores.creation_database.is_away = True
     with pytest.raises(StorageUnavailable):
         await idempotent_create.begin(request_with("k"), ALICE)

@@ -10,7 +10,7 @@ import pytest
 from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
-from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.stores import ControlStores, open_catalog
 from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -19,8 +19,9 @@ from tollway.outbound.policy import Endpoint
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import Revised
 from tollway.registry.draft import DraftRules
-from tollway.registry.listing import Listing, UpstreamAuth
+from tollway.registry.listing import Listing
 from tollway.registry.quality import Quality, Reputation
+from tollway.storage.creation_store import creation_table
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.auth_routes import read_body
@@ -58,7 +59,7 @@ class Door:
     """The routes with everything around them faked, and what the fakes were asked."""
 
     client: httpx.AsyncClient
-    catalog: MemoryCatalog
+    stores: ControlStores
     probed: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     documents: dict[str, bytes] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Door:
         return created
 
     async def stored(self, listing_id: str) -> Listing:
-        entry = await self.catalog.find(ListingId(listing_id))
+        entry = await self.stores.catalog.find(ListingId(listing_id))
         assert entry is not None
         return entry.listing
 
@@ -111,9 +112,10 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
     overrides: dict[str, Any] = getattr(request, "param", {})
-    catalog = MemoryCatalog()
+    stores = ControlStores()
+    catalog = stores.catalog
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        door = Door(client=client, catalog=catalog)
+        door = Door(client=client, stores=stores)
 
         async def check_endpoint(endpoint: Endpoint) -> None:
             door.probed.append(endpoint.href)
@@ -151,7 +153,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             is_blocked=lambda wallet: wallet in door.blocked,
             allowlist=None,
             now_ms=lambda: door.now_ms,
-            creations=IdempotentCreate(catalog.creations, limits=Limits(), entropy=os.urandom),
+            creations=IdempotentCreate(stores.creations, limits=Limits(), entropy=os.urandom),
             entropy=lambda size: next(numbers).to_bytes(size, "big"),
             rate_limiter=RateLimiter(),
             is_unprotected=is_unprotected,
@@ -265,7 +267,7 @@ async def test_details_tell_what_is_known_of_the_listing(door: Door) -> None:
     before = await door.client.get(url)
     assert before.json()["quality"]["calls30d"] is None
     quality = Quality(calls=21, success_ppm=999_999, p50_ms=40, p95_ms=None)
-    door.catalog.standings[created["id"]] = Reputation(quality=quality, verified_ms=7)
+    await door.stores.set_reputation(created["id"], Reputation(quality=quality, verified_ms=7))
     after = await door.client.get(url, headers={"If-None-Match": before.headers["etag"]})
     assert after.status_code == 200
     # Not every call succeeded, so the rate is not shown as 1.
@@ -311,8 +313,9 @@ async def test_a_secret_that_is_lost_is_told_and_set_again(door: Door) -> None:
     secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
     listing_id = (await door.send("POST", APIS, {**BODY, "upstreamAuth": secret})).json()["id"]
     stored = await door.stored(listing_id)
-    lost = replace(stored, upstream_auth=UpstreamAuth(location="header", name="X-Key", value=None))
-    assert isinstance(await door.catalog.revise(lost, expected_revision=stored.revision), Revised)
+    other = open_catalog(door.stores.database, now_ms=lambda: 0, key=b"\x08" * 32)
+    assert isinstance(await other.revise(stored, expected_revision=stored.revision), Revised)
+    door.stores.catalog.clear_cache()
     url = f"{APIS}/{listing_id}"
     shown = {"in": "header", "name": "X-Key", "set": False}
     assert (await door.send("GET", url)).json()["upstreamAuth"] == shown
@@ -581,7 +584,7 @@ async def test_an_unknown_id_is_404(door: Door, method: str, listing_id: str) ->
 async def test_a_suspended_api_is_not_shown(door: Door) -> None:
     created = await door.publish()
     listing = await door.stored(created["id"])
-    await door.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
+    await door.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
     answer = await door.send("GET", f"{APIS}/{created['id']}")
     assert (answer.status_code, code_of(answer), answer.json()["reason"]) == (503, "api_paused", "suspended")
     assert (await door.send("PUT", f"{APIS}/{created['id']}", BODY)).status_code == 200
@@ -654,16 +657,11 @@ async def test_if_match_star_matches_what_is_there(door: Door) -> None:
 async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(door: Door) -> None:
     created = await door.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
     path, listing = f"{APIS}/{created['id']}", await door.stored(created["id"])
-    genuine = door.catalog.find
-    overtakers = [replace(listing, name="overtaker")]
 
-    async def find(listing_id: ListingId) -> Any:
-        entry = await genuine(listing_id)
-        if overtakers:
-            await door.catalog.revise(overtakers.pop(), expected_revision=1)
-        return entry
+    async def overtake() -> None:
+        await door.stores.catalog.revise(replace(listing, name="overtaker"), expected_revision=1)
 
-    door.catalog.find = find  # type: ignore[method-assign]  # the fake's own seam
+    door.stores.database.before_write = overtake
     answer = await door.send("PUT", path, BODY)
     assert (answer.status_code, answer.json()["revision"]) == (200, 3)
 
@@ -771,7 +769,7 @@ async def test_a_bad_parameter_is_named(door: Door, query: str, parameter: str) 
     answer = await door.send("GET", f"{APIS}?{query}")
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
     assert places_of(answer) == [parameter]
-    assert door.catalog.searches == 0
+    assert door.stores.database.reads == 0
 
 
 async def test_all_bad_parameters_are_named_together(door: Door) -> None:
@@ -882,7 +880,7 @@ async def test_while_a_creation_runs_its_repeat_is_told_so(door: Door) -> None:
 
 async def test_a_creation_that_lost_its_key_creates_nothing(door: Door) -> None:
     async def take_the_key(endpoint: Endpoint) -> None:
-        door.catalog.creations._kept.clear()
+        await door.stores.clear(creation_table)
 
     door.on_probe = take_the_key
     answer = await door.send("POST", APIS, BODY, headers=keyed())
@@ -891,7 +889,7 @@ async def test_a_creation_that_lost_its_key_creates_nothing(door: Door) -> None:
 
 
 async def test_where_keys_are_not_known_yet_only_creations_with_a_key_are_refused(door: Door) -> None:
-    door.catalog.creations.is_away = True
+    door.stores.creation_database.is_away = True
     answer = await door.send("POST", APIS, BODY, headers=keyed())
     assert (answer.status_code, code_of(answer)) == (503, "storage_unavailable")
     assert (await door.send("GET", APIS)).json()["total"] == 0
@@ -914,7 +912,7 @@ async def find_owner(origin: str) -> Address | None:
     return HOLDERS.get(origin)
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
 @pytest.mark.parametrize(
     ("endpoint", "code"),
     [
@@ -934,7 +932,7 @@ async def test_an_origin_that_another_wallet_has_proved_cannot_be_published(
         assert answer.json().get("code") == code
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
 async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(door: Door) -> None:
     created = await door.publish(endpoint="https://mine.example.com/v1")
     moved = {**BODY, "endpoint": "https://held.example.com/v1"}
@@ -943,11 +941,11 @@ async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved
     assert (await door.stored(created["id"])).endpoint == "https://mine.example.com/v1"
 
 
-@pytest.mark.parametrize("door", [{"find_holder": find_owner}], indirect=True)
+@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
 async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(door: Door) -> None:
     created = await door.publish()
     assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
-    door.catalog.standings[ListingId(created["id"])] = Reputation(verified_ms=1)
+    await door.stores.set_reputation(ListingId(created["id"]), Reputation(verified_ms=1))
     edited = await door.send("PUT", f"{APIS}/{created['id']}", BODY)
     assert edited.json()["warnings"] == []
 

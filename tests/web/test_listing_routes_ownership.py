@@ -15,9 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from tests.kit.chain import MemoryChain
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_ownerships import MemoryOwnerships
 from tests.kit.payer import CHAIN, KeyWallet
+from tests.kit.stores import ControlStores
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
 from tollway.discovery.site_contract import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
@@ -27,6 +26,7 @@ from tollway.limits import Limits
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS, RateLimiter
+from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
@@ -56,7 +56,7 @@ class Names:
 @dataclass
 class Door:
     client: httpx.AsyncClient
-    catalog: MemoryCatalog
+    catalog: Catalog
     upstream: LoopbackUpstream
     txt_records: Names
     blocked: set[Address]
@@ -110,7 +110,8 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    catalog = MemoryCatalog()
+    stores = ControlStores(now_ms=lambda: door.now_ms)
+    catalog = stores.catalog
     http_client = HttpClient(limits=LIMITS, allow_private=True)
     txt_records, blocked = Names(), set[Address]()
     async with run_upstream() as upstream:
@@ -124,7 +125,7 @@ async def door() -> AsyncIterator[Door]:
         upstream.answer = answer
         services = OwnershipServices(
             catalog=catalog,
-            ownerships=MemoryOwnerships(catalog),
+            ownerships=stores.ownerships,
             checker=OwnershipChecker(
                 http_client=http_client,
                 txt_records=txt_records,

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.stores import ControlStores
 from tollway.discovery.site_openapi import Site
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
@@ -69,10 +69,11 @@ TRICKS = (
 
 
 class Town:
-    """The site over a catalog in memory."""
+    """The site over a catalog."""
 
     def __init__(self) -> None:
-        self.catalog = MemoryCatalog()
+        self.stores = ControlStores(now_ms=lambda: NOW_MS)
+        self.catalog = self.stores.catalog
         self.ticks_ms = 0
         self.settles = True
         self.contact: str | None = "mailto:ops@example.com"
@@ -286,7 +287,7 @@ async def test_the_page_shows_price_standing_and_where_to_go_on(
     town: Town, client: httpx.AsyncClient
 ) -> None:
     quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
-    town.catalog.standings[QUOTES.id] = Reputation(quality=quality, verified_ms=NOW_MS)
+    await town.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=NOW_MS))
     text = (await client.get("/")).text
     assert "0.01 USDC a call" in text
     assert "endpoint verified" in text
