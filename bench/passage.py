@@ -93,7 +93,7 @@ class QuickResponse:
     def close(self) -> None: ...
 
 
-class QuickDialer:
+class QuickHttpClient:
     """Every upstream answers before it is asked."""
 
     async def send(
@@ -124,10 +124,10 @@ class QuickGateway(InProcessGateway):
     def _entropy(self, size: int) -> bytes:
         return self._random.take_bytes(size)
 
-    def _make_dialer(self) -> Any:
-        return QuickDialer()
+    def _make_http_client(self) -> Any:
+        return QuickHttpClient()
 
-    def _wrap_book(self, ledger: Any) -> Any:
+    def _wrap_ledger(self, ledger: Any) -> Any:
         return QuickLedger(ledger)
 
     def _read_request_id(self, scope: Any) -> str:

@@ -122,7 +122,7 @@ class InProcessGateway:
         ledger = before.ledger if before else MemoryLedger(now_ms=self._clock, limits=limits)
         self._numbers = itertools.count(1_000_000 if before and stores else 1)
         stores = stores or Stores.of_model(ledger, limits=limits)
-        self.ledger: MemoryLedger = self._wrap_book(stores.ledger)
+        self.ledger: MemoryLedger = self._wrap_ledger(stores.ledger)
         self.stored_responses = stores.stored_responses
         self.database: InlineDatabase = before.database if before else InlineDatabase()
         self.catalog: CatalogStore = (
@@ -152,7 +152,7 @@ class InProcessGateway:
         )
         self.breaker = CircuitBreaker(limits=limits)
         self.signer = UpstreamSigner.derive([SECRET])
-        self.proxy = self._make_passage()
+        self.proxy = self._make_proxy()
         self.challenger = Challenger(secret=SECRET, realm=HOST) if has_mpp else None
         self.receipt_signer = receipt_signer
         self.settlement = self._make_settlement(stores)
@@ -237,7 +237,7 @@ class InProcessGateway:
     async def _prove_wallet(self, request: SignedRequest) -> Address:
         return (await self.authenticator.authenticate_call(request)).address
 
-    def _make_passage(self) -> Proxy:
+    def _make_proxy(self) -> Proxy:
         return Proxy(
             http_client=self.http_client,
             ledger=self.ledger,
@@ -310,7 +310,7 @@ class InProcessGateway:
 
     # ---- What a measurement replaces.
 
-    def _wrap_book(self, ledger: Any) -> Any:
+    def _wrap_ledger(self, ledger: Any) -> Any:
         return ledger
 
     def _read_request_id(self, scope: Scope) -> str:
