@@ -253,7 +253,7 @@ class MemoryLedger(MemoryFinality):
         for call in expired:
             self._move(call, CallState.RELEASED)
         self._rows.lives[self._owner_id] = self._rows.life
-        return len(stranded) + len(expired) + self._cast_adrift({*living, self._owner_id})
+        return len(stranded) + len(expired) + self._mark_orphaned({*living, self._owner_id})
 
     async def audit(self) -> AuditReport:
         self._answer()

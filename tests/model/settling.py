@@ -226,7 +226,7 @@ class MemorySettling(MemoryMoves):
                 seen_block=claim.cover.block_number,
             )
 
-    def _cast_adrift(self, living: Collection[str]) -> int:
+    def _mark_orphaned(self, living: Collection[str]) -> int:
         """What dead gateways were settling, settlement recovery finishes. Returns how many."""
         left = [
             held

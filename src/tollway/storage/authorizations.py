@@ -206,15 +206,15 @@ def write_claimed(
 def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
     calls = call_table.c
     is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
-    return _cast_adrift(connection, [call_id], is_own) == 1
+    return _mark_orphaned(connection, [call_id], is_own) == 1
 
 
-def cast_adrift(connection: Connection, call_ids: Collection[CallId]) -> int:
+def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> int:
     """What is still settling waits for settlement recovery from now on. Returns how many that are."""
-    return _cast_adrift(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
+    return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
 
 
-def _cast_adrift(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
+def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
     """The rows are locked first, then the calls are read: whoever concludes holds the same locks."""
     columns, calls = authorization_table.c, call_table.c
     locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)

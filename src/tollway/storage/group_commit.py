@@ -29,11 +29,11 @@ from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUn
 from tollway.ledger.records import CallState
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.ledger_batch import (
+    AccountsShort,
     BatchContext,
     Drop,
     Entry,
     Outcome,
-    PursesShort,
     Reopen,
     Reopened,
     write_batch,
@@ -454,7 +454,7 @@ class GroupCommit:
             )
             try:
                 return await self._database.write(work, flush=is_durable)
-            except PursesShort as short:
+            except AccountsShort as short:
                 batch_context = replace(batch_context, accounts=short.accounts)
             except RestoreDetected:
                 await self._on_restore_detected()

@@ -98,7 +98,7 @@ class BatchContext:
     accounts: frozenset[CreditAccount] = frozenset()
 
 
-class PursesShort(Exception):
+class AccountsShort(Exception):
     """The decision needs the siblings in `accounts`. Nothing is written; post again with them, so that all locks are
     taken in one order."""
 
@@ -153,7 +153,7 @@ class LedgerBatch:
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
         short = find_short_accounts(claims, self._locked_rows.payments)
         if not short <= self._batch_context.accounts:
-            raise PursesShort(short | self._batch_context.accounts)
+            raise AccountsShort(short | self._batch_context.accounts)
         self._settling.lock_nonces([one for one in moves if isinstance(one, Settle)])
         return calls
 
@@ -180,7 +180,7 @@ class LedgerBatch:
             rest = columns.value_units - columns.taken_units
             query = (
                 select(columns.id)
-                .where(_in_purse(account), columns.state != PaymentState.GONE.value, ~columns.is_held)
+                .where(_is_of_account(account), columns.state != PaymentState.GONE.value, ~columns.is_held)
                 .where(rest > 0, rest < price_max)
                 .order_by(columns.block_number, columns.id)
                 .limit(SIBLINGS_MAX)
@@ -411,7 +411,7 @@ class LedgerBatch:
             _FINISH.run(self._connection, rows)
 
 
-def _in_purse(account: CreditAccount) -> ColumnElement[bool]:
+def _is_of_account(account: CreditAccount) -> ColumnElement[bool]:
     columns = payment_table.c
     return and_(
         columns.payer == account.payer,

@@ -37,7 +37,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.ids import CallId, TxHash
 from tollway.ledger.records import CallState, Interruption
-from tollway.storage.authorizations import cast_adrift
+from tollway.storage.authorizations import mark_calls_orphaned
 from tollway.storage.database import Database, SqliteDatabase
 from tollway.storage.ledger_tables import (
     UNPAID,
@@ -485,7 +485,7 @@ def find_own_open(connection: Connection, owner_id: str) -> list[OwnOpenCall]:
     columns = call_table.c
     query = select(columns.id, columns.epoch, columns.state, columns.cut).where(columns.owner_id == owner_id)
     rows = list(connection.execute(query.where(_is_in_state("forwarding"))))
-    rows += connection.execute(_not_adrift(query))
+    rows += connection.execute(_not_orphaned(query))
     return [
         OwnOpenCall(
             call_id=CallId(row.id),
@@ -539,7 +539,7 @@ def find_abandoned(
 def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *, now_ms: int) -> int:
     """Moves what is still as it was found; returns how many calls moved."""
     settling = [one for one in abandoned if one.before is CallState.SETTLING]
-    moved = cast_adrift(connection, [one.call_id for one in settling])
+    moved = mark_calls_orphaned(connection, [one.call_id for one in settling])
     locked_rows = LockedRows(connection)
     others = [one for one in abandoned if one.before is not CallState.SETTLING]
     calls = locked_rows.lock_with_payments([one.call_id for one in others])
@@ -601,7 +601,7 @@ def _find_left_open(
         AbandonedCall(
             call_id=CallId(row.id), epoch=row.epoch, before=CallState.SETTLING, after=CallState.SETTLING
         )
-        for row in connection.execute(_not_adrift(query))
+        for row in connection.execute(_not_orphaned(query))
     ]
 
 
@@ -613,7 +613,7 @@ def _boot_marks(connection: Connection) -> dict[str, str]:
     return {row.id: row.boot_mark for row in connection.execute(query)}
 
 
-def _not_adrift(query: Select[Any]) -> Select[Any]:
+def _not_orphaned(query: Select[Any]) -> Select[Any]:
     """The calls of that query that settle and that somebody waits for, if he lives."""
     held = authorization_table
     joined = query.join(held, held.c.call_id == call_table.c.id)
