@@ -95,7 +95,7 @@ def test_a_gateway_that_starts_for_the_first_time_loads_no_more(tmp_path: Path) 
 def test_what_only_some_gateways_need_is_loaded_by_those(tmp_path: Path) -> None:
     """Tables are changed where they are old, and windows shared where a server is named."""
     make_tables(tmp_path)
-    newer = f"from tests.live.newer_gateway import use_migrations; use_migrations({write_newer_migrations(tmp_path)!r})"
+    newer = f"from tests.kit.fault_injection import use_migrations; use_migrations({write_newer_migrations(tmp_path)!r})"
     serve = f"from pathlib import PosixPath; {newer}\n{SERVE}"
     loaded = load(serve, **settings(tmp_path, TOLLWAY_RATE_LIMIT_URL="redis://127.0.0.1:1"))
     assert {"alembic", "redis"} <= loaded

@@ -1,45 +1,31 @@
-"""A gateway to be attacked: the real `tollway serve`, with the settings of production but for what an attack needs. No chain:
-what is attacked here comes before any payment.
+"""A gateway to be attacked: the real command `tollway serve`, in an interpreter of its own, with the settings of production but
+for what an attack needs. No chain: what is attacked here comes before any payment.
 """
 
+import contextlib
 import json
-import os
 import secrets
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from tests.kit.gateway_process import GatewayProcess, clean_environment
+from tests.kit.ports import find_low_port
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import ChainId
 
-UP_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 30.0
 MANY = "1000000"
 
 
-def find_free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-class AttackedGateway:
-    """A running gateway; its log is `log`."""
+class AttackedGateway(GatewayProcess):
+    """Its database, unless the settings name one, is `attacked.sqlite3` in `folder`."""
 
     def __init__(
         self, folder: Path, *, host: str, port: int, public_url: str, environment: Mapping[str, str]
     ) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.public_url = public_url
-        self.log = folder / "gateway.log"
         settings = {
             "TOLLWAY_RPC_BASE": "http://127.0.0.1:9",
             "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/attacked.sqlite3",
@@ -52,39 +38,11 @@ class AttackedGateway:
             "TOLLWAY_LIMIT_EDITS_PER_HOUR": MANY,
             "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": MANY,
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                (sys.executable, "-c", "from tollway.cli import main; main()", "serve"),
-                env={**kept, **settings, **environment},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        super().__init__(env=clean_environment({**settings, **environment}), folder=folder)
 
-    def wait_up(self) -> None:
-        ends_s = time.monotonic() + UP_DEADLINE_S
-        while time.monotonic() < ends_s:
-            if self.process.poll() is not None:
-                raise RuntimeError(self.read_log()[-4_000:])
-            try:
-                if httpx.get(self.url + "/healthz", trust_env=False).is_success:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.05)
-        raise RuntimeError("the gateway did not come up")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def read_log(self) -> str:
-        return self.log.read_text(errors="replace")
+    async def wait_up(self) -> None:
+        """`/healthz`: without a chain it is never ready."""
+        await self.wait_ready(path="/healthz")
 
     def sign_create(self, wallet: Wallet, draft: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
         """Body and headers of a create by that wallet."""
@@ -116,6 +74,34 @@ class AttackedGateway:
             nonce=secrets.token_hex(16),
         )
         return {**headers, **dict(signed)}
+
+
+@contextlib.asynccontextmanager
+async def run_attacked_gateway(
+    folder: Path,
+    *,
+    environment: Mapping[str, str],
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    public_url: str | None = None,
+) -> AsyncIterator[AttackedGateway]:
+    """A gateway that is up; stopped on the way out, killed if it does not stop."""
+    port = port or find_low_port()
+    gateway = AttackedGateway(
+        folder,
+        host=host,
+        port=port,
+        public_url=public_url or f"http://127.0.0.1:{port}",
+        environment=environment,
+    )
+    try:
+        await gateway.wait_up()
+        yield gateway
+    finally:
+        try:
+            await gateway.stop()
+        finally:
+            gateway.kill()
 
 
 def free_listing(endpoint: str, **more: Any) -> dict[str, Any]:

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import exhaustion_moves as moves
 import httpx
 import uvloop
-from attacked_gateway import AttackedGateway, free_listing
-from counting_node import CHAIN_ID, CountingNode
-from exhaustion_moves import Arena, Outcomes
-from hostile_upstream import HostileUpstream
 
+from tests.attack import exhaustion_moves as moves
+from tests.attack.attacked_gateway import AttackedGateway, free_listing
+from tests.attack.counting_node import CHAIN_ID, CountingNode
+from tests.attack.exhaustion_moves import AttackTarget, Outcomes
+from tests.attack.hostile_upstream import HostileUpstream
 from tollway.chain.networks import PRESETS
 from tollway.client.wallet import Wallet
 from tollway.ids import TxHash
@@ -93,7 +93,7 @@ LONG = Form(
 )
 
 
-class Scale:
+class MemoryMeter:
     """Weighs a process, often enough to see what is gone again a moment later. KiB."""
 
     def __init__(self, pid: int) -> None:
@@ -120,8 +120,8 @@ class Scale:
 
 @dataclass(slots=True, kw_only=True)
 class Attack:
-    arena: Arena
-    scale: Scale
+    target: AttackTarget
+    meter: MemoryMeter
     form: Form
     callers: asyncio.subprocess.Process
     moves: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -136,10 +136,10 @@ class Attack:
     async def weighed(self, name: str, count: int) -> AsyncIterator[Outcomes]:
         """What the move does inside is told as its outcomes."""
         await self.begin(name)
-        before, started, outcomes = self.scale.read(), time.monotonic(), Counter[str]()
-        self.scale.take_peak()
+        before, started, outcomes = self.meter.read(), time.monotonic(), Counter[str]()
+        self.meter.take_peak()
         yield outcomes
-        peak = self.scale.take_peak()
+        peak = self.meter.take_peak()
         await self.begin("between")
         await asyncio.sleep(self.form.rest_s)
         self.moves[name] = {
@@ -147,7 +147,7 @@ class Attack:
             "outcomes": dict(sorted(outcomes.items())),
             "beforeKiB": before,
             "peakKiB": peak,
-            "afterKiB": self.scale.read(),
+            "afterKiB": self.meter.read(),
             "tookS": round(time.monotonic() - started, 1),
         }
 
@@ -170,7 +170,7 @@ class Attack:
 
     async def _do(self, name: str) -> Outcomes:
         started = time.monotonic()
-        found: Outcomes = await getattr(moves, name)(self.arena, self._count(name))
+        found: Outcomes = await getattr(moves, name)(self.target, self._count(name))
         took_s = time.monotonic() - started
         if name == "junk_hashes":
             self.junk_minutes = max(self.junk_minutes, int(took_s // 60))
@@ -185,7 +185,7 @@ class Attack:
         until = asyncio.Event()
         move: Callable[..., Awaitable[Outcomes]] = getattr(moves, name)
         async with asyncio.TaskGroup() as group:
-            standing = group.create_task(move(self.arena, self.form.count, until))
+            standing = group.create_task(move(self.target, self.form.count, until))
             hold_s = PATIENCE_S if name in ENDED else self.form.hold_s
             await asyncio.wait((standing,), timeout=hold_s)
             until.set()
@@ -221,7 +221,7 @@ def document() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": {"title": "Endless", "version": "1"}, "paths": paths}
 
 
-async def open_arena(gateway: AttackedGateway, http: httpx.AsyncClient) -> tuple[Arena, str, Wallet]:
+async def open_target(gateway: AttackedGateway, http: httpx.AsyncClient) -> tuple[AttackTarget, str, Wallet]:
     """With everything used once, so that what is loaded with its first use was loaded before memory is weighed."""
     provider = Wallet.from_key(secrets.token_bytes(32))
     free = [
@@ -238,7 +238,7 @@ async def open_arena(gateway: AttackedGateway, http: httpx.AsyncClient) -> tuple
     tool = await publish(
         gateway, http, provider, **free_listing(f"http://11.0.0.9:{HOSTILE_PORT}/", openapi=document())
     )
-    arena = Arena(
+    target = AttackTarget(
         address=PUBLIC_ADDRESS,
         port=PORT,
         host=PUBLIC_URL.removeprefix("http://"),
@@ -249,12 +249,12 @@ async def open_arena(gateway: AttackedGateway, http: httpx.AsyncClient) -> tuple
     )
     for number in range(4):
         for way in ("take", "gzip"):
-            await arena.ask(
-                f"12.1.0.{number}", arena.head(f"GET {arena.free(number, way)}", "Connection: close")
+            await target.ask(
+                f"12.1.0.{number}", target.head(f"GET {target.free(number, way)}", "Connection: close")
             )
-    await moves.tool_floods(arena, 2)
-    await moves.nonces(arena, 2)
-    return arena, quotes, provider
+    await moves.tool_floods(target, 2)
+    await moves.nonces(target, 2)
+    return target, quotes, provider
 
 
 @contextlib.asynccontextmanager
@@ -316,37 +316,37 @@ async def main(folder: Path, form: Form) -> dict[str, Any]:
     gateway = start_gateway(folder)
     report: dict[str, Any] = {}
     try:
-        await asyncio.to_thread(gateway.wait_up)
-        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
-            arena, quotes, provider = await open_arena(gateway, http)
+        await gateway.wait_up()
+        async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
+            target, quotes, provider = await open_target(gateway, http)
         async with ordinary_callers(node, quotes, provider) as callers:
-            scale = Scale(gateway.process.pid)
-            attack = Attack(arena=arena, scale=scale, form=form, callers=callers)
+            meter = MemoryMeter(gateway.pid)
+            attack = Attack(target=target, meter=meter, form=form, callers=callers)
             await attack.begin("first")
             await asyncio.sleep(1.0)
-            report["idleKiB"] = scale.read()
+            report["idleKiB"] = meter.read()
             await attack.run()
-            report["restKiB"] = scale.read()
+            report["restKiB"] = meter.read()
             assert callers.stdin is not None
             callers.stdin.close()
             told, _ = await callers.communicate()
-            scale.is_over = True
+            meter.is_over = True
         report |= {"moves": attack.moves, "latency": json.loads(told)}
         report["served"] = sum(phase["calls"] for phase in report["latency"].values())
-        report["created"] = ORIGINS + 2 + arena.created
+        report["created"] = ORIGINS + 2 + target.created
         report["junkMinutes"] = attack.junk_minutes
-        report["isRunning"] = gateway.process.poll() is None
+        report["isRunning"] = gateway.is_running
     finally:
-        await asyncio.to_thread(gateway.stop)
+        await gateway.stop()
         server.close()
         await runner.cleanup()
-    return report | tell_counts(folder, form, arena, node, hostile, gateway)
+    return report | tell_counts(folder, form, target, node, hostile, gateway)
 
 
 def tell_counts(
     folder: Path,
     form: Form,
-    arena: Arena,
+    target: AttackTarget,
     node: CountingNode,
     hostile: HostileUpstream,
     gateway: AttackedGateway,
@@ -356,9 +356,9 @@ def tell_counts(
         "rows": count_rows(folder),
         "rpc": dict(node.methods),
         "strange": dict(node.strange),
-        "junkAddresses": len(arena.junk_sources),
+        "junkAddresses": len(target.junk_sources),
         "seenTotal": hostile.seen.total(),
-        "signed": arena.signed + ORIGINS + 2,
+        "signed": target.signed + ORIGINS + 2,
         "callers": CALLERS,
         "nonceRounds": 1 + form.alone.count("nonces"),
         "logBytes": len(log),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hostile_upstream import (
+from tests.attack.hostile_upstream import (
     BOMB,
     BOMB_DIGEST,
     ENDLESS_BODIES,
@@ -21,8 +21,7 @@ from hostile_upstream import (
     LYING_BODIES,
     PACKED,
 )
-from json_bombs import list_bombs
-
+from tests.attack.json_bombs import list_bombs
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import eip191_digest
 
@@ -58,7 +57,7 @@ class Answer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Arena:
+class AttackTarget:
     """Where the gateway is, and what was registered: `free_ids` lead to the hostile upstream, each at an origin of its
     own; `priced_id` costs something; `tool_id` has a document."""
 
@@ -189,15 +188,15 @@ async def trickle(
 
 
 async def stand(
-    arena: Arena, count: int, until: asyncio.Event, shapes: Sequence[tuple[str, bytes, bytes]]
+    target: AttackTarget, count: int, until: asyncio.Event, shapes: Sequence[tuple[str, bytes, bytes]]
 ) -> Outcomes:
     """Connections of these shapes in turn: a name, what is sent first, and what each second."""
-    sources = list(arena.sources(count))
+    sources = list(target.sources(count))
 
     async def one(number: int) -> str:
         name, first, step = shapes[number % len(shapes)]
         try:
-            async with arena.dial(sources[number]) as streams:
+            async with target.dial(sources[number]) as streams:
                 return f"{name}: {await trickle(*streams, first, step, until)}"
         except OSError as exc:
             return f"{name}: {type(exc).__name__}"
@@ -205,52 +204,52 @@ async def stand(
     return await crowd(count, one, width=count)
 
 
-async def slow_heads(arena: Arena, count: int, until: asyncio.Event) -> Outcomes:
+async def slow_heads(target: AttackTarget, count: int, until: asyncio.Event) -> Outcomes:
     line = b"GET /api/v2/apis HTTP/1.1\r\n"
     shapes = (
         ("nothing", b"", b""),
         ("a byte a second", b"GET ", b"/"),
         ("a header a second", line, b"X-A: b\r\n"),
         ("half a header", line + b"X-Fill: " + b"a" * 20_000, b"a"),
-        ("a second request", arena.head("GET /healthz") + line, b"X-A: b\r\n"),
+        ("a second request", target.head("GET /healthz") + line, b"X-A: b\r\n"),
     )
-    return await stand(arena, count, until, shapes)
+    return await stand(target, count, until, shapes)
 
 
-async def slow_bodies(arena: Arena, count: int, until: asyncio.Event) -> Outcomes:
+async def slow_bodies(target: AttackTarget, count: int, until: asyncio.Event) -> Outcomes:
     long, chunked = f"Content-Length: {10 * MIB}", "Transfer-Encoding: chunked"
     kind = "Content-Type: application/json"
-    call, control = f"POST {arena.free(count, 'take')}", "POST /api/v2/apis"
+    call, control = f"POST {target.free(count, 'take')}", "POST /api/v2/apis"
     shapes = (
-        ("call", arena.head(call, long), b"a"),
-        ("call in chunks", arena.head(call, chunked), b"1\r\na\r\n"),
-        ("call, small", arena.head(call, "Content-Length: 60000"), b"a"),
-        ("control plane", arena.head(control, kind, f"Content-Length: {MIB}"), b"{"),
-        ("tools in chunks", arena.head("POST /mcp", kind, chunked), b"1\r\n{\r\n"),
+        ("call", target.head(call, long), b"a"),
+        ("call in chunks", target.head(call, chunked), b"1\r\na\r\n"),
+        ("call, small", target.head(call, "Content-Length: 60000"), b"a"),
+        ("control plane", target.head(control, kind, f"Content-Length: {MIB}"), b"{"),
+        ("tools in chunks", target.head("POST /mcp", kind, chunked), b"1\r\n{\r\n"),
     )
-    return await stand(arena, count, until, shapes)
+    return await stand(target, count, until, shapes)
 
 
-async def patient_bodies(arena: Arena, count: int, until: asyncio.Event) -> Outcomes:
+async def patient_bodies(target: AttackTarget, count: int, until: asyncio.Event) -> Outcomes:
     """Just fast enough to be let."""
     step = bytes(2 * KIB)
     heads = [
-        arena.head(f"POST {arena.free(number, 'take')}", f"Content-Length: {10 * MIB}")
-        for number in range(len(arena.free_ids))
+        target.head(f"POST {target.free(number, 'take')}", f"Content-Length: {10 * MIB}")
+        for number in range(len(target.free_ids))
     ]
     shapes = [(f"call {number}", head + step * 16, step) for number, head in enumerate(heads)]
     outcomes: Outcomes = Counter()
-    for name, times in (await stand(arena, count, until, shapes)).items():
+    for name, times in (await stand(target, count, until, shapes)).items():
         outcomes[name.split(": ", 1)[1]] += times
     return outcomes
 
 
-async def held_bodies(arena: Arena, count: int, until: asyncio.Event) -> Outcomes:
+async def held_bodies(target: AttackTarget, count: int, until: asyncio.Event) -> Outcomes:
     """All but the last byte at once, where a body is read whole before anything is done with it."""
     control = [
         (
             door,
-            arena.head(f"POST {door}", *AS_AN_AGENT, f"Content-Length: {2 * MIB}")
+            target.head(f"POST {door}", *AS_AN_AGENT, f"Content-Length: {2 * MIB}")
             + b"["
             + b" " * (2 * MIB - 2),
         )
@@ -258,23 +257,23 @@ async def held_bodies(arena: Arena, count: int, until: asyncio.Event) -> Outcome
     ]
     wallet, tx_hash = Wallet.from_key(secrets.token_bytes(32)), "0x" + secrets.token_hex(32)
     bound = f"X-Signature-Params: v=1;validUntil={int(time.time()) + 290};nonce=0x{secrets.token_hex(32)}"
-    line = f"POST /api/v2/gateway/{arena.priced_id}/quote"
-    call = arena.head(line, *show(wallet, tx_hash), bound, f"Content-Length: {MIB}") + b" " * (MIB - 1)
+    line = f"POST /api/v2/gateway/{target.priced_id}/quote"
+    call = target.head(line, *show(wallet, tx_hash), bound, f"Content-Length: {MIB}") + b" " * (MIB - 1)
     shapes = [(door, request, b"") for door, request in (*control, ("call", call))]
-    return await stand(arena, count, until, shapes)
+    return await stand(target, count, until, shapes)
 
 
-async def slow_readers(arena: Arena, count: int, until: asyncio.Event) -> Outcomes:
+async def slow_readers(target: AttackTarget, count: int, until: asyncio.Event) -> Outcomes:
     """Each asks for 100 MiB; every other one takes a KiB a second of it, the others nothing."""
-    sources = list(arena.sources(count))
+    sources = list(target.sources(count))
 
     async def one(number: int) -> str:
-        request = arena.head(f"GET {arena.free(number, 'large')}")
+        request = target.head(f"GET {target.free(number, 'large')}")
         try:
-            async with arena.dial(sources[number], window=WINDOW_BYTES) as (reader, writer):
+            async with target.dial(sources[number], window=WINDOW_BYTES) as (reader, writer):
                 writer.write(request)
                 status = (await reader.readuntil(b"\r\n\r\n"))[9:12].decode()
-                arena.standing += 1
+                target.standing += 1
                 while not until.is_set():
                     if number % 2 and not await reader.read(KIB):
                         return f"{status}, cut"
@@ -290,28 +289,28 @@ async def slow_readers(arena: Arena, count: int, until: asyncio.Event) -> Outcom
 # ---- Floods.
 
 
-async def header_floods(arena: Arena, count: int) -> Outcomes:
-    sources = list(arena.sources(count))
+async def header_floods(target: AttackTarget, count: int) -> Outcomes:
+    sources = list(target.sources(count))
     line, fill = b"GET /api/v2/apis HTTP/1.1\r\n", b"X-%d: " + b"a" * 1_000 + b"\r\n"
     shapes = (
-        ("150 headers", arena.head("GET /api/v2/apis", *("A: b" for _ in range(150)))),
+        ("150 headers", target.head("GET /api/v2/apis", *("A: b" for _ in range(150)))),
         ("99 KiB", line + b"".join(fill % number for number in range(99)) + b"\r\n"),
         ("one of a MiB", line + b"X-Fill: " + b"a" * MIB + b"\r\n\r\n"),
         ("without end", line + b"".join(fill % number for number in range(4_000))),
         ("a line of a MiB", b"GET /" + b"a" * MIB + b" HTTP/1.1\r\n\r\n"),
-        ("40 KiB", arena.head("GET /api/v2/apis", *(f"X-{number}: " + "a" * 500 for number in range(80)))),
+        ("40 KiB", target.head("GET /api/v2/apis", *(f"X-{number}: " + "a" * 500 for number in range(80)))),
     )
 
     async def one(number: int) -> str:
         name, request = shapes[number % len(shapes)]
-        return f"{name}: {(await arena.ask(sources[number], request)).status or 'closed'}"
+        return f"{name}: {(await target.ask(sources[number], request)).status or 'closed'}"
 
     return await crowd(count, one, width=100)
 
 
-async def bombs(arena: Arena, count: int) -> Outcomes:
+async def bombs(target: AttackTarget, count: int) -> Outcomes:
     """Down: what the upstream has packed. Up: what a caller has packed. And a document that the gateway fetches itself."""
-    sources = list(arena.sources(count))
+    sources = list(target.sources(count))
     ways = (*PACKED, "up", "control plane", "document")
 
     async def one(number: int) -> str:
@@ -319,93 +318,93 @@ async def bombs(arena: Arena, count: int) -> Outcomes:
         coding = ("Content-Encoding: gzip", "Content-Type: application/json", "Connection: close")
         match way:
             case "up":
-                line = f"POST {arena.free(number, 'take')}"
-                answer = await arena.ask(
-                    source, arena.head(line, *coding, f"Content-Length: {len(BOMB)}") + BOMB
+                line = f"POST {target.free(number, 'take')}"
+                answer = await target.ask(
+                    source, target.head(line, *coding, f"Content-Length: {len(BOMB)}") + BOMB
                 )
                 return f"up: {answer}"
             case "control plane":
-                answer = await create(arena, source, BOMB[: len(BOMB) // 2], "Content-Encoding: gzip")
+                answer = await create(target, source, BOMB[: len(BOMB) // 2], "Content-Encoding: gzip")
                 return f"control plane: {answer.status}"
             case "document":
                 url = f"http://11.0.0.{number % 8 + 1}:9001/"
                 draft = {"name": "a", "pricePerRequest": "0", "currency": "USDC", "endpoint": url}
                 body = json.dumps({**draft, "openapiUrl": url + "gzip"}).encode()
-                return f"document: {(await create(arena, source, body)).status}"
-        request = arena.head(f"GET {arena.free(number, way)}", "Accept-Encoding: gzip, deflate, br")
-        answer = await arena.ask(source, request)
+                return f"document: {(await create(target, source, body)).status}"
+        request = target.head(f"GET {target.free(number, way)}", "Accept-Encoding: gzip, deflate, br")
+        answer = await target.ask(source, request)
         is_same = hashlib.sha256(answer.body).hexdigest() == BOMB_DIGEST
         return f"down: {answer}, {'untouched' if is_same else 'changed'}"
 
     return await crowd(count, one, width=8)
 
 
-async def create(arena: Arena, source: str, body: bytes, *more: str) -> Answer:
-    lines = [f"{name}: {value}" for name, value in arena.sign(body).items()]
+async def create(target: AttackTarget, source: str, body: bytes, *more: str) -> Answer:
+    lines = [f"{name}: {value}" for name, value in target.sign(body).items()]
     lines += [*more, f"Content-Length: {len(body)}", "Connection: close"]
-    answer = await arena.ask(source, arena.head("POST /api/v2/apis", *lines) + body)
-    arena.created += answer.status == CREATED
+    answer = await target.ask(source, target.head("POST /api/v2/apis", *lines) + body)
+    target.created += answer.status == CREATED
     return answer
 
 
-async def upstream_floods(arena: Arena, count: int) -> Outcomes:
+async def upstream_floods(target: AttackTarget, count: int) -> Outcomes:
     """Each asks for one of the answers without end, and takes 256 KiB of it at most."""
-    sources = list(arena.sources(count))
+    sources = list(target.sources(count))
     ways = (*ENDLESS_HEADS, *LYING_BODIES, *ENDLESS_BODIES)
 
     async def one(number: int) -> str:
         way = ways[number % len(ways)]
-        request = arena.head(f"GET {arena.free(number, way)}")
-        return f"{way}: {await arena.ask(sources[number], request, most=TAKEN_BYTES_MAX)}"
+        request = target.head(f"GET {target.free(number, way)}")
+        return f"{way}: {await target.ask(sources[number], request, most=TAKEN_BYTES_MAX)}"
 
     return await crowd(count, one, width=50)
 
 
-async def json_bombs(arena: Arena, count: int) -> Outcomes:
+async def json_bombs(target: AttackTarget, count: int) -> Outcomes:
     """At every door of the control plane that reads JSON."""
-    sources, documents = list(arena.sources(count)), list(list_bombs().items())
-    doors = ("/api/v2/apis", "/mcp", "/api/v2/auth/session", f"/mcp/{arena.tool_id}")
+    sources, documents = list(target.sources(count)), list(list_bombs().items())
+    doors = ("/api/v2/apis", "/mcp", "/api/v2/auth/session", f"/mcp/{target.tool_id}")
 
     async def one(number: int) -> str:
         name, bomb = documents[number % len(documents)]
         door = doors[number // len(documents) % len(doors)]
         if door == doors[0]:
-            return f"{name}: {(await create(arena, sources[number], bomb)).status or 'closed'}"
+            return f"{name}: {(await create(target, sources[number], bomb)).status or 'closed'}"
         lines = (*AS_AN_AGENT, f"Content-Length: {len(bomb)}", "Connection: close")
-        answer = await arena.ask(sources[number], arena.head(f"POST {door}", *lines) + bomb)
+        answer = await target.ask(sources[number], target.head(f"POST {door}", *lines) + bomb)
         return f"{name}: {answer.status or 'closed'}"
 
     return await crowd(count, one, width=8)
 
 
-async def tool_floods(arena: Arena, count: int) -> Outcomes:
+async def tool_floods(target: AttackTarget, count: int) -> Outcomes:
     """Agents who begin and never come back, who list, and who have the gateway fetch what has no end."""
-    sources = list(arena.sources(count))
+    sources = list(target.sources(count))
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     asked = (
         ("initialize", hello, "/mcp"),
-        ("tools/list", {}, f"/mcp/{arena.tool_id}"),
-        ("tools/call", {"name": "endless", "arguments": {}}, f"/mcp/{arena.tool_id}"),
+        ("tools/list", {}, f"/mcp/{target.tool_id}"),
+        ("tools/call", {"name": "endless", "arguments": {}}, f"/mcp/{target.tool_id}"),
     )
 
     async def one(number: int) -> str:
         method, params, door = asked[number % len(asked)]
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         lines = (*AS_AN_AGENT, f"Content-Length: {len(body)}", "Connection: close")
-        answer = await arena.ask(sources[number], arena.head(f"POST {door}", *lines) + body)
+        answer = await target.ask(sources[number], target.head(f"POST {door}", *lines) + body)
         return f"{method}: {answer}"
 
     return await crowd(count, one, width=16)
 
 
-async def pipelines(arena: Arena, count: int) -> Outcomes:
+async def pipelines(target: AttackTarget, count: int) -> Outcomes:
     """A thousand requests on each connection, by somebody who reads no answer."""
-    sources = list(arena.sources(count))
-    request = arena.head("GET /api/v2/apis?limit=100") * 1_000
+    sources = list(target.sources(count))
+    request = target.head("GET /api/v2/apis?limit=100") * 1_000
 
     async def one(number: int) -> str:
         try:
-            async with arena.dial(sources[number], window=WINDOW_BYTES) as (_, writer):
+            async with target.dial(sources[number], window=WINDOW_BYTES) as (_, writer):
                 writer.write(request)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(5 * STEP_S):
@@ -418,28 +417,28 @@ async def pipelines(arena: Arena, count: int) -> Outcomes:
     return await crowd(count, one, width=count)
 
 
-async def nonces(arena: Arena, count: int) -> Outcomes:
+async def nonces(target: AttackTarget, count: int) -> Outcomes:
     """Sign-ins that are begun, from two addresses."""
-    sources = list(arena.sources(count, per=(count + 1) // 2))
-    request = arena.head("POST /api/v2/auth/nonce", "Content-Length: 0", "Connection: close")
+    sources = list(target.sources(count, per=(count + 1) // 2))
+    request = target.head("POST /api/v2/auth/nonce", "Content-Length: 0", "Connection: close")
 
     async def one(number: int) -> str:
-        return str((await arena.ask(sources[number], request)).status)
+        return str((await target.ask(sources[number], request)).status)
 
     return await crowd(count, one, width=16)
 
 
-async def junk_hashes(arena: Arena, count: int) -> Outcomes:
+async def junk_hashes(target: AttackTarget, count: int) -> Outcomes:
     """Payments that never were, each shown with a good signature; the addresses are few and the wallets are many."""
-    sources = list(arena.sources(count, per=JUNK_PER_ADDRESS))
-    arena.junk_sources.update(sources)
+    sources = list(target.sources(count, per=JUNK_PER_ADDRESS))
+    target.junk_sources.update(sources)
     wallets = [Wallet.from_key(secrets.token_bytes(32)) for _ in range(min(SIGNERS, count))]
 
     async def one(number: int) -> str:
         tx_hash = "0x" + secrets.token_hex(32)
         lines = show(wallets[number % len(wallets)], tx_hash)
-        request = arena.head(f"GET /api/v2/gateway/{arena.priced_id}/junk", *lines, "Connection: close")
-        answer = await arena.ask(sources[number], request)
+        request = target.head(f"GET /api/v2/gateway/{target.priced_id}/junk", *lines, "Connection: close")
+        answer = await target.ask(sources[number], request)
         code = json.loads(answer.body)["code"] if answer.ending == "whole" else answer.ending
         return f"{answer.status} {code}"
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--fork", "--kill-child")
 _PREPARE = """
 set -e
@@ -41,7 +41,7 @@ def why_not() -> str | None:
 
 
 def run_inside(program: str, *arguments: str, folder: Path, deadline_s: float) -> dict[str, Any]:
-    """What a program of this folder reports, run in a network of its own. It prints JSON on the last line."""
+    """What a module of this folder reports, run as a program in a network of its own. It prints JSON on the last line."""
     ended = subprocess.run(
         [
             *_UNSHARE,
@@ -50,10 +50,12 @@ def run_inside(program: str, *arguments: str, folder: Path, deadline_s: float) -
             _PREPARE,
             str(folder),
             sys.executable,
-            str(HERE / program),
+            "-m",
+            f"tests.attack.{program}",
             str(folder),
             *arguments,
         ],
+        cwd=ROOT,
         capture_output=True,
         timeout=deadline_s,
         check=False,

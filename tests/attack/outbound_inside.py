@@ -14,19 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attacked_gateway import AttackedGateway, free_listing
-from errands import CANARIES, ENVIRONMENT, FACILITATOR, PORTS, REDIRECTS, Errands, redirects, write_settings
 from eth_account import Account
-from name_server import Answer, NameServer
-from wire_tap import WireTap
 
+from tests.attack.attacked_gateway import AttackedGateway, free_listing
+from tests.attack.name_server import Answer, NameServer
+from tests.attack.own_requests import (
+    CANARIES,
+    ENVIRONMENT,
+    FACILITATOR,
+    PORTS,
+    REDIRECTS,
+    OwnRequests,
+    redirects,
+    write_settings,
+)
+from tests.attack.wire_tap import WireTap
 from tollway.client.wallet import Wallet
 
 PORT = 8402
-ERRANDS_PORT = 8403
+OWN_REQUESTS_PORT = 8403
 PUBLIC_ADDRESS = "23.192.228.80"
 PUBLIC_URL = f"http://gateway.street.test:{PORT}"
-ERRANDS_URL = f"http://gateway.street.test:{ERRANDS_PORT}"
+OWN_REQUESTS_URL = f"http://gateway.street.test:{OWN_REQUESTS_PORT}"
 PROXY_PORT = 3128
 DOORS = (80, 443, 8080, 22, 25, 6379, PROXY_PORT)
 """Where somebody listens on every address of this world. A canary that answers is a canary that was hit."""
@@ -368,31 +377,31 @@ async def main(folder: Path) -> dict[str, Any]:
     await serve_everybody(seen)
     tap = WireTap()
     gateway = start_gateway(folder, port=PORT, public_url=PUBLIC_URL)
-    other = folder / "errands"
+    other = folder / "own_requests"
     other.mkdir()
     write_settings(other)
-    runner = start_gateway(other, port=ERRANDS_PORT, public_url=ERRANDS_URL, **ENVIRONMENT)
+    runner = start_gateway(other, port=OWN_REQUESTS_PORT, public_url=OWN_REQUESTS_URL, **ENVIRONMENT)
     try:
         async with (
-            httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http,
-            httpx.AsyncClient(base_url=runner.url, trust_env=False, timeout=60) as errands_http,
+            httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http,
+            httpx.AsyncClient(base_url=runner.base_url, trust_env=False, timeout=60) as own_http,
         ):
-            await asyncio.gather(asyncio.to_thread(gateway.wait_up), asyncio.to_thread(runner.wait_up))
             tap.start()
+            await asyncio.gather(gateway.wait_up(), runner.wait_up())
             attack = Attack(gateway, http)
-            errands = Errands(runner, errands_http, denied=DENIED, spelt=spellings(), asked=names.asked)
-            await asyncio.gather(attack.run(), errands.run())
-            counts = {**attack.counts, **errands.counts}
+            own_requests = OwnRequests(runner, own_http, denied=DENIED, spelt=spellings(), asked=names.asked)
+            await asyncio.gather(attack.run(), own_requests.run())
+            counts = {**attack.counts, **own_requests.counts}
     finally:
         tap.close()
-        await asyncio.gather(asyncio.to_thread(gateway.stop), asyncio.to_thread(runner.stop))
+        await asyncio.gather(gateway.stop(), runner.stop())
     return {
         "counts": counts,
         "dialled": [[address, port, times] for (address, port), times in sorted(tap.dialled.items())],
         "asked": [[address, port, times] for (address, port), times in sorted(tap.asked.items())],
         "canaries": [names.asked[name] for name in CANARIES],
         "facilitator": list(FACILITATOR[1:]),
-        "some": len(errands.some),
+        "some": len(own_requests.some),
         "redirects": len(REDIRECTS),
         "ports": len(PORTS),
         "denied": len(DENIED),
@@ -400,7 +409,7 @@ async def main(folder: Path) -> dict[str, Any]:
         "spellings": len(spellings()),
         "rebound": sum(times for name, times in names.asked.items() if name.startswith("rebind-")),
         "ours": [
-            *(["127.0.0.1", port] for port in (PORT, ERRANDS_PORT, 53, 9)),
+            *(["127.0.0.1", port] for port in (PORT, OWN_REQUESTS_PORT, 53, 9)),
             [PUBLIC_ADDRESS, PORT],
         ],
         "requests": sum(seen.values()),

@@ -34,7 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if reason is not None:
         pytest.skip(f"{reason}; each limit has its own test")
     folder = tmp_path_factory.mktemp("exhaustion")
-    told: dict[str, Any] = namespace.run_inside("exhaustion_inside.py", folder=folder, deadline_s=DEADLINE_S)
+    told: dict[str, Any] = namespace.run_inside("exhaustion_inside", folder=folder, deadline_s=DEADLINE_S)
     (folder / "report.json").write_text(json.dumps(told, indent=1))
     if IS_LONG:
         TABLE.parent.mkdir(exist_ok=True)

@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack import attacked_gateway, framing_corpus, strict_upstream
+from tests.attack import framing_corpus, strict_upstream
+from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
 from tollway.client.wallet import Wallet
 
 CROWD = 16
@@ -56,29 +57,21 @@ class Attack:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def attack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Attack]:
     """The whole corpus, sent once."""
-    folder, port = tmp_path_factory.mktemp("framing"), attacked_gateway.find_free_port()
-    gateway = attacked_gateway.AttackedGateway(
-        folder,
-        host="127.0.0.1",
-        port=port,
-        public_url=f"http://127.0.0.1:{port}",
-        environment={"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true"},
-    )
-    try:
-        await asyncio.to_thread(gateway.wait_up)
-        async with strict_upstream.run_upstream() as upstream:
-            api_id = await publish(gateway, upstream.url)
-            outcomes = await send_all(gateway.url, api_id)
-            yield Attack(outcomes=outcomes, targets=list(upstream.targets), breaches=list(upstream.breaches))
-    finally:
-        await asyncio.to_thread(gateway.stop)
+    private = {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true"}
+    async with (
+        run_attacked_gateway(tmp_path_factory.mktemp("framing"), environment=private) as gateway,
+        strict_upstream.run_upstream() as upstream,
+    ):
+        api_id = await publish(gateway, upstream.url)
+        outcomes = await send_all(gateway.base_url, api_id)
+        yield Attack(outcomes=outcomes, targets=list(upstream.targets), breaches=list(upstream.breaches))
 
 
 async def publish(gateway: Any, endpoint: str) -> str:
     wallet = Wallet.from_key(Account.create().key)
-    body, headers = gateway.sign_create(wallet, attacked_gateway.free_listing(endpoint))
+    body, headers = gateway.sign_create(wallet, free_listing(endpoint))
     async with httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.post(gateway.url + "/api/v2/apis", content=body, headers=headers)
+        answer = await http.post(gateway.base_url + "/api/v2/apis", content=body, headers=headers)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 

@@ -18,7 +18,9 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack import attacked_gateway, strict_upstream
+from tests.attack import strict_upstream
+from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.kit.ports import find_low_port
 from tollway.client.wallet import Wallet
 
 BASE = "/base/path"
@@ -114,7 +116,7 @@ class Scene:
 
     async def send(self, raw_target: str, *lines: str) -> Reply:
         """One request, byte for byte, on a connection of its own."""
-        parts = urlsplit(self.gateway.url)
+        parts = urlsplit(self.gateway.base_url)
         head = "\r\n".join(
             [f"GET {raw_target} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close", *lines, "", ""]
         )
@@ -146,41 +148,33 @@ class Scene:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    folder, port = tmp_path_factory.mktemp("tables"), attacked_gateway.find_free_port()
-    admin_port = attacked_gateway.find_free_port()
-    gateway = attacked_gateway.AttackedGateway(
-        folder,
-        host="127.0.0.1",
-        port=port,
-        public_url=f"http://127.0.0.1:{port}",
-        environment={
-            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_LOG_LEVEL": "debug",
-            "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{admin_port}",
-        },
-    )
-    try:
-        await asyncio.to_thread(gateway.wait_up)
-        async with strict_upstream.run_upstream() as upstream:
-            upstream.extra = b"".join(f"{name}: leaked\r\n".encode() for name in NOT_FROM_UPSTREAM)
-            secret = {"in": "header", "name": "X-Api-Key", "value": SEEDED["upstream secret"]}
-            yield Scene(
-                gateway=gateway,
-                upstream=upstream,
-                folder=folder,
-                admin_url=f"http://127.0.0.1:{admin_port}",
-                api_id=await publish(gateway, upstream.url + BASE),
-                guarded_id=await publish(gateway, upstream.url + BASE, upstreamAuth=secret),
-            )
-    finally:
-        await asyncio.to_thread(gateway.stop)
+    folder, admin_port = tmp_path_factory.mktemp("tables"), find_low_port()
+    settings = {
+        "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+        "TOLLWAY_LOG_LEVEL": "debug",
+        "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{admin_port}",
+    }
+    async with (
+        run_attacked_gateway(folder, environment=settings) as gateway,
+        strict_upstream.run_upstream() as upstream,
+    ):
+        upstream.extra = b"".join(f"{name}: leaked\r\n".encode() for name in NOT_FROM_UPSTREAM)
+        secret = {"in": "header", "name": "X-Api-Key", "value": SEEDED["upstream secret"]}
+        yield Scene(
+            gateway=gateway,
+            upstream=upstream,
+            folder=folder,
+            admin_url=f"http://127.0.0.1:{admin_port}",
+            api_id=await publish(gateway, upstream.url + BASE),
+            guarded_id=await publish(gateway, upstream.url + BASE, upstreamAuth=secret),
+        )
 
 
 async def publish(gateway: Any, endpoint: str, **more: Any) -> str:
     wallet = Wallet.from_key(Account.create().key)
-    body, headers = gateway.sign_create(wallet, attacked_gateway.free_listing(endpoint, **more))
+    body, headers = gateway.sign_create(wallet, free_listing(endpoint, **more))
     async with httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.post(gateway.url + "/api/v2/apis", content=body, headers=headers)
+        answer = await http.post(gateway.base_url + "/api/v2/apis", content=body, headers=headers)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
@@ -239,7 +233,7 @@ async def test_twelve_secrets_are_seen_by_nobody_again(scene):
     for path in ("/api/v2/history", "/api/v2/payments", "/api/v2/apis", f"/api/v2/apis/{scene.guarded_id}"):
         bearer = f"Authorization: Bearer {SEEDED['session token']}"
         answers += [await scene.send(path, bearer), *[await scene.send(path, line) for line in shown]]
-    async with httpx.AsyncClient(trust_env=False, base_url=scene.gateway.url) as http:
+    async with httpx.AsyncClient(trust_env=False, base_url=scene.gateway.base_url) as http:
         message = {"message": "sign in", "signature": "0x" + SEEDED["session signature"]}
         told = await http.post("/api/v2/auth/session", json=message)
         metrics = (await http.get(scene.admin_url + "/metrics")).content

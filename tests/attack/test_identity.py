@@ -13,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.attack import attacked_gateway
+from tests.attack.attacked_gateway import run_attacked_gateway
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import eip191_digest
@@ -68,15 +68,8 @@ async def _attack(url: str) -> Report:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def report(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Report]:
     folder = tmp_path_factory.mktemp("identity")
-    port = attacked_gateway.find_free_port()
-    gateway = attacked_gateway.AttackedGateway(
-        folder, host="127.0.0.1", port=port, public_url=URL, environment={}
-    )
-    try:
-        gateway.wait_up()
-        yield await _attack(gateway.url)
-    finally:
-        gateway.stop()
+    async with run_attacked_gateway(folder, public_url=URL, environment={}) as gateway:
+        yield await _attack(gateway.base_url)
 
 
 def test_one_login_shown_by_fifty_at_once_opens_one_session(report: Report) -> None:

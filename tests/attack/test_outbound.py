@@ -18,7 +18,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if reason is not None:
         pytest.skip(f"{reason}; tests/outbound holds the policy without a wire")
     folder = tmp_path_factory.mktemp("attack")
-    told: dict[str, Any] = namespace.run_inside("outbound_inside.py", folder=folder, deadline_s=DEADLINE_S)
+    told: dict[str, Any] = namespace.run_inside("outbound_inside", folder=folder, deadline_s=DEADLINE_S)
     return told
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.attack import attacked_gateway
+from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
 from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
@@ -71,7 +71,7 @@ class Scene:
         return await self.http.request(method, path, content=body, headers=headers)
 
     async def publish(self, wallet: Wallet, *, address: str, **more: Any) -> httpx.Response:
-        draft = attacked_gateway.free_listing(self.endpoint, **more)
+        draft = free_listing(self.endpoint, **more)
         return await self.sign(wallet, "POST", APIS, draft, address=address)
 
     async def open_listing(self, wallet: Wallet, **more: Any) -> str:
@@ -121,7 +121,7 @@ async def attack_registry(scene: Scene) -> None:
     there = scene.somewhere()
 
     def preview(_: int) -> Awaitable[httpx.Response]:
-        draft = attacked_gateway.free_listing(scene.endpoint)
+        draft = free_listing(scene.endpoint)
         return scene.sign(new_wallet(), "POST", f"{APIS}?dryRun=true", draft, address=there)
 
     await scene.run("an address's looks", preview, table="listing")
@@ -129,9 +129,7 @@ async def attack_registry(scene: Scene) -> None:
     place = f"{APIS}/{await scene.open_listing(owner)}"
 
     def edit(number: int) -> Awaitable[httpx.Response]:
-        draft = attacked_gateway.free_listing(
-            scene.endpoint, name=f"Name {number}", pricePerRequest=f"0.{number + 1}"
-        )
+        draft = free_listing(scene.endpoint, name=f"Name {number}", pricePerRequest=f"0.{number + 1}")
         return scene.sign(owner, "PUT", place, draft, address=scene.somewhere())
 
     await scene.run("a wallet's edits", edit, table="listing_terms")
@@ -211,23 +209,16 @@ async def attack_free_calls(scene: Scene) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("rates")
-    port = attacked_gateway.find_free_port()
     settings = {f"TOLLWAY_LIMIT_{name}": str(most) for name, most in LIMITS.items()}
     settings |= {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_TRUSTED_PROXIES": "127.0.0.1"}
-    gateway = attacked_gateway.AttackedGateway(
-        folder, host="127.0.0.1", port=port, public_url=URL, environment=settings
-    )
-    try:
-        gateway.wait_up()
-        async with (
-            run_upstream() as upstream,
-            httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http,
-        ):
-            scene = Scene(gateway, http, upstream.url + "/")
-            await attack(scene)
-            yield scene
-    finally:
-        gateway.stop()
+    async with (
+        run_attacked_gateway(folder, public_url=URL, environment=settings) as gateway,
+        run_upstream() as upstream,
+        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http,
+    ):
+        scene = Scene(gateway, http, upstream.url + "/")
+        await attack(scene)
+        yield scene
 
 
 def of_address(amount: int) -> int:

@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack import attacked_gateway
+from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
 from tests.kit.databases import create_database
 from tollway.client.wallet import Wallet
 
@@ -156,7 +156,7 @@ class Scene:
     log: str = ""
 
     async def ask(self, method: str, target: str, told: str, **options: Any) -> Answer:
-        answer = await self.http.request(method, self.gateway.url + target, **options)
+        answer = await self.http.request(method, self.gateway.base_url + target, **options)
         return Answer(
             asked=f"{method} {told}",
             status=answer.status_code,
@@ -182,7 +182,7 @@ async def scene(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Scene]:
     """SQLite with a log for machines, PostgreSQL with one for people."""
-    folder, port = tmp_path_factory.mktemp("text"), attacked_gateway.find_free_port()
+    folder = tmp_path_factory.mktemp("text")
     is_console = request.param == "postgresql"
     database = f"sqlite:///{folder}/attacked.sqlite3"
     if is_console:
@@ -190,32 +190,25 @@ async def scene(
         template = request.getfixturevalue("postgres_template")
         name = f"text_{secrets.token_hex(4)}"
         database = await create_database(server, name, template=template)
-    gateway = attacked_gateway.AttackedGateway(
-        folder,
-        host="127.0.0.1",
-        port=port,
-        public_url=f"http://127.0.0.1:{port}",
-        environment={
-            "TOLLWAY_DATABASE_URL": database,
-            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_LOG_LEVEL": "debug",
-            "TOLLWAY_LOG_FORMAT": "console" if is_console else "json",
-        },
-    )
-    try:
-        await asyncio.to_thread(gateway.wait_up)
-        limits = httpx.Limits(max_connections=CROWD)
-        async with httpx.AsyncClient(trust_env=False, timeout=REST_S, limits=limits) as http:
-            scene = Scene(
-                gateway=gateway,
-                http=http,
-                is_console=is_console,
-                wallet=Wallet.from_key(Account.create().key),
-            )
-            await attack(scene, database)
-            yield scene
-    finally:
-        await asyncio.to_thread(gateway.stop)
+    settings = {
+        "TOLLWAY_DATABASE_URL": database,
+        "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+        "TOLLWAY_LOG_LEVEL": "debug",
+        "TOLLWAY_LOG_FORMAT": "console" if is_console else "json",
+    }
+    limits = httpx.Limits(max_connections=CROWD)
+    async with (
+        run_attacked_gateway(folder, environment=settings) as gateway,
+        httpx.AsyncClient(trust_env=False, timeout=REST_S, limits=limits) as http,
+    ):
+        scene = Scene(
+            gateway=gateway,
+            http=http,
+            is_console=is_console,
+            wallet=Wallet.from_key(Account.create().key),
+        )
+        await attack(scene, database)
+        yield scene
 
 
 async def attack(scene: Scene, database: str) -> None:
@@ -239,7 +232,7 @@ async def attack(scene: Scene, database: str) -> None:
         [one for api_id in scene.ids[:: 1 if IS_LONG else 2] for one in list_tools(scene, api_id)],
     )
     scene.rows_after = await count_rows(database)
-    scene.tables = await asyncio.to_thread(print_tables, scene.gateway.url, scene.ids[0])
+    scene.tables = await asyncio.to_thread(print_tables, scene.gateway.base_url, scene.ids[0])
     scene.log = scene.gateway.read_log()
 
 
@@ -294,7 +287,7 @@ async def plant(scene: Scene, text: str) -> list[Answer]:
 
 
 async def publish(scene: Scene, draft: dict[str, Any]) -> Answer:
-    full = attacked_gateway.free_listing("http://127.0.0.1:9009/base", pricePerRequest="0.01")
+    full = free_listing("http://127.0.0.1:9009/base", pricePerRequest="0.01")
     body, headers = scene.gateway.sign_create(scene.wallet, {**full, **draft})
     told = f"/api/v2/apis {sorted(draft)!r}"
     return await scene.ask("POST", "/api/v2/apis", told, content=body, headers=headers)

@@ -2,7 +2,6 @@
 line have: against a production process, and judged by the provider's verifier and by one of other people.
 """
 
-import asyncio
 import importlib.util
 import json
 import os
@@ -20,7 +19,7 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack import attacked_gateway
+from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tollway.client.provider import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
@@ -79,14 +78,14 @@ class Scene:
     def verifier(self, **options: Any) -> ForwardedVerifier:
         declared = {"endpoint": self.upstream.url + "/base", "api_ids": [self.api_id], **options}
         return ForwardedVerifier(
-            self.gateway.url, ticks_s=lambda: time.monotonic() + self.later_s, **declared
+            self.gateway.base_url, ticks_s=lambda: time.monotonic() + self.later_s, **declared
         )
 
     async def call(self, rest: str, *, method: str = "GET", api_id: str | None = None, **more: Any) -> Shown:
         """One call through the gateway, and what arrived of it."""
         begun = len(self.upstream.arrived)
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-            url = f"{self.gateway.url}/api/v2/gateway/{api_id or self.api_id}{rest}"
+            url = f"{self.gateway.base_url}/api/v2/gateway/{api_id or self.api_id}{rest}"
             answer = await http.request(method, url, **more)
         assert answer.status_code == 200, answer.text
         (arrived,) = self.upstream.arrived[begun:]
@@ -95,59 +94,39 @@ class Scene:
         )
 
 
-def start(folder: Path, port: int, *keys: str) -> Any:
-    return attacked_gateway.AttackedGateway(
-        folder,
-        host="127.0.0.1",
-        port=port,
-        public_url=f"http://127.0.0.1:{port}",
-        environment={
-            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_SECRET_KEY": "\n".join(keys),
-        },
-    )
-
-
 async def publish(gateway: Any, endpoint: str) -> str:
     wallet = Wallet.from_key(Account.create().key)
     names = ["Signature", "Content-Digest"]
-    body, headers = gateway.sign_create(
-        wallet, attacked_gateway.free_listing(endpoint, forwardHeaders=["X-Own"])
-    )
+    body, headers = gateway.sign_create(wallet, free_listing(endpoint, forwardHeaders=["X-Own"]))
     async with httpx.AsyncClient(trust_env=False) as http:
         for name in names:
-            reserved = attacked_gateway.free_listing(endpoint, forwardHeaders=[name])
+            reserved = free_listing(endpoint, forwardHeaders=[name])
             refused_body, refused = gateway.sign_create(wallet, reserved)
-            told = await http.post(gateway.url + "/api/v2/apis", content=refused_body, headers=refused)
+            told = await http.post(gateway.base_url + "/api/v2/apis", content=refused_body, headers=refused)
             assert told.status_code == 422, told.text
-        answer = await http.post(gateway.url + "/api/v2/apis", content=body, headers=headers)
+        answer = await http.post(gateway.base_url + "/api/v2/apis", content=body, headers=headers)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    folder, port = tmp_path_factory.mktemp("forwarded"), attacked_gateway.find_free_port()
-    gateway = start(folder, port, OLD)
-    scene: Scene | None = None
-    try:
-        await asyncio.to_thread(gateway.wait_up)
-        async with run_upstream() as upstream:
-            endpoint = upstream.url + "/base"
-            own, thief = await publish(gateway, endpoint), await publish(gateway, endpoint)
-            scene = Scene(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)
-            scene.arrived = {
-                "bare": await scene.call("/q?x=1"),
-                "short body": await scene.call("/q", method="POST", content=b'{"a":1}'),
-                "long body": await scene.call("/q", method="PUT", content=LARGE),
-                "given digest": await scene.call(
-                    "/q", method="PUT", content=LARGE, headers={"Content-Digest": format_digest(LARGE)}
-                ),
-                "thief's": await scene.call("/q?x=1", api_id=thief),
-            }
-            yield scene
-    finally:
-        await asyncio.to_thread((scene.gateway if scene else gateway).stop)
+    settings = {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_SECRET_KEY": OLD}
+    folder = tmp_path_factory.mktemp("forwarded")
+    async with run_attacked_gateway(folder, environment=settings) as gateway, run_upstream() as upstream:
+        endpoint = upstream.url + "/base"
+        own, thief = await publish(gateway, endpoint), await publish(gateway, endpoint)
+        scene = Scene(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)
+        scene.arrived = {
+            "bare": await scene.call("/q?x=1"),
+            "short body": await scene.call("/q", method="POST", content=b'{"a":1}'),
+            "long body": await scene.call("/q", method="PUT", content=LARGE),
+            "given digest": await scene.call(
+                "/q", method="PUT", content=LARGE, headers={"Content-Digest": format_digest(LARGE)}
+            ),
+            "thief's": await scene.call("/q?x=1", api_id=thief),
+        }
+        yield scene
 
 
 def refusal(verifier: ForwardedVerifier, shown: Shown) -> str:
@@ -282,22 +261,22 @@ async def test_a_verifier_of_other_people_says_the_same(scene: Scene) -> None:
         for one in (*good, *bad)
     ]
     told = await stock.run_script(
-        "verify_forwarded.mjs", scene.gateway.url, env={"REQUESTS": json.dumps(requests)}
+        "verify_forwarded.mjs", scene.gateway.base_url, env={"REQUESTS": json.dumps(requests)}
     )
     assert told["verified"] == [True] * len(good) + [False] * len(bad)
 
 
 async def test_a_key_that_takes_anothers_place_refuses_nobody(scene: Scene) -> None:
     """Last: the gateway is another process afterwards. One verifier sees the steps of a change, a minute apart."""
-    verifier, folder = scene.verifier(), scene.gateway.log.parent
-    port = int(scene.gateway.url.rpartition(":")[2])
+    verifier, gateway = scene.verifier(), scene.gateway
     steps = [[OLD, NEW], [NEW, OLD], *([[NEW]] if LONG else [])]
     key_ids = []
     assert refusal(verifier, await scene.call("/q")) == ""
     for keys in steps:
-        await asyncio.to_thread(scene.gateway.stop)
-        scene.gateway = start(folder, port, *keys)
-        await asyncio.to_thread(scene.gateway.wait_up)
+        await gateway.stop()
+        gateway.env["TOLLWAY_SECRET_KEY"] = "\n".join(keys)
+        gateway.start()
+        await gateway.wait_up()
         scene.later_s += 60
         shown = await scene.call("/q")
         assert refusal(verifier, shown) == ""

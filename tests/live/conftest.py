@@ -16,8 +16,9 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.kit.databases import create_database, postgres_server, postgres_template
+from tests.kit.forkserver import Forkserver
+from tests.kit.gateway_cluster import GatewayCluster
 from tests.kit.stranded_transactions import resend_stranded
-from tests.live.street import Street
 from tollway.ids import Address, TxHash
 from tollway.sandbox.chain import (
     Anvil,
@@ -102,15 +103,26 @@ def stranger(playground: Playground) -> FundedAccount:
     return playground.account("stranger")
 
 
-def street_session() -> aiohttp.ClientSession:
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[Forkserver]:
+    """Forks gateways; one for a whole test process."""
+    running = Forkserver()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def open_session() -> aiohttp.ClientSession:
     """Lets go of an idle connection long before a gateway closes it (10 s): a request must not meet its end."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def street(
+async def cluster(
     anvil: Anvil,
     furnished: Playground,
+    forkserver: Forkserver,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[object]:
@@ -122,45 +134,49 @@ async def street(
         return await create_database(server, f"live_{next(_DATABASES)}", template=template)
 
     async with (
-        street_session() as session,
+        open_session() as session,
         run_provider() as provider,
     ):
         session._retry_connection = False  # aiohttp would send a GET again by itself when a gateway dies
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         # Each snapshot that a test went back to has set the chain's clock back as well. None is taken here: the wallets
-        # of a street are its own.
+        # of a cluster are its own.
         await driver.rpc("evm_setTime", int(time.time()))
         async with resend_stranded(driver):
-            yield Street(
+            yield GatewayCluster(
                 driver=driver,
                 playground=furnished,
                 provider=provider,
                 session=session,
-                folder=tmp_path_factory.mktemp("street"),
+                folder=tmp_path_factory.mktemp("cluster"),
+                forkserver=forkserver,
                 make_postgres=make_postgres,
             )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[object]:
-    """A street on a chain of its own, whose clock is for the tests of one file to set."""
+async def own_chain_cluster(
+    forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[object]:
+    """A cluster on a chain of its own, whose clock is for the tests of one file to set."""
 
     async def make_postgres() -> str:
         raise NotImplementedError
 
     async with (
         run_anvil() as anvil,
-        street_session() as session,
+        open_session() as session,
         run_provider() as provider,
     ):
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         async with resend_stranded(driver):
-            yield Street(
+            yield GatewayCluster(
                 driver=driver,
                 playground=await prepare_playground(driver),
                 provider=provider,
                 session=session,
                 folder=tmp_path_factory.mktemp("quiet"),
+                forkserver=forkserver,
                 make_postgres=make_postgres,
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.street import poll
+from tests.kit.gateway_process import poll
 from tollway.discovery.agent_document import AGENT_BYTES_MAX
 from tollway.ids import Address
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
@@ -44,13 +44,13 @@ reader = _load_reader()
 class Market:
     """A gateway that can settle, one listing of it, and where its agent document stands."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     provider: Any
     api_id: str
 
     async def fetch_agent(self) -> dict[str, Any]:
-        reply = await self.street.send(f"{self.gateway.base_url}/api/v2/apis/{self.api_id}/agent")
+        reply = await self.cluster.send(f"{self.gateway.base_url}/api/v2/apis/{self.api_id}/agent")
         assert reply.status == 200
         assert len(reply.body) <= AGENT_BYTES_MAX
         agent: dict[str, Any] = reply.json
@@ -59,7 +59,7 @@ class Market:
     async def send(self, example: dict[str, Any], headers: dict[str, str]) -> Any:
         """The request of an example, with more headers."""
         body = json.dumps(example["body"]).encode() if "body" in example else None
-        return await self.street.send(
+        return await self.cluster.send(
             example["url"],
             method=example["method"],
             headers=list({**example.get("headers", {}), **headers}.items()),
@@ -67,17 +67,17 @@ class Market:
         )
 
     async def earned(self) -> int:
-        token = self.street.playground.token
-        return int(await self.street.driver.call(token, "balanceOf", str(self.provider.address)))
+        token = self.cluster.playground.token
+        return int(await self.cluster.driver.call(token, "balanceOf", str(self.provider.address)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def market(street: Any) -> AsyncIterator[Market]:
-    gas = await street.wallet()
-    async with street.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
-        provider = await street.wallet()
-        api_id = await street.publish(gateway, provider, openapi=SAMPLE_DOCUMENT)
-        yield Market(street=street, gateway=gateway, provider=provider, api_id=api_id)
+async def market(cluster: Any) -> AsyncIterator[Market]:
+    gas = await cluster.wallet()
+    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(gateway, provider, openapi=SAMPLE_DOCUMENT)
+        yield Market(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
 
 
 def find_example(agent: dict[str, Any], method: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def fetch_with_x402(market: Market) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_its_form_of_x402_pays_and_calls(market: Market, method: str) -> None:
-    agent, payer = await fetch_with_x402(market), await market.street.wallet()
+    agent, payer = await fetch_with_x402(market), await market.cluster.wallet()
     before = await market.earned()
     answer = await market.send(find_example(agent, method), reader.pay_by_x402(agent, payer.private_key))
     assert answer.status == 200, answer.body
@@ -108,12 +108,12 @@ async def test_its_form_of_x402_pays_and_calls(market: Market, method: str) -> N
 
 
 async def test_its_form_of_a_transaction_pays_for_several_calls(market: Market) -> None:
-    agent, payer = await market.fetch_agent(), await market.street.wallet()
+    agent, payer = await market.fetch_agent(), await market.cluster.wallet()
     option = reader.find_option(agent, "tx")
-    assert option["chainId"] == market.street.driver.chain_id
-    assert Address.parse(option["token"]) == market.street.playground.token.address
+    assert option["chainId"] == market.cluster.driver.chain_id
+    assert Address.parse(option["token"]) == market.cluster.playground.token.address
     before = await market.earned()
-    paid = await market.street.send_tokens(payer, Address.parse(option["payTo"]), 2 * int(option["amount"]))
+    paid = await market.cluster.send_tokens(payer, Address.parse(option["payTo"]), 2 * int(option["amount"]))
     for method in ("GET", "POST"):
         example = find_example(agent, method)
         body = json.dumps(example["body"]).encode() if "body" in example else b""
@@ -127,12 +127,12 @@ async def test_its_form_of_a_transaction_pays_for_several_calls(market: Market) 
 
 
 async def test_its_words_on_mcp_call_the_same_operations(market: Market) -> None:
-    agent, payer = await market.fetch_agent(), await market.street.wallet()
+    agent, payer = await market.fetch_agent(), await market.cluster.wallet()
     listed = await _ask_mcp(market, agent, "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == [one["tool"] for one in agent["operations"]]
     operation = next(one for one in agent["operations"] if one["path"] == "/quote/{symbol}")
     option = reader.find_option(agent, "tx")
-    paid = await market.street.send_tokens(payer, Address.parse(option["payTo"]), int(option["amount"]))
+    paid = await market.cluster.send_tokens(payer, Address.parse(option["payTo"]), int(option["amount"]))
     url = operation["example"]["url"]
     shown = reader.show_transaction(agent, payer.private_key, str(paid), method="GET", url=url)
     names = re.findall(r"payment[A-Z][A-Za-z]+", agent["interfaces"]["mcp"]["payment"])
@@ -156,7 +156,7 @@ async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params:
         ("Mcp-Method", method),
         *([("Mcp-Name", params["name"])] if "name" in params else []),
     ]
-    reply = await market.street.send(
+    reply = await market.cluster.send(
         mcp["url"], method="POST", headers=headers, content=json.dumps(content).encode()
     )
     assert reply.status == 200, reply.body
@@ -167,7 +167,7 @@ async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params:
 
 
 async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
-    agent, payer = await fetch_with_x402(market), await market.street.wallet()
+    agent, payer = await fetch_with_x402(market), await market.cluster.wallet()
     answer = await market.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
     told = agent["history"]
     nonce_path, session_path = re.findall(r"/api/v2/auth/[a-z]+", " ".join(told["auth"]))
@@ -177,7 +177,7 @@ async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
     signature = reader.sign_text(payer.private_key, message)
     session = await _post(market, agent["origin"] + session_path, message=message, signature=signature)
     bearer = [("Authorization", f"Bearer {session['accessToken']}")]
-    history = await market.street.send(agent["origin"] + told["calls"], headers=bearer)
+    history = await market.cluster.send(agent["origin"] + told["calls"], headers=bearer)
     (call,) = history.json["calls"]
     assert call["id"] == answer.headers["Tollway-Call-Id"]
     assert (call["status"], call["price"]) == ("succeeded", "0.01")
@@ -185,7 +185,7 @@ async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
 
 async def _post(market: Market, url: str, **members: Any) -> dict[str, Any]:
     headers = [("Content-Type", "application/json")]
-    reply = await market.street.send(
+    reply = await market.cluster.send(
         url, method="POST", headers=headers, content=json.dumps(members).encode()
     )
     assert reply.status in (200, 201), reply.body
@@ -199,17 +199,17 @@ async def test_an_unpaid_call_leads_to_it(market: Market) -> None:
     assert unpaid.status == 402
     found = re.search(r'<([^<>]+)>; rel="describedby"', unpaid.headers["Link"])
     assert found is not None
-    linked = (await market.street.send(found[1])).json
+    linked = (await market.cluster.send(found[1])).json
     assert linked["interfaces"] == agent["interfaces"]
 
 
 async def test_every_link_of_it_is_there(market: Market) -> None:
     agent = await market.fetch_agent()
     for name, path in agent["links"].items():
-        reply = await market.street.send(agent["origin"] + path)
+        reply = await market.cluster.send(agent["origin"] + path)
         assert reply.status == 200, name
 
 
 async def test_the_books_are_right(market: Market) -> None:
-    report = await market.street.audit(market.gateway)
+    report = await market.cluster.audit(market.gateway)
     assert (report.wrong, report.held_calls) == ((), ())

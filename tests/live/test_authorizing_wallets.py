@@ -16,8 +16,9 @@ import pytest
 import pytest_asyncio
 from eth_abi.abi import encode
 
-from tests.live.hand_payer import DIALECTS, RECEIPTS, V2, HandPayer
-from tests.live.street import PRICE_UNITS, Street, poll
+from tests.kit.authorization_payer import DIALECTS, RECEIPTS, V2, AuthorizationPayer
+from tests.kit.gateway_cluster import PRICE_UNITS, GatewayCluster
+from tests.kit.gateway_process import poll
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, REVERTED_MAX
@@ -44,7 +45,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    street: Street
+    cluster: GatewayCluster
     gateway: Any
     gas: Any
     provider: Any
@@ -53,49 +54,49 @@ class Shop:
     async def standing(self, name: str, *arguments: object) -> Contract:
         """A new contract."""
         artifact = load_artifact(CONTRACTS / f"{name}.json")
-        return await self.street.driver.deploy(artifact, *arguments, key=self.provider.key)
+        return await self.cluster.driver.deploy(artifact, *arguments, key=self.provider.key)
 
     async def funded(self, wallet: Address) -> None:
-        token, driver = self.street.playground.token, self.street.driver
+        token, driver = self.cluster.playground.token, self.cluster.driver
         minted = await driver.transact(token, "mint", str(wallet), 10**9, key=self.provider.key)
         assert (await driver.wait_receipt(minted)).succeeded
 
-    async def customer(self, name: str | None = None) -> HandPayer:
+    async def customer(self, name: str | None = None) -> AuthorizationPayer:
         """A plain wallet, or one of those contracts; what it signs is signed by a key that is its owner's."""
-        owner = await self.street.wallet()
+        owner = await self.cluster.wallet()
         payer = None
         if name is not None:
             arguments = (str(owner.address),) if name == "OwnedWallet" else ()
             payer = (await self.standing(name, *arguments)).address
             await self.funded(payer)
-        return HandPayer(
-            street=self.street, gateway=self.gateway, api_id=self.api_id, signer=owner, payer=payer
+        return AuthorizationPayer(
+            cluster=self.cluster, gateway=self.gateway, api_id=self.api_id, signer=owner, payer=payer
         )
 
     async def sold(self) -> Any:
         """The call that was sold last, as its provider sees it."""
-        calls = await self.street.history(self.gateway, self.provider, "&role=provider")
+        calls = await self.cluster.history(self.gateway, self.provider, "&role=provider")
         return calls[0]
 
     async def count_sent(self) -> int:
         """Transactions of the gas key, those that wait counted in."""
-        count = await self.street.driver.rpc("eth_getTransactionCount", str(self.gas.address), "pending")
+        count = await self.cluster.driver.rpc("eth_getTransactionCount", str(self.gas.address), "pending")
         return int(count, 16)
 
     async def gas_left_wei(self) -> int:
-        return await self.street.driver.fetch_native_balance(self.gas.address)
+        return await self.cluster.driver.fetch_native_balance(self.gas.address)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(quiet_street: Street) -> AsyncIterator[Shop]:
-    gas, provider = await quiet_street.wallets(2)
+async def shop(own_chain_cluster: GatewayCluster) -> AsyncIterator[Shop]:
+    gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
         "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
     }
-    async with quiet_street.gateway(settings=settings) as gateway:
-        api_id = await quiet_street.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
-        yield Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+    async with own_chain_cluster.gateway(settings=settings) as gateway:
+        api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        yield Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
 
 
 def fresh_path() -> str:
@@ -113,16 +114,16 @@ async def test_a_wallet_pays_by_its_owners_signature(shop: Shop, dialect: str) -
     assert (reply.status, reply.state) == (200, "charged"), reply.body
     assert RECEIPTS[dialect] in reply.headers
     assert await payer.balance() == before - PRICE_UNITS
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
 
 
 async def test_a_wallet_pays_by_nobody_elses_signature(shop: Shop) -> None:
     payer, path = await shop.customer("OwnedWallet"), fresh_path()
-    stranger = await shop.street.wallet()
+    stranger = await shop.cluster.wallet()
     sent = await shop.count_sent()
     reply = await replace(payer, signer=stranger).pay(path)
     assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
-    assert (shop.street.provider.count(path), await shop.count_sent()) == (0, sent)
+    assert (shop.cluster.provider.count(path), await shop.count_sent()) == (0, sent)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
 
     assert [reply.status for reply in replies].count(200) == 1
     assert not any(reply.asks_for_money for reply in replies)
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     assert await payer.balance() == before - PRICE_UNITS
 
 
@@ -147,9 +148,9 @@ async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
 async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_owner: bool) -> None:
     """EIP-7702: its own key is worth what the contract says, as with the real token."""
     payer, path = await shop.customer(), fresh_path()
-    owner = payer.signer if is_owner else await shop.street.wallet()
+    owner = payer.signer if is_owner else await shop.cluster.wallet()
     contract = await shop.standing("OwnedWallet", str(owner.address))
-    await shop.street.driver.set_code(payer.address, bytes.fromhex("ef0100") + contract.address)
+    await shop.cluster.driver.set_code(payer.address, bytes.fromhex("ef0100") + contract.address)
     reply = await payer.pay(path)
     if is_owner:
         assert (reply.status, reply.state) == (200, "charged"), reply.body
@@ -157,7 +158,7 @@ async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_
         assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
         served = await replace(payer, signer=owner, payer=payer.address).pay(path)
         assert served.status == 200
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
 
 
 # ---- Those that are refused.
@@ -172,7 +173,7 @@ async def test_a_hostile_wallet_is_refused_and_costs_no_gas(shop: Shop, name: st
     reply = await payer.pay(path, signature=RUBBISH)
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert (reply.json["reason"], reply.state) == (SIMULATION_FAILED, "none")
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     assert (await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()) == before
 
 
@@ -183,7 +184,7 @@ async def test_a_wallet_that_needs_more_gas_than_its_answer_may_take_is_refused(
     reply = await payer.pay(path, signature=RUBBISH)
     assert (reply.status, reply.code) == (402, "payment_verification_failed"), reply.body
     assert (reply.json["reason"], reply.state) == (BAD_SIGNATURE, "none")
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     assert (await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()) == before
 
 
@@ -191,7 +192,7 @@ async def test_hostile_wallets_hold_nobody_up(shop: Shop) -> None:
     burner, bomber = await shop.customer("GasBurnerWallet"), await shop.customer("ReturnBombWallet")
     honest, path = await shop.customer(), fresh_path()
 
-    async def annoy(payer: HandPayer) -> set[int]:
+    async def annoy(payer: AuthorizationPayer) -> set[int]:
         return {(await payer.pay(fresh_path(), signature=RUBBISH)).status for _ in range(AT_ONCE)}
 
     async def buy() -> list[int]:
@@ -209,7 +210,7 @@ async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(shop: S
     owner, path = await shop.customer(), fresh_path()
     factory = await shop.standing("OwnedWalletFactory")
     arguments = (str(owner.address), secrets.token_bytes(32))
-    wallet = Address.parse(await shop.street.driver.call(factory, "addressOf", *arguments))
+    wallet = Address.parse(await shop.cluster.driver.call(factory, "addressOf", *arguments))
     await shop.funded(wallet)
     payer = replace(owner, payer=wallet)
     quote = await payer.quote(path)
@@ -223,11 +224,11 @@ async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(shop: S
     reply = await payer.call(path, [payer.show(quote, V2, **fields, signature=wrapped)])
 
     assert (reply.status, reply.json["reason"]) == (402, UNDEPLOYED)
-    assert shop.street.provider.count(path) == 0
-    assert await shop.street.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
+    assert shop.cluster.provider.count(path) == 0
+    assert await shop.cluster.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
     assert await shop.count_sent() == sent
-    built = await shop.street.driver.transact(factory, "create", *arguments, key=shop.provider.key)
-    assert (await shop.street.driver.wait_receipt(built)).succeeded
+    built = await shop.cluster.driver.transact(factory, "create", *arguments, key=shop.provider.key)
+    assert (await shop.cluster.driver.wait_receipt(built)).succeeded
     assert (await payer.call(path, [payer.show(quote, V2, **fields)])).status == 200, (
         "and once it stands it pays"
     )
@@ -245,8 +246,8 @@ async def test_a_wallet_that_says_no_at_the_head_gets_no_answer_and_pays_nothing
 
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
-        await poll(lambda: shop.street.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
-        await shop.street.driver.transact(wallet, "refuse", key=shop.provider.key)
+        await poll(lambda: shop.cluster.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
+        await shop.cluster.driver.transact(wallet, "refuse", key=shop.provider.key)
     reply = calling.result()
 
     assert (reply.status, reply.code, reply.state) == (402, "payment_settlement_failed", "released"), (
@@ -277,24 +278,24 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
     await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
     again = await payer.call(path, [header])
     assert (again.status, again.code, again.state) == (503, "payment_outcome_unknown", "held")
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     assert await payer.balance() == before
     assert await shop.count_sent() == sent + REVERTED_MAX
     burnt_wei = gas_left_wei - await shop.gas_left_wei()
     assert 0 < burnt_wei <= REVERTED_MAX * DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
 
 
-async def test_what_was_never_paid_is_dropped_once_it_has_expired(quiet_street: Street) -> None:
+async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_cluster: GatewayCluster) -> None:
     """By the chain's clock, and a while later: only then does the call end, and nobody ever sees its answer."""
-    gas, provider = await quiet_street.wallets(2)
+    gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
         "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
         "TOLLWAY_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
     }
-    async with quiet_street.gateway(settings=settings) as gateway:
-        api_id = await quiet_street.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
-        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+    async with own_chain_cluster.gateway(settings=settings) as gateway:
+        api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
         payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
         before, quote = await payer.balance(), await payer.quote(path)
         valid_before = payer.sign(quote, V2).valid_before
@@ -316,22 +317,22 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(quiet_street: 
 
         assert (late.status, late.code) == (402, "payment_expired")
         assert (await shop.sold())["id"] == reply.json["callId"]
-        assert shop.street.provider.count(path) == 1
+        assert shop.cluster.provider.count(path) == 1
         assert await payer.balance() == before
 
 
 async def set_clock(shop: Shop, moment_s: int) -> None:
     """Of the chain: its head, and whatever block comes next."""
-    await shop.street.driver.rpc("evm_setTime", moment_s)
-    await shop.street.driver.mine(1)
+    await shop.cluster.driver.rpc("evm_setTime", moment_s)
+    await shop.cluster.driver.mine(1)
 
 
 async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_and_others_go_on(
-    quiet_street: Street, tmp_path: Path
+    own_chain_cluster: GatewayCluster, tmp_path: Path
 ) -> None:
     """A provider who sells to hostile wallets of his own burns the operator's gas: at most a part of what a listing may cost,
     and plain wallets go on paying by authorisation there."""
-    gas, provider, buyer = await quiet_street.wallets(3)
+    gas, provider, buyer = await own_chain_cluster.wallets(3)
     config = tmp_path / "tollway.toml"
     config.write_text(f'[[networks]]\npreset = "local"\nlisting_gas_budget = "{BUDGET_ETH}"\n')
     settings = {
@@ -340,9 +341,11 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
         "TOLLWAY_LIMIT_GAS_REFRESH_S": "0.05",
         "TOLLWAY_LIMIT_ERC1271_GAS": str(DEFAULT_LIMITS.settlement_gas_max),
     }
-    async with quiet_street.gateway(settings=settings) as gateway:
-        apis = [await quiet_street.publish(gateway, provider, name=f"Number {number}") for number in range(2)]
-        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=apis[0])
+    async with own_chain_cluster.gateway(settings=settings) as gateway:
+        apis = [
+            await own_chain_cluster.publish(gateway, provider, name=f"Number {number}") for number in range(2)
+        ]
+        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=apis[0])
         hostile = await shop.customer("ThirstyWallet")
         gas_left_wei = await shop.gas_left_wei()
 
@@ -357,20 +360,24 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
         most_of_one_wei = DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
         assert 0 < spent_wei <= int(BUDGET_ETH * 10**18) // WALLET_BUDGET_DIVISOR + most_of_one_wei
         for api_id in apis:
-            honest = HandPayer(street=quiet_street, gateway=gateway, api_id=api_id, signer=buyer)
+            honest = AuthorizationPayer(
+                cluster=own_chain_cluster, gateway=gateway, api_id=api_id, signer=buyer
+            )
             assert (await honest.pay("/echo")).status == 200
 
 
-async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(quiet_street: Street) -> None:
+async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(
+    own_chain_cluster: GatewayCluster,
+) -> None:
     """What ends undecided is a failed call: of the wallet, and of the address that it comes from."""
-    gas, provider = await quiet_street.wallets(2)
+    gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
         "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": str(FAILED_CALLS),
     }
-    async with quiet_street.gateway(settings=settings) as gateway:
-        api_id = await quiet_street.publish(gateway, provider)
-        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+    async with own_chain_cluster.gateway(settings=settings) as gateway:
+        api_id = await own_chain_cluster.publish(gateway, provider)
+        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
         path, sent = fresh_path(), await shop.count_sent()
         replies = []
         for _ in range(FAILED_CALLS):
@@ -379,5 +386,5 @@ async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(quiet_str
         assert [reply.code for reply in replies] == ["payment_outcome_unknown"] * FAILED_CALLS
         refused = await payer.pay(path, signature=RUBBISH)
         assert (refused.status, refused.code) == (429, "failed_call_budget_exhausted"), refused.body
-        assert shop.street.provider.count(path) == FAILED_CALLS
+        assert shop.cluster.provider.count(path) == FAILED_CALLS
         assert await shop.count_sent() <= sent + REVERTED_MAX * FAILED_CALLS

@@ -16,7 +16,8 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 from yarl import URL
 
-from tests.live.street import API, PRICE_UNITS, plain, poll, sign_text
+from tests.kit.gateway_cluster import API, PRICE_UNITS, plain, sign_text
+from tests.kit.gateway_process import poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,7 +30,7 @@ FLAT_KIB = 48 * 1024
 class Shop:
     """A gateway, a listing, and a caller whose good payment is shown with every bad request."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     provider: Any
     caller: Any
@@ -42,10 +43,10 @@ class Shop:
         return plain(self.caller, self.good_tx)
 
     async def call(self, headers: Any, rest: str = "/quote/ETH", *, api_id: str = "", **options: Any) -> Any:
-        return await self.street.call(self.gateway, api_id or self.api_id, rest, headers=headers, **options)
+        return await self.cluster.call(self.gateway, api_id or self.api_id, rest, headers=headers, **options)
 
     async def credit(self, tx_hash: Any = None) -> int:
-        shown = await self.street.payment(self.gateway, self.caller, tx_hash or self.good_tx)
+        shown = await self.cluster.payment(self.gateway, self.caller, tx_hash or self.good_tx)
         return int(shown["credit"])
 
     async def check_unburnt(self, before: int) -> None:
@@ -57,18 +58,18 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(street: Any) -> AsyncIterator[Shop]:
+async def shop(cluster: Any) -> AsyncIterator[Shop]:
     settings = {
         "TOLLWAY_LIMIT_UPLOAD_BYTES_MAX": str(MIB),
         "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "100000",
         "TOLLWAY_LIMIT_CHUNK_IDLE_S": "1",
     }
-    async with street.gateway(settings=settings) as gateway:
-        provider, caller, stranger = await street.wallets(3)
-        api_id = await street.publish(gateway, provider)
-        good_tx = await street.send_tokens(caller, provider.address, 1_000 * PRICE_UNITS)
+    async with cluster.gateway(settings=settings) as gateway:
+        provider, caller, stranger = await cluster.wallets(3)
+        api_id = await cluster.publish(gateway, provider)
+        good_tx = await cluster.send_tokens(caller, provider.address, 1_000 * PRICE_UNITS)
         shop = Shop(
-            street=street,
+            cluster=cluster,
             gateway=gateway,
             provider=provider,
             caller=caller,
@@ -79,7 +80,7 @@ async def shop(street: Any) -> AsyncIterator[Shop]:
         assert (await shop.call(shop.good)).status == 200
         yield shop
         assert gateway.is_running
-        report = await street.audit(gateway)
+        report = await cluster.audit(gateway)
         assert report.wrong == ()
 
 
@@ -161,17 +162,17 @@ BAD_PROOFS: dict[str, tuple[Callable[[Shop], Headers], int, str]] = {
 @pytest.mark.parametrize("item", BAD_PROOFS)
 async def test_refuses_a_bad_proof(shop: Shop, item: str) -> None:
     make, status, code = BAD_PROOFS[item]
-    before = shop.street.provider.seen_total
+    before = shop.cluster.provider.seen_total
     reply = await shop.call(make(shop))
     assert (reply.status, reply.code) == (status, code), reply.body
-    assert shop.street.provider.seen_total == before
+    assert shop.cluster.provider.seen_total == before
     if status != 402:
         assert not reply.asks_for_money
 
 
 @pytest.mark.parametrize("spell", [lambda t: "0x" + t[2:].upper(), lambda t: "0X" + t[2:].upper()])
 async def test_a_hash_counts_in_any_case(shop: Shop, spell: Any) -> None:
-    tx_hash = await shop.street.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
+    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
     headers = plain(shop.caller, tx_hash)
     assert (await shop.call(_with_tx(headers, spell(str(tx_hash))))).status == 200
     again = await shop.call(headers)  # one payment, however it is spelt
@@ -183,7 +184,7 @@ def _with_tx(headers: Headers, text: str) -> Headers:
 
 
 async def test_both_texts_of_the_plain_form_count(shop: Shop) -> None:
-    tx_hash = await shop.street.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
+    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
     signed = Account.sign_message(encode_defunct(primitive=bytes(tx_hash)), shop.caller.key)
     headers = [("X-Payment-Tx", str(tx_hash)), ("X-Signature", "0x" + bytes(signed.signature).hex())]
     assert (await shop.call(headers)).status == 200
@@ -193,10 +194,10 @@ async def test_both_texts_of_the_plain_form_count(shop: Shop) -> None:
 
 
 async def test_a_pending_transaction_is_neither_refused_nor_asked_for_again(shop: Shop) -> None:
-    driver = shop.street.driver
+    driver = shop.cluster.driver
     await driver.rpc("evm_setAutomine", False)
     try:
-        token = shop.street.playground.token
+        token = shop.cluster.playground.token
         tx_hash = await driver.send_token(
             key=shop.caller.key, token=token, to=shop.provider.address, amount=PRICE_UNITS
         )
@@ -218,28 +219,28 @@ async def test_an_unknown_transaction_is_pending(shop: Shop) -> None:
 
 
 async def test_a_failed_transaction_buys_nothing(shop: Shop) -> None:
-    tx_hash = await shop.street.send_tokens(shop.caller, shop.provider.address, 2**100)
+    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, 2**100)
     reply = await shop.call(plain(shop.caller, tx_hash))
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert reply.json["reason"] == "transaction_failed"
 
 
 async def test_a_transaction_to_somebody_else_buys_nothing(shop: Shop) -> None:
-    tx_hash = await shop.street.send_tokens(shop.caller, shop.stranger.address, PRICE_UNITS)
+    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.stranger.address, PRICE_UNITS)
     reply = await shop.call(plain(shop.caller, tx_hash))
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert reply.json["reason"] == "wrong_recipient"
 
 
 async def test_an_underpayment_is_repaired_by_sending_the_difference(shop: Shop) -> None:
-    street = shop.street
-    caller = await street.wallet()
-    small = await street.send_tokens(caller, shop.provider.address, PRICE_UNITS - 3_000)
+    cluster = shop.cluster
+    caller = await cluster.wallet()
+    small = await cluster.send_tokens(caller, shop.provider.address, PRICE_UNITS - 3_000)
     reply = await shop.call(plain(caller, small))
     assert (reply.status, reply.code) == (402, "payment_insufficient")
     assert (reply.json["available"], reply.json["missing"]) == ("0.007", "0.003")
     assert reply.json["payment"]["options"]
-    rest = await street.send_tokens(caller, shop.provider.address, 3_000)
+    rest = await cluster.send_tokens(caller, shop.provider.address, 3_000)
     assert (await shop.call(plain(caller, rest))).status == 200
     for tx_hash in (small, rest):
         spent = await shop.call(plain(caller, tx_hash))
@@ -251,10 +252,10 @@ async def test_an_underpayment_is_repaired_by_sending_the_difference(shop: Shop)
 
 
 async def test_unknown_paused_and_retired_listings_ask_for_no_money(shop: Shop) -> None:
-    street = shop.street
-    paused = await street.publish(shop.gateway, shop.provider, status="paused")
-    retired = await street.publish(shop.gateway, shop.provider)
-    gone = await street.control(shop.gateway, shop.provider, "DELETE", f"/apis/{retired}")
+    cluster = shop.cluster
+    paused = await cluster.publish(shop.gateway, shop.provider, status="paused")
+    retired = await cluster.publish(shop.gateway, shop.provider)
+    gone = await cluster.control(shop.gateway, shop.provider, "DELETE", f"/apis/{retired}")
     assert gone.status == 204
     for api_id, status, code in [
         ("api_doesnotexist", 404, "api_not_found"),
@@ -284,7 +285,7 @@ async def test_unknown_paused_and_retired_listings_ask_for_no_money(shop: Shop) 
     ],
 )
 async def test_refuses_bad_queries(shop: Shop, path: str, status: int, code: str) -> None:
-    reply = await shop.street.control(shop.gateway, shop.caller, "GET", path)
+    reply = await shop.cluster.control(shop.gateway, shop.caller, "GET", path)
     assert (reply.status, reply.code) == (status, code), reply.body
     if status == 422:
         name = path.partition("?")[2].partition("=")[0]
@@ -307,18 +308,18 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "pointer"), BAD_FIELDS, ids=lambda value: str(value)[:40])
 async def test_refuses_bad_listings(shop: Shop, fields: dict[str, Any], pointer: str) -> None:
-    street = shop.street
-    reply = await street.control(shop.gateway, shop.provider, "POST", "/apis", street.draft(**fields))
+    cluster = shop.cluster
+    reply = await cluster.control(shop.gateway, shop.provider, "POST", "/apis", cluster.draft(**fields))
     assert reply.status == 422, reply.body
     assert reply.code in ("validation_failed", "endpoint_not_allowed")
     assert [error["pointer"] for error in reply.json["errors"]] == [pointer]
 
 
 async def test_private_addresses_are_refused_unless_allowed(shop: Shop) -> None:
-    street = shop.street
-    async with street.gateway(settings={"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "false"}) as strict:
+    cluster = shop.cluster
+    async with cluster.gateway(settings={"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "false"}) as strict:
         for endpoint in (
-            street.provider.base_url,
+            cluster.provider.base_url,
             "http://10.0.0.1/",
             "http://169.254.169.254/latest",
             "http://[::1]/",
@@ -326,8 +327,8 @@ async def test_private_addresses_are_refused_unless_allowed(shop: Shop) -> None:
             "http://2130706433/",
             "http://localhost/",
         ):
-            draft = street.draft(endpoint=endpoint)
-            reply = await street.control(strict, shop.provider, "POST", "/apis", draft)
+            draft = cluster.draft(endpoint=endpoint)
+            reply = await cluster.control(strict, shop.provider, "POST", "/apis", draft)
             assert (reply.status, reply.code) == (422, "endpoint_not_allowed"), endpoint
             assert "127.0.0.1" not in reply.json["detail"]
 
@@ -361,21 +362,21 @@ async def test_refuses_a_body_over_the_limit(shop: Shop, is_chunked: bool) -> No
     ],
 )
 async def test_refuses_a_path_that_climbs(shop: Shop, rest: str) -> None:
-    before = shop.street.provider.seen_total
+    before = shop.cluster.provider.seen_total
     reply = await shop.call(shop.good, rest)
     assert (reply.status, reply.code) == (400, "invalid_request"), reply.body
-    assert shop.street.provider.seen_total == before
+    assert shop.cluster.provider.seen_total == before
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"openapi":{"paths":['])
 async def test_a_json_bomb_is_refused_and_kills_nobody(shop: Shop, opening: bytes) -> None:
     bomb = opening * (1_900_000 // len(opening))
-    reply = await shop.street.control(shop.gateway, shop.provider, "POST", "/apis", bomb)
+    reply = await shop.cluster.control(shop.gateway, shop.provider, "POST", "/apis", bomb)
     assert (reply.status, reply.code) == (400, "invalid_request")
     for path in ("/auth/nonce", "/auth/session"):
         url = f"{shop.gateway.base_url}{API}{path}"
         headers = [("Content-Type", "application/json")]
-        reply = await shop.street.send(url, method="POST", headers=headers, content=bomb)
+        reply = await shop.cluster.send(url, method="POST", headers=headers, content=bomb)
         assert reply.status in (400, 413), (path, reply.body)
     assert shop.gateway.is_running
 
@@ -482,18 +483,18 @@ BAD_UPSTREAMS: dict[str, tuple[Any, int, set[str], str]] = {
 
 
 async def _buy_at(shop: Shop, upstream: BadUpstream) -> tuple[str, Any, Any, Any]:
-    street = shop.street
-    provider, caller = await street.wallets(2)
-    api_id = await street.publish(shop.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
+    cluster = shop.cluster
+    provider, caller = await cluster.wallets(2)
+    api_id = await cluster.publish(shop.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
     upstream.count = 0  # publishing has looked whether it is protected
-    tx_hash = await street.send_tokens(caller, provider.address, PRICE_UNITS)
+    tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
     return api_id, provider, caller, tx_hash
 
 
 @pytest.mark.parametrize("kind", BAD_UPSTREAMS)
 async def test_a_bad_upstream_has_its_code_and_its_state(shop: Shop, kind: str) -> None:
     answer, status, codes, state = BAD_UPSTREAMS[kind]
-    street = shop.street
+    cluster = shop.cluster
     async with BadUpstream(answer) as upstream:
         api_id, provider, caller, tx_hash = await _buy_at(shop, upstream)
         reply = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id, method="POST")
@@ -502,16 +503,16 @@ async def test_a_bad_upstream_has_its_code_and_its_state(shop: Shop, kind: str) 
         assert (reply.state, upstream.count) == (state, 1)
         assert not reply.asks_for_money
         assert "127.0.0.1:" + upstream.url.rpartition(":")[2] not in reply.body.decode()
-        shown = await street.payment(shop.gateway, caller, tx_hash)
+        shown = await cluster.payment(shop.gateway, caller, tx_hash)
         assert int(shown["credit"]) == (PRICE_UNITS if state == "released" else 0)
-        (call,) = await street.history(shop.gateway, caller)
+        (call,) = await cluster.history(shop.gateway, caller)
         assert call["payment"]["state"] == state
         if state == "released":
             return
         resolution = f"/history/{call['id']}/resolution"
-        released = await street.control(shop.gateway, provider, "POST", resolution, {"outcome": "released"})
+        released = await cluster.control(shop.gateway, provider, "POST", resolution, {"outcome": "released"})
         assert released.status == 200, released.body  # the provider decides, and the payment is credit again
-        shown = await street.payment(shop.gateway, caller, tx_hash)
+        shown = await cluster.payment(shop.gateway, caller, tx_hash)
         assert int(shown["credit"]) == PRICE_UNITS
 
 
@@ -522,8 +523,8 @@ async def test_an_upstream_that_refuses_takes_nothing(shop: Shop) -> None:
     reply = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id)
     assert (reply.status, reply.code) == (502, "upstream_unreachable")
     assert reply.json["paymentState"] == "released"
-    assert await shop.street.history(shop.gateway, caller) == []
-    shown = await shop.street.payment(shop.gateway, caller, tx_hash)
+    assert await shop.cluster.history(shop.gateway, caller) == []
+    shown = await shop.cluster.payment(shop.gateway, caller, tx_hash)
     assert int(shown["credit"]) == PRICE_UNITS
 
 
@@ -537,17 +538,17 @@ async def test_a_cut_answer_is_visibly_broken_and_may_be_repeated_once(shop: Sho
         last = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id)
         assert (last.status, last.code) == (409, "payment_already_used")
         assert upstream.count == 2
-        (call,) = await shop.street.history(shop.gateway, caller)
+        (call,) = await shop.cluster.history(shop.gateway, caller)
         assert call["payment"]["state"] == "charged"
 
 
 async def test_a_quarter_of_a_gibibyte_streams_through_flat_memory(shop: Shop) -> None:
-    size, street = 256 * MIB, shop.street
-    tx_hash = await street.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
+    size, cluster = 256 * MIB, shop.cluster
+    tx_hash = await cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
     before = shop.gateway.memory_kib()
     got = 0
     url = f"{shop.gateway.base_url}{API}/gateway/{shop.api_id}/bytes/{size}"
-    async with street.session.get(url, headers=dict(plain(shop.caller, tx_hash))) as response:
+    async with cluster.session.get(url, headers=dict(plain(shop.caller, tx_hash))) as response:
         assert response.status == 200
         async for chunk in response.content.iter_any():
             got += len(chunk)

@@ -15,14 +15,13 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from tests.kit.payer import decode_header, encode_header
-from tests.live.hand_payer import (
+from tests.kit.authorization_payer import (
     DIALECTS,
     MPP,
     RECEIPTS,
     V1,
     V2,
-    HandPayer,
+    AuthorizationPayer,
     Header,
     Quote,
     bind_nonce,
@@ -31,7 +30,9 @@ from tests.live.hand_payer import (
     encode_text,
     undress,
 )
-from tests.live.street import PRICE_UNITS, plain, poll
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.payer import decode_header, encode_header
 from tollway.ids import Address
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,39 +61,41 @@ BAD_CHALLENGE = "invalid_challenge"
 class Shop:
     """One gateway that can settle, and all that must not move."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     gas: Any
     provider: Any
     api_id: str
 
-    async def customer(self) -> HandPayer:
-        wallet = await self.street.wallet()
-        return HandPayer(street=self.street, gateway=self.gateway, api_id=self.api_id, signer=wallet)
+    async def customer(self) -> AuthorizationPayer:
+        wallet = await self.cluster.wallet()
+        return AuthorizationPayer(
+            cluster=self.cluster, gateway=self.gateway, api_id=self.api_id, signer=wallet
+        )
 
     async def balance(self, address: Address) -> int:
-        return int(await self.street.driver.call(self.street.playground.token, "balanceOf", str(address)))
+        return int(await self.cluster.driver.call(self.cluster.playground.token, "balanceOf", str(address)))
 
     async def gas_nonces(self) -> tuple[int, int]:
         """Of what is mined, and of what waits as well."""
         count = "eth_getTransactionCount"
-        rpc, address = self.street.driver.rpc, str(self.gas.address)
+        rpc, address = self.cluster.driver.rpc, str(self.gas.address)
         return int(await rpc(count, address, "latest"), 16), int(await rpc(count, address, "pending"), 16)
 
-    async def what_may_not_move(self, payer: HandPayer) -> tuple[object, ...]:
+    async def what_may_not_move(self, payer: AuthorizationPayer) -> tuple[object, ...]:
         return (
             await payer.balance(),
             await self.balance(self.provider.address),
             await self.gas_nonces(),
-            self.street.provider.seen_total,
+            self.cluster.provider.seen_total,
             await self.finished_history(payer),
         )
 
-    async def finished_history(self, payer: HandPayer) -> list[dict[str, Any]]:
+    async def finished_history(self, payer: AuthorizationPayer) -> list[dict[str, Any]]:
         """Once it is written how the answers ended, which is a moment after they have."""
 
         async def find() -> tuple[list[dict[str, Any]]] | None:
-            calls = await self.street.history(self.gateway, payer.signer)
+            calls = await self.cluster.history(self.gateway, payer.signer)
             charged = (call for call in calls if call["payment"]["state"] == "charged")
             return (calls,) if all(call["responseBytes"] is not None for call in charged) else None
 
@@ -101,12 +104,12 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(street: Any) -> AsyncIterator[Shop]:
-    gas, provider = await street.wallets(2)
+async def shop(cluster: Any) -> AsyncIterator[Shop]:
+    gas, provider = await cluster.wallets(2)
     settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-    async with street.gateway(settings=settings) as gateway:
-        api_id = await street.publish(gateway, provider)
-        yield Shop(street=street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+    async with cluster.gateway(settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, provider)
+        yield Shop(cluster=cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
 
 
 def fresh_path() -> str:
@@ -115,7 +118,7 @@ def fresh_path() -> str:
 
 # ---- The rows: what is shown, and what is answered.
 
-Show = Callable[[HandPayer, Quote], list[Header]]
+Show = Callable[[AuthorizationPayer, Quote], list[Header]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ def raw(dialect: str, value: bytes) -> Show:
 def signed(dialect: str, **changes: Any) -> Show:
     """Rightly signed, over something else. A callable is asked when it is signed."""
 
-    def show(payer: HandPayer, quote: Quote) -> list[Header]:
+    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         made = {name: change() if callable(change) else change for name, change in changes.items()}
         return [payer.show(quote, dialect, **made)]
 
@@ -144,7 +147,7 @@ def edited(dialect: str, *path: str, to: Any) -> Show:
     """A good payment in which one member was changed after it was signed. A callable gets what stood there; None takes
     the member away."""
 
-    def show(payer: HandPayer, quote: Quote) -> list[Header]:
+    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         content = json.loads(json.dumps(payer.write(quote, dialect)))
         at = content
         for name in path[:-1]:
@@ -163,7 +166,7 @@ def both(*dialects: str) -> Show:
 
 
 def with_signature(dialect: str, bend: Callable[[bytes], bytes]) -> Show:
-    def show(payer: HandPayer, quote: Quote) -> list[Header]:
+    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         honest = payer.sign(quote, dialect)
         return [payer.show(quote, dialect, **_all_of(honest, bend(bytes.fromhex(honest.signature_hex[2:]))))]
 
@@ -176,7 +179,7 @@ def _all_of(honest: Any, signature: bytes) -> dict[str, Any]:
 
 
 def under_other_domain(dialect: str, **changes: Any) -> Show:
-    def show(payer: HandPayer, quote: Quote) -> list[Header]:
+    def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         honest = payer.sign(quote, dialect)
         other = replace(honest, domain={**honest.domain, **changes})
         return [payer.show(quote, dialect, **_all_of(honest, bytes.fromhex(other.signature_hex[2:])))]
@@ -367,7 +370,7 @@ def mpp_rows() -> list[Row]:
     ]
 
 
-def show_tampered(payer: HandPayer, quote: Quote, **changes: Any) -> list[Header]:
+def show_tampered(payer: AuthorizationPayer, quote: Quote, **changes: Any) -> list[Header]:
     """Everything else fits the tampered challenge: its nonce, and what the payer signs."""
     made = {
         name: change(quote.challenge.get(name, "")) if callable(change) else change
@@ -447,7 +450,7 @@ async def test_a_bad_payment_is_refused_with_its_reason_and_moves_nothing(
     good = await payer.pay(path, dialect)
     assert (good.status, good.state) == (200, "charged")
     assert RECEIPTS[dialect] in good.headers
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
 
 
 def check_terms(reply: Any) -> None:
@@ -469,11 +472,11 @@ class Use:
     """How a nonce came to be used, and what is said of it then."""
 
     name: str
-    spend: Callable[[Shop, HandPayer, Quote, Header], Awaitable[object]]
+    spend: Callable[[Shop, AuthorizationPayer, Quote, Header], Awaitable[object]]
     reason: str
 
 
-async def by_a_call(shop: Shop, payer: HandPayer, quote: Quote, header: Header) -> None:
+async def by_a_call(shop: Shop, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
     reply = await payer.call(quote_path(quote), [header])
     assert reply.status == 200, reply.body
 
@@ -482,18 +485,18 @@ def quote_path(quote: Quote) -> str:
     return str(quote.required["resource"]["url"]).partition("/gateway/")[2].partition("/")[2].join(("/", ""))
 
 
-async def by_somebody_else(shop: Shop, payer: HandPayer, quote: Quote, header: Header) -> None:
+async def by_somebody_else(shop: Shop, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
     """Anybody may carry an authorisation to the chain who has seen it."""
     payload = undress(header)["payload"]
     fields = payload.get("authorization", payload)
     types = "(address,address,uint256,uint256,uint256,bytes32,bytes)"
     values = [fields["from"], fields["to"], *(int(fields[n]) for n in ("value", "validAfter", "validBefore"))]
     arguments = (*values, bytes.fromhex(fields["nonce"][2:]), bytes.fromhex(payload["signature"][2:]))
-    token = shop.street.playground.token
-    tx_hash = await shop.street.driver.transact(
+    token = shop.cluster.playground.token
+    tx_hash = await shop.cluster.driver.transact(
         token, "transferWithAuthorization" + types, *arguments, key=shop.provider.key
     )
-    assert (await shop.street.driver.wait_receipt(tx_hash)).succeeded
+    assert (await shop.cluster.driver.wait_receipt(tx_hash)).succeeded
 
 
 USES = [
@@ -529,7 +532,7 @@ async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(shop: Shop, dialec
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_wallet_with_less_than_the_price_is_refused(shop: Shop, dialect: str) -> None:
     payer, path = await shop.customer(), fresh_path()
-    await shop.street.send_tokens(payer.signer, STRANGER, await payer.balance() - PRICE_UNITS + 1)
+    await shop.cluster.send_tokens(payer.signer, STRANGER, await payer.balance() - PRICE_UNITS + 1)
     before = await shop.what_may_not_move(payer)
 
     reply = await payer.pay(path, dialect)
@@ -537,7 +540,7 @@ async def test_a_wallet_with_less_than_the_price_is_refused(shop: Shop, dialect:
     assert ((reply.status, reply.code), reply.json["reason"]) == (FAILED, "insufficient_balance")
     check_terms(reply)
     assert await shop.what_may_not_move(payer) == before
-    await shop.street.send_tokens(shop.provider, payer.address, 1)
+    await shop.cluster.send_tokens(shop.provider, payer.address, 1)
     assert (await payer.pay(path, dialect)).status == 200
 
 
@@ -545,7 +548,7 @@ async def test_a_wallet_with_less_than_the_price_is_refused(shop: Shop, dialect:
 async def test_a_listing_in_a_currency_without_authorisations_takes_none(shop: Shop, dialect: str) -> None:
     payer = await shop.customer()
     quote = await payer.quote(fresh_path())
-    native = await shop.street.publish(
+    native = await shop.cluster.publish(
         shop.gateway, shop.provider, name="In ether", currency="ETH", pricePerRequest="0.00000001"
     )
     before = await shop.what_may_not_move(payer)
@@ -575,7 +578,7 @@ async def test_a_challenge_is_good_for_its_own_route_alone(shop: Shop, route: st
     header = payer.show(await payer.quote(path), MPP)
     shown_to = payer
     if is_elsewhere:
-        twin = await shop.street.publish(shop.gateway, shop.provider, name="As dear, to the same wallet")
+        twin = await shop.cluster.publish(shop.gateway, shop.provider, name="As dear, to the same wallet")
         shown_to = replace(payer, api_id=twin)
     before = await shop.what_may_not_move(payer)
 
@@ -652,7 +655,7 @@ async def test_what_stands_beside_the_signed_fields_decides_nothing(shop: Shop, 
     before = await payer.balance(), await shop.balance(shop.provider.address)
     reply = await payer.pay(path, dialect, edit=CLAIMS[dialect])
     assert (reply.status, reply.state) == (200, "charged"), reply.body
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     after = await payer.balance(), await shop.balance(shop.provider.address)
     assert after == (before[0] - PRICE_UNITS, before[1] + PRICE_UNITS)
 
@@ -664,5 +667,5 @@ async def test_one_wallet_buys_the_same_call_many_times_at_once(shop: Shop, dial
     before = await payer.balance()
     replies = await asyncio.gather(*(payer.pay(path, dialect) for _ in range(AT_ONCE)))
     assert [reply.status for reply in replies] == [200] * AT_ONCE
-    assert shop.street.provider.count(path) == AT_ONCE
+    assert shop.cluster.provider.count(path) == AT_ONCE
     assert await payer.balance() == before - AT_ONCE * PRICE_UNITS

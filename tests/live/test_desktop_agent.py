@@ -19,7 +19,8 @@ from mcp import MCPError, StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
-from tests.live.street import PRICE_UNITS, poll
+from tests.kit.gateway_cluster import PRICE_UNITS
+from tests.kit.gateway_process import poll
 from tollway.client import AsyncTollwayClient, Wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,7 +33,7 @@ TOOLS = {"search_apis", "describe_api", "call_api", "my_calls", "wallet_status"}
 class Market:
     """A gateway that settles, with one listing; and a wallet with a folder of its own for each agent."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     api_id: str
     folder: Path
@@ -41,12 +42,12 @@ class Market:
     async def agent(
         self, *words: str, mode: str = "legacy", payer: Any = None, **env: str
     ) -> AsyncIterator["Agent"]:
-        payer = payer or await self.street.wallet()
+        payer = payer or await self.cluster.wallet()
         key_file = self.folder / f"{payer.address}.key"
         if not key_file.exists():
             key_file.touch(mode=0o600)
             key_file.write_text(payer.private_key)
-        rpc = f"{self.street.driver.chain_id}={self.street.driver.rpc_url}"
+        rpc = f"{self.cluster.driver.chain_id}={self.cluster.driver.rpc_url}"
         told = {
             "TOLLWAY_GATEWAY": self.gateway.base_url,
             "TOLLWAY_KEY_FILE": str(key_file),
@@ -67,11 +68,11 @@ class Market:
                 yield Agent(client=client, payer=payer, log=log, pid_file=pid_file)
 
     async def balance(self, payer: Any) -> int:
-        token = self.street.playground.token
-        return int(await self.street.driver.call(token, "balanceOf", str(payer.address)))
+        token = self.cluster.playground.token
+        return int(await self.cluster.driver.call(token, "balanceOf", str(payer.address)))
 
     def served(self, rest: str) -> int:
-        return sum(seen.target == rest for seen in self.street.provider.seen)
+        return sum(seen.target == rest for seen in self.cluster.provider.seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +93,16 @@ class Agent:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def market(street: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Market]:
-    gas = await street.wallet()
-    async with street.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
-        provider = await street.wallet()
-        api_id = await street.publish(
+async def market(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Market]:
+    gas = await cluster.wallet()
+    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(
             gateway, provider, name="Quotes \u00e0 la carte", tags=["quotes"], description="Prices of coins."
         )
-        yield Market(street=street, gateway=gateway, api_id=api_id, folder=tmp_path_factory.mktemp("agents"))
+        yield Market(
+            cluster=cluster, gateway=gateway, api_id=api_id, folder=tmp_path_factory.mktemp("agents")
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -148,7 +151,7 @@ async def test_an_agent_finds_pays_calls_and_sees_its_bill(market: Market, mode:
 async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
     market: Market, words: tuple[str, ...], rail: str, code: str, said: str
 ) -> None:
-    payer, target = await market.street.wallet(), f"/quote/{code[:3]}{rail}"
+    payer, target = await market.cluster.wallet(), f"/quote/{code[:3]}{rail}"
     before = await market.balance(payer)
     async with market.agent(*words, "--rail", rail, payer=payer) as agent:
         for wish in ({}, {"maxPrice": "1 USDC"}):
@@ -161,7 +164,7 @@ async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_a_program_that_gives_up_and_asks_again_pays_once(market: Market, rail: str) -> None:
-    payer, target = await market.street.wallet(), f"/slow?seconds=1.5&rail={rail}"
+    payer, target = await market.cluster.wallet(), f"/slow?seconds=1.5&rail={rail}"
     before = await market.balance(payer)
     async with market.agent("--rail", rail, payer=payer) as agent:
         wish = {"apiId": market.api_id, "path": target}
@@ -173,13 +176,13 @@ async def test_a_program_that_gives_up_and_asks_again_pays_once(market: Market, 
         assert (worked, told["body"]) == (True, {"seconds": 1.5})
         assert told["payment"]["state"] == "charged"
     assert await market.balance(payer) == before - PRICE_UNITS
-    (call,) = await market.street.history(market.gateway, payer, "&status=succeeded")
+    (call,) = await market.cluster.history(market.gateway, payer, "&status=succeeded")
     assert call["payment"]["state"] == "charged"
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_a_server_that_is_killed_over_a_call_pays_once(market: Market, rail: str) -> None:
-    payer, target = await market.street.wallet(), f"/slow?seconds=1.5&killed={rail}"
+    payer, target = await market.cluster.wallet(), f"/slow?seconds=1.5&killed={rail}"
     before, wish = await market.balance(payer), {"apiId": market.api_id, "path": target}
     async with market.agent("--rail", rail, payer=payer) as agent, asyncio.TaskGroup() as group:
         asking = group.create_task(_until_it_breaks(agent, wish))
@@ -208,8 +211,8 @@ async def test_a_repeat_under_a_kept_key_gets_the_stored_answer_and_moves_nothin
     market: Market, rail: Any
 ) -> None:
     """The price is spent, by the wallet's own books too, and the answer was never handed over."""
-    payer, target = await market.street.wallet(), f"/quote/KEPT{rail}"
-    before, driver = await market.balance(payer), market.street.driver
+    payer, target = await market.cluster.wallet(), f"/quote/KEPT{rail}"
+    before, driver = await market.balance(payer), market.cluster.driver
     options: dict[str, Any] = {"rail": rail, "store_path": market.folder / f"{rail}.sqlite3"}
     options |= {
         "wallet": Wallet.from_key(payer.private_key),

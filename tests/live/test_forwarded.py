@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.hand_payer import DIALECTS, HandPayer
-from tests.live.signed_calls import QUICK
-from tests.live.street import PRICE_UNITS, bound, plain
+from tests.kit.authorization_payer import DIALECTS, AuthorizationPayer
+from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
+from tests.kit.signed_calls import QUICK
 from tollway.client.provider import Forwarded, ForwardedVerifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
@@ -23,24 +23,26 @@ _PATHS = (f"/echo/forwarded-{number}" for number in itertools.count(1))
 class Shop:
     """A provider with a listing, a caller with money, two gateways on one database."""
 
-    def __init__(self, street: Any, gateways: list[Any]) -> None:
-        self.street = street
+    def __init__(self, cluster: Any, gateways: list[Any]) -> None:
+        self.cluster = cluster
         self.gateways = gateways
         self.api_id = ""
         self.shopper: Any = None
         self.provider: Any = None
 
     async def open(self) -> None:
-        self.provider, self.shopper = await self.street.wallets(2)
-        self.api_id = await self.street.publish(self.gateways[0], self.provider)
+        self.provider, self.shopper = await self.cluster.wallets(2)
+        self.api_id = await self.cluster.publish(self.gateways[0], self.provider)
         # Each verifier has its keys from another gateway, and hears of calls through both.
         self.verifiers = [
-            ForwardedVerifier(gateway.base_url, endpoint=self.street.provider.base_url, api_ids=[self.api_id])
+            ForwardedVerifier(
+                gateway.base_url, endpoint=self.cluster.provider.base_url, api_ids=[self.api_id]
+            )
             for gateway in self.gateways
         ]
 
     async def judge(self, path: str, body: bytes = b"") -> list[Forwarded]:
-        (seen,) = (seen for seen in self.street.provider.seen if seen.path == path)
+        (seen,) = (seen for seen in self.cluster.provider.seen if seen.path == path)
         return [
             await asyncio.to_thread(verifier.verify, seen.method, seen.target, seen.headers, body)
             for verifier in self.verifiers
@@ -54,35 +56,35 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(street: Any) -> Any:
+async def shop(cluster: Any) -> Any:
     async with contextlib.AsyncExitStack() as stack:
-        gas = await street.wallet()
+        gas = await cluster.wallet()
         options = {
-            "database_url": await street.make_postgres(),
+            "database_url": await cluster.make_postgres(),
             "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key},
         }
-        first = await stack.enter_async_context(street.gateway(**options))
-        second = street.gateway(**options, public_url=first.public_url)
-        shop = Shop(street, [first, await stack.enter_async_context(second)])
+        first = await stack.enter_async_context(cluster.gateway(**options))
+        second = cluster.gateway(**options, public_url=first.public_url)
+        shop = Shop(cluster, [first, await stack.enter_async_context(second)])
         await shop.open()
         yield shop
 
 
 @pytest.mark.parametrize("position", [0, 1])
 async def test_a_call_paid_by_a_transaction(shop: Shop, position: int) -> None:
-    tx_hash = await shop.street.send_tokens(shop.shopper, shop.provider.address, 2 * PRICE_UNITS)
+    tx_hash = await shop.cluster.send_tokens(shop.shopper, shop.provider.address, 2 * PRICE_UNITS)
     gateway, path = shop.gateways[position], next(_PATHS)
-    rest, chain_id = f"{path}?x=%20", shop.street.driver.chain_id
+    rest, chain_id = f"{path}?x=%20", shop.cluster.driver.chain_id
     headers = bound(shop.shopper, tx_hash, gateway, shop.api_id, rest, chain_id=chain_id)
-    reply = await shop.street.call(gateway, shop.api_id, rest, headers=headers)
+    reply = await shop.cluster.call(gateway, shop.api_id, rest, headers=headers)
     shop.check(await shop.judge(path), reply)
 
 
 @pytest.mark.parametrize("position", [0, 1])
 async def test_a_body_that_was_read_first(shop: Shop, position: int) -> None:
-    tx_hash = await shop.street.send_tokens(shop.shopper, shop.provider.address, PRICE_UNITS)
+    tx_hash = await shop.cluster.send_tokens(shop.shopper, shop.provider.address, PRICE_UNITS)
     path, body = next(_PATHS), b'{"order": 1}'
-    reply = await shop.street.call(
+    reply = await shop.cluster.call(
         shop.gateways[position],
         shop.api_id,
         path,
@@ -98,6 +100,8 @@ async def test_a_body_that_was_read_first(shop: Shop, position: int) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_call_paid_by_an_authorisation(shop: Shop, dialect: str) -> None:
     path = next(_PATHS)
-    payer = HandPayer(street=shop.street, gateway=shop.gateways[0], api_id=shop.api_id, signer=shop.shopper)
+    payer = AuthorizationPayer(
+        cluster=shop.cluster, gateway=shop.gateways[0], api_id=shop.api_id, signer=shop.shopper
+    )
     reply = await payer.call(path, [payer.show(await payer.quote(path), dialect)])
     shop.check(await shop.judge(path), reply)

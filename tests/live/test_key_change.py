@@ -11,10 +11,10 @@ from typing import Any
 import coincurve
 import pytest
 
+from tests.kit.authorization_payer import MPP, RECEIPTS, V2, AuthorizationPayer, Header
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.payer import decode_header
-from tests.live.hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
-from tests.live.signed_calls import QUICK
-from tests.live.street import PRICE_UNITS, plain
+from tests.kit.signed_calls import QUICK
 from tollway.client.provider import ForwardedVerifier
 from tollway.ids import Address, keccak256
 from tollway.payments.offer_receipt import offer_digest, receipt_digest
@@ -37,7 +37,7 @@ _PATHS = (f"/echo/changed-{number}" for number in itertools.count(1))
 class Town:
     """Two gateways that are one, a listing with a secret, and what callers hold from before."""
 
-    street: Any
+    cluster: Any
     stack: contextlib.AsyncExitStack
     database_url: str
     gas_key: str
@@ -46,13 +46,13 @@ class Town:
     shopper: Any = None
     keyed: list[Header] = field(default_factory=list)
     keyed_body: bytes = b""
-    challenged: list[tuple[HandPayer, str, Header]] = field(default_factory=list)
+    challenged: list[tuple[AuthorizationPayer, str, Header]] = field(default_factory=list)
     receipts: list[dict[str, Any]] = field(default_factory=list)
     directories: list[bytes] = field(default_factory=list)
 
     async def start(self, *keys: str) -> Any:
         return await self.stack.enter_async_context(
-            self.street.gateway(
+            self.cluster.gateway(
                 database_url=self.database_url,
                 public_url=PUBLIC_URL,
                 settings={
@@ -71,12 +71,12 @@ class Town:
 
     async def open(self, *keys: str) -> None:
         self.gateways = [await self.start(*keys), await self.start(*keys)]
-        provider, self.shopper = await self.street.wallets(2)
-        self.api_id = await self.street.publish(self.gateways[0], provider)
+        provider, self.shopper = await self.cluster.wallets(2)
+        self.api_id = await self.cluster.publish(self.gateways[0], provider)
         await self._set_secret(keys[0])
-        tx_hash = await self.street.send_tokens(self.shopper, provider.address, PRICE_UNITS)
+        tx_hash = await self.cluster.send_tokens(self.shopper, provider.address, PRICE_UNITS)
         self.keyed = [*plain(self.shopper, tx_hash), ("Idempotency-Key", "of-before")]
-        reply = await self.street.call(self.gateways[0], self.api_id, "/echo/keyed", headers=self.keyed)
+        reply = await self.cluster.call(self.gateways[0], self.api_id, "/echo/keyed", headers=self.keyed)
         assert reply.status == 200, reply.body
         self.keyed_body = reply.body
         await self.check()
@@ -100,10 +100,10 @@ class Town:
             assert (await payer.call(path, [header])).status == 200, "a challenge of before is good"
             self._check_forwarded(path)
         for gateway in self.gateways:
-            reply = await self.street.call(gateway, self.api_id, "/echo/keyed", headers=self.keyed)
+            reply = await self.cluster.call(gateway, self.api_id, "/echo/keyed", headers=self.keyed)
             assert (reply.status, reply.body) == (200, self.keyed_body)
             assert reply.headers["Idempotency-Replayed"] == "true"
-        assert self.street.provider.count("/echo/keyed", method="GET") == 1
+        assert self.cluster.provider.count("/echo/keyed", method="GET") == 1
         published = [await self._read_signers(gateway) for gateway in self.gateways]
         for asked, paid in (self.gateways, reversed(self.gateways)):
             await self._trade(asked, paid, published)
@@ -114,7 +114,9 @@ class Town:
 
     async def _trade(self, asked: Any, paid: Any, published: list[set[Address]]) -> None:
         """A 402 of the one, paid at the other, in both dialects."""
-        payer = HandPayer(street=self.street, gateway=asked, api_id=self.api_id, signer=self.shopper)
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=asked, api_id=self.api_id, signer=self.shopper
+        )
         for dialect in (MPP, V2):
             path = next(_PATHS)
             quote = await payer.quote(path)
@@ -128,22 +130,24 @@ class Town:
                 told = decode_header(reply.headers[RECEIPTS[V2]].encode())
                 self.receipts.append(told["extensions"]["offer-receipt"]["info"]["receipt"])
 
-    async def _take_challenge(self, gateway: Any) -> tuple[HandPayer, str, Header]:
+    async def _take_challenge(self, gateway: Any) -> tuple[AuthorizationPayer, str, Header]:
         """From this gateway, to be shown to the other one after the next change."""
         (other,) = (each for each in self.gateways if each is not gateway)
-        payer = HandPayer(street=self.street, gateway=gateway, api_id=self.api_id, signer=self.shopper)
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=gateway, api_id=self.api_id, signer=self.shopper
+        )
         path = next(_PATHS)
         header = payer.show(await payer.quote(path), MPP)
         return replace(payer, gateway=_Current(self, self.gateways.index(other))), path, header
 
     def _check_forwarded(self, path: str) -> None:
         """It has the listing's secret, and the provider knows by either gateway's keys that it was forwarded."""
-        (seen,) = (seen for seen in self.street.provider.seen if seen.path == path)
+        (seen,) = (seen for seen in self.cluster.provider.seen if seen.path == path)
         assert (AUTH.name, AUTH.value) in seen.headers
         for directory in self.directories:
             verifier = ForwardedVerifier(
                 PUBLIC_URL,
-                endpoint=self.street.provider.base_url,
+                endpoint=self.cluster.provider.base_url,
                 api_ids=[self.api_id],
                 fetch=lambda _, directory=directory: directory,  # type: ignore[misc]
             )
@@ -151,12 +155,12 @@ class Town:
             assert forwarded.payer == str(self.shopper.address)
 
     async def _read_directory(self, gateway: Any) -> bytes:
-        reply = await self.street.send(gateway.base_url + "/.well-known/http-message-signatures-directory")
+        reply = await self.cluster.send(gateway.base_url + "/.well-known/http-message-signatures-directory")
         assert reply.status == 200
         return bytes(reply.body)
 
     async def _read_signers(self, gateway: Any) -> set[Address]:
-        reply = await self.street.send(gateway.base_url + "/.well-known/did.json")
+        reply = await self.cluster.send(gateway.base_url + "/.well-known/did.json")
         accounts = [method["blockchainAccountId"] for method in reply.json["verificationMethod"]]
         return {Address.parse(account.rpartition(":")[2]) for account in accounts}
 
@@ -180,28 +184,28 @@ def signer_of(digest: bytes, signature: str) -> Address:
     return Address(keccak256(key.format(compressed=False)[1:])[12:])
 
 
-async def test_the_key_changes_while_two_gateways_serve(street: Any) -> None:
+async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        gas = await street.wallet()
+        gas = await cluster.wallet()
         town = Town(
-            street=street, stack=stack, database_url=await street.make_postgres(), gas_key=gas.private_key
+            cluster=cluster, stack=stack, database_url=await cluster.make_postgres(), gas_key=gas.private_key
         )
         await town.open(OLD)
         await town.change(0, OLD, NEW)
         await town.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
         await town.change(0, NEW, OLD)
 
-        code, told = await street.operate_here(town.gateways[0], "secrets", "status")
+        code, told = await cluster.operate(town.gateways[0], "secrets", "status")
         assert (code, told["listingSecrets"]["older"]) == (0, 1)
         assert told["storedAnswers"]["older"] >= 1
-        code, told = await street.operate_here(town.gateways[0], "secrets", "reseal")
+        code, told = await cluster.operate(town.gateways[0], "secrets", "reseal")
         assert (code, told["listingSecrets"]) == (0, {"current": 1, "older": 0, "lost": 0, "lostIds": []})
         assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
         await town.check()
 
         town.receipts.clear()  # who takes the old key out has no word any more for what it has signed
         await town.change(1, NEW)
-        code, told = await street.operate_here(town.gateways[1], "doctor")
+        code, told = await cluster.operate(town.gateways[1], "doctor")
         (seals,) = [finding for finding in told["findings"] if finding["check"] == "seals"]
         assert seals["level"] == "ok"
-        assert (await street.audit(town.gateways[0])).is_balanced
+        assert (await cluster.audit(town.gateways[0])).is_balanced

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.live.street import PRICE_UNITS, plain, poll
+from tests.kit.fault_injection import POINTS
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DOOMED = (sys.executable, str(Path(__file__).parent / "doomed_gateway.py"))
 LOAD = 4
 WARM_CALLS = 12
 QUICK_RECOVERY = {
@@ -36,7 +35,7 @@ _RUNS = (f"run{number}" for number in itertools.count(1))
 class Crowd:
     """Callers who go on until the gateway is gone. `served`: paths that were answered whole; `cut`: broken off."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     api_id: str
     payers: list[Any]
@@ -50,7 +49,7 @@ class Crowd:
         for turn in itertools.count():
             path = f"/echo/{self.run}/{number}/{turn}"
             try:
-                reply = await self.street.call(self.gateway, self.api_id, path + rest, headers=headers)
+                reply = await self.cluster.call(self.gateway, self.api_id, path + rest, headers=headers)
             except (aiohttp.ClientError, OSError):
                 self.cut.append(path)
                 return
@@ -68,9 +67,9 @@ class Crowd:
 
     async def check(self, gateway: Any) -> None:
         """What each of them finds at the gateway that came after."""
-        seen = Counter(seen.path for seen in self.street.provider.seen)
+        seen = Counter(seen.path for seen in self.cluster.provider.seen)
         for payer, tx_hash in zip(self.payers, self.payments, strict=True):
-            calls = await calls_on(self.street, gateway, payer, tx_hash)
+            calls = await calls_on(self.cluster, gateway, payer, tx_hash)
             states = Counter(call["payment"]["state"] for call in calls)
             records = {call["path"]: call for call in calls}
             assert set(states) <= {"charged", "held", "released"}
@@ -82,7 +81,7 @@ class Crowd:
                     assert call["status"] == "unknown"
             mine = [path for path in self.served if path in records]
             assert all(records[path]["status"] == "succeeded" for path in mine)
-            shown = await self.street.payment(gateway, payer, tx_hash)
+            shown = await self.cluster.payment(gateway, payer, tx_hash)
             taken = (states["charged"] + states["held"]) * PRICE_UNITS
             assert int(shown["credit"]) == int(shown["amount"]) - taken
             assert set(shown["calls"]) <= {call["id"] for call in calls}
@@ -93,8 +92,8 @@ class Crowd:
 class Line:
     """Gateways one after another on one database: each start is the restart after the death before it."""
 
-    def __init__(self, street: Any, database_url: str) -> None:
-        self.street = street
+    def __init__(self, cluster: Any, database_url: str) -> None:
+        self.cluster = cluster
         self.database_url = database_url
         self.api_id = ""
         self._gateway: Any = None
@@ -105,7 +104,7 @@ class Line:
         if self._gateway is None or not self._gateway.is_running:
             await self._stack.aclose()
             self._gateway = await self._stack.enter_async_context(
-                self.street.gateway(database_url=self.database_url, command=DOOMED, settings=QUICK_RECOVERY)
+                self.cluster.gateway(database_url=self.database_url, settings={**QUICK_RECOVERY, **POINTS})
             )
         return self._gateway
 
@@ -114,13 +113,13 @@ class Line:
         provider, caller, *payers = wallets
         gateway = await self.gateway()
         if not self.api_id:
-            self.api_id = await self.street.publish(gateway, provider)
+            self.api_id = await self.cluster.publish(gateway, provider)
         tx_hash, *payments = await asyncio.gather(
-            self.street.send_tokens(caller, provider.address, PRICE_UNITS),
-            *(self.street.send_tokens(payer, provider.address, 5_000 * PRICE_UNITS) for payer in payers),
+            self.cluster.send_tokens(caller, provider.address, PRICE_UNITS),
+            *(self.cluster.send_tokens(payer, provider.address, 5_000 * PRICE_UNITS) for payer in payers),
         )
         crowd = Crowd(
-            street=self.street,
+            cluster=self.cluster,
             gateway=gateway,
             api_id=self.api_id,
             payers=payers,
@@ -134,20 +133,20 @@ class Line:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def wallets(street: Any) -> list[Any]:
-    return await street.wallets(LOAD + 2)
+async def wallets(cluster: Any) -> list[Any]:
+    return await cluster.wallets(LOAD + 2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lines(street: Any) -> AsyncIterator[Any]:
+async def lines(cluster: Any) -> AsyncIterator[Any]:
     """One line for each kind of database, made when it is first asked for."""
     async with contextlib.AsyncExitStack() as stack:
         made: dict[str, Line] = {}
 
         async def find(kind: str) -> Line:
             if kind not in made:
-                url = f"sqlite:///{street.folder}/line.sqlite3"
-                line = Line(street, url if kind == "sqlite" else await street.make_postgres())
+                url = f"sqlite:///{cluster.folder}/line.sqlite3"
+                line = Line(cluster, url if kind == "sqlite" else await cluster.make_postgres())
                 made[kind] = await stack.enter_async_context(contextlib.aclosing(line))
             return made[kind]
 
@@ -169,119 +168,119 @@ SERVED = (200, None)
 USED = (409, "payment_already_used")
 FATES = {
     ("GET", "before-claim"): Fate(seen=0, state=None, again=SERVED, seen_after=1),
-    ("GET", "claimed-not-sent"): Fate(seen=0, state="held", again=SERVED, seen_after=1),
+    ("GET", "claimed"): Fate(seen=0, state="held", again=SERVED, seen_after=1),
     ("GET", "sent-no-head"): Fate(seen=1, state="held", again=SERVED, seen_after=2),
     ("POST", "sent-no-head"): Fate(seen=1, state="held", again=USED, seen_after=1),
-    ("GET", "head-not-closed"): Fate(seen=1, state="held", again=SERVED, seen_after=2),
-    ("GET", "closed-not-answered"): Fate(seen=1, state="charged", again=USED, seen_after=1),
+    ("GET", "at-head"): Fate(seen=1, state="held", again=SERVED, seen_after=2),
+    ("GET", "closed"): Fate(seen=1, state="charged", again=USED, seen_after=1),
     ("GET", "mid-body"): Fate(seen=1, state="charged", again=USED, seen_after=1),
-    ("GET", "before-finish"): Fate(seen=1, state="charged", again=USED, seen_after=1),
+    ("GET", "unfinished"): Fate(seen=1, state="charged", again=USED, seen_after=1),
 }
 CASES = [("sqlite", *case) for case in FATES] + [
-    pytest.param("postgresql", "GET", step, marks=pytest.mark.postgres)
-    for step in ("claimed-not-sent", "sent-no-head", "closed-not-answered")
+    pytest.param("postgresql", "GET", point, marks=pytest.mark.postgres)
+    for point in ("claimed", "sent-no-head", "closed")
 ]
 
 
-@pytest.mark.parametrize(("database", "method", "step"), CASES)
+@pytest.mark.parametrize(("database", "method", "point"), CASES)
 async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
-    street: Any, wallets: list[Any], lines: Any, database: str, method: str, step: str
+    cluster: Any, wallets: list[Any], lines: Any, database: str, method: str, point: str
 ) -> None:
-    line, caller, fate = await lines(database), wallets[1], FATES[method, step]
-    doomed, tx_hash, crowd = await line.gather_crowd(wallets)
-    path, headers = f"/echo/{crowd.run}/doomed/{step}", plain(caller, tx_hash)
+    line, caller, fate = await lines(database), wallets[1], FATES[method, point]
+    first, tx_hash, crowd = await line.gather_crowd(wallets)
+    path, headers = f"/echo/{crowd.run}/kill/{point}", plain(caller, tx_hash)
     async with crowd.calling():
         # It dies with the answer in its hands, or after it has let go of it.
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            await street.call(doomed, line.api_id, path, method=method, headers=headers)
-        assert await doomed.wait_ended() == -signal.SIGKILL
-    assert street.provider.count(path) == fate.seen
+            await cluster.call(first, line.api_id, path, method=method, headers=headers)
+        assert await first.wait_ended() == -signal.SIGKILL
+    assert cluster.provider.count(path) == fate.seen
 
     gateway = await line.gateway()
-    await wait_recovered(street, gateway, [caller, *crowd.payers])
-    report = await street.audit(gateway)
+    await wait_recovered(cluster, gateway, [caller, *crowd.payers])
+    report = await cluster.audit(gateway)
     assert report.wrong == ()
     await crowd.check(gateway)
-    calls = await calls_on(street, gateway, caller, tx_hash)
+    calls = await calls_on(cluster, gateway, caller, tx_hash)
     assert [call["payment"]["state"] for call in calls] == ([] if fate.state is None else [fate.state])
     assert [call["id"] in report.held_calls for call in calls] == [fate.state == "held"] * len(calls)
 
-    reply = await street.call(gateway, line.api_id, path, method=method, headers=headers)
+    reply = await cluster.call(gateway, line.api_id, path, method=method, headers=headers)
     assert (reply.status, reply.code) == fate.again, reply.body
-    assert street.provider.count(path) == fate.seen_after
+    assert cluster.provider.count(path) == fate.seen_after
     (after,) = await calls_on(
-        street, gateway, caller, tx_hash
+        cluster, gateway, caller, tx_hash
     )  # a repeat runs under the claim that was there
     assert not calls or after["id"] == calls[0]["id"]
     assert after["payment"]["state"] == (fate.state if fate.again == USED else "charged")
     if fate.again == USED:
         assert (reply.json["callId"], reply.json["paymentState"]) == (after["id"], fate.state)
         assert not reply.asks_for_money
-    assert (await street.audit(gateway)).wrong == ()
+    assert (await cluster.audit(gateway)).wrong == ()
 
 
 @pytest.mark.postgres
 async def test_a_living_gateway_settles_what_a_dead_one_left(
-    street: Any, wallets: list[Any], lines: Any
+    cluster: Any, wallets: list[Any], lines: Any
 ) -> None:
-    line, caller, step = await lines("postgresql"), wallets[1], "sent-no-head"
-    doomed, tx_hash, crowd = await line.gather_crowd(wallets)
-    other = street.gateway(
-        database_url=line.database_url, public_url=doomed.public_url, settings=QUICK_RECOVERY
+    line, caller, point = await lines("postgresql"), wallets[1], "sent-no-head"
+    first, tx_hash, crowd = await line.gather_crowd(wallets)
+    other = cluster.gateway(
+        database_url=line.database_url, public_url=first.public_url, settings=QUICK_RECOVERY
     )
     async with other as living:
-        path, headers = f"/echo/{crowd.run}/doomed/{step}", plain(caller, tx_hash)
+        path, headers = f"/echo/{crowd.run}/kill/{point}", plain(caller, tx_hash)
         async with crowd.calling():
             with contextlib.suppress(aiohttp.ClientError, OSError):
-                await street.call(doomed, line.api_id, path, headers=headers)
-            assert await doomed.wait_ended() == -signal.SIGKILL
-        await wait_recovered(street, living, [caller, *crowd.payers])
+                await cluster.call(first, line.api_id, path, headers=headers)
+            assert await first.wait_ended() == -signal.SIGKILL
+        await wait_recovered(cluster, living, [caller, *crowd.payers])
         await crowd.check(living)
-        (call,) = await calls_on(street, living, caller, tx_hash)
+        (call,) = await calls_on(cluster, living, caller, tx_hash)
         assert (call["status"], call["payment"]["state"]) == ("unknown", "held")
-        assert (await street.audit(living)).wrong == ()
-        assert (await street.call(living, line.api_id, path, headers=headers)).status == 200
-        (after,) = await calls_on(street, living, caller, tx_hash)
+        assert (await cluster.audit(living)).wrong == ()
+        assert (await cluster.call(living, line.api_id, path, headers=headers)).status == 200
+        (after,) = await calls_on(cluster, living, caller, tx_hash)
         assert (after["id"], after["payment"]["state"]) == (call["id"], "charged")
 
 
-async def calls_on(street: Any, gateway: Any, payer: Any, tx_hash: Any) -> list[Any]:
-    calls = await street.history(gateway, payer)
+async def calls_on(cluster: Any, gateway: Any, payer: Any, tx_hash: Any) -> list[Any]:
+    calls = await cluster.history(gateway, payer)
     return [call for call in calls if call["payment"]["transaction"] == str(tx_hash)]
 
 
-async def wait_recovered(street: Any, gateway: Any, people: list[Any]) -> None:
+async def wait_recovered(cluster: Any, gateway: Any, people: list[Any]) -> None:
     """No call of the dead gateway is `forwarding` any more."""
 
     async def is_settled() -> bool:
-        pending = [await street.history(gateway, one, "&status=pending") for one in people]
+        pending = [await cluster.history(gateway, one, "&status=pending") for one in people]
         return not any(pending)
 
     await poll(is_settled, deadline_s=20, what="recovery")
 
 
-async def test_sigterm_under_load_loses_nothing(street: Any, wallets: list[Any], lines: Any) -> None:
+async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any], lines: Any) -> None:
     line = await lines("sqlite")
     gateway, _, crowd = await line.gather_crowd(wallets)
     caller, api_id = wallets[1], line.api_id
-    tx_hash = await street.send_tokens(caller, wallets[0].address, 10 * PRICE_UNITS)
-    headers, before = plain(caller, tx_hash), street.provider.count("/slow")
+    tx_hash = await cluster.send_tokens(caller, wallets[0].address, 10 * PRICE_UNITS)
+    headers, before = plain(caller, tx_hash), cluster.provider.count("/slow")
     async with crowd.calling(), asyncio.TaskGroup() as group:
         slow = [
-            group.create_task(street.call(gateway, api_id, f"/slow?seconds=0.5&n={number}", headers=headers))
+            group.create_task(cluster.call(gateway, api_id, f"/slow?seconds=0.5&n={number}", headers=headers))
             for number in range(10)
         ]
         await poll(
-            lambda: street.provider.count("/slow") == before + 10, deadline_s=20, what="ten calls under way"
+            lambda: cluster.provider.count("/slow") == before + 10, deadline_s=20, what="ten calls under way"
         )
         assert await gateway.stop() == 0
     assert [task.result().status for task in slow] == [200] * 10  # in flight: finished
 
     after = await line.gateway()
-    assert (await street.audit(after)).wrong == ()
+    assert (await cluster.audit(after)).wrong == ()
     await crowd.check(after)
     for payer, paid in zip([caller, *crowd.payers], [tx_hash, *crowd.payments], strict=True):
-        records = await calls_on(street, after, payer, paid)
+        records = await calls_on(cluster, after, payer, paid)
         assert {call["status"] for call in records} == {"succeeded"}
         # A call that was cut off was never begun: whoever did not get an answer did not pay.
         assert not {call["path"] for call in records} & set(crowd.cut)

@@ -3,7 +3,6 @@ reaches all within a second, and what one of them does for all another takes ove
 """
 
 import json
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,10 @@ import pytest_asyncio
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
-from tests.live.hand_payer import DIALECTS, HandPayer, Quote
-from tests.live.signed_calls import QUICK
-from tests.live.street import API, PRICE_UNITS, bound, plain, poll
+from tests.kit.authorization_payer import DIALECTS, AuthorizationPayer, Quote
+from tests.kit.gateway_cluster import API, PRICE_UNITS, bound, plain
+from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
@@ -28,91 +28,96 @@ DUTIES = ("sweeper", "watcher", "reputation")
 class Pair:
     """Two gateways with one public URL, as behind one balancer."""
 
-    street: Any
+    cluster: Any
     one: Any
     two: Any
     provider: Any
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(street: Any) -> AsyncIterator[Pair]:
-    (gas,) = await street.wallets(1)
+async def pair(cluster: Any) -> AsyncIterator[Pair]:
+    (gas,) = await cluster.wallets(1)
     settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, "TOLLWAY_LIMIT_LEADER_LEASE_S": "2"}
-    options = {"database_url": await street.make_postgres(), "settings": settings}
-    async with street.gateway(**options) as one, street.gateway(**options, public_url=one.public_url) as two:
-        yield Pair(street=street, one=one, two=two, provider=await street.wallet())
+    options = {"database_url": await cluster.make_postgres(), "settings": settings}
+    async with (
+        cluster.gateway(**options) as one,
+        cluster.gateway(**options, public_url=one.public_url) as two,
+    ):
+        yield Pair(cluster=cluster, one=one, two=two, provider=await cluster.wallet())
 
 
 # ---- What was begun at one goes on at another.
 
 
 async def test_a_payment_shown_at_one_is_credit_at_the_other(pair: Pair) -> None:
-    street, path = pair.street, "/echo/credit-there"
-    caller = await street.wallet()
-    api_id = await street.publish(pair.one, pair.provider)
-    assert (await street.call(pair.one, api_id, path)).status == 402
-    tx_hash = await street.send_tokens(caller, pair.provider.address, 2 * PRICE_UNITS)
+    cluster, path = pair.cluster, "/echo/credit-there"
+    caller = await cluster.wallet()
+    api_id = await cluster.publish(pair.one, pair.provider)
+    assert (await cluster.call(pair.one, api_id, path)).status == 402
+    tx_hash = await cluster.send_tokens(caller, pair.provider.address, 2 * PRICE_UNITS)
     headers = plain(caller, tx_hash)
     replies = [
-        await street.call(gateway, api_id, path, headers=headers)
+        await cluster.call(gateway, api_id, path, headers=headers)
         for gateway in (pair.two, pair.one, pair.two, pair.one)
     ]
     assert [reply.status for reply in replies] == [200, 200, 409, 409]
-    assert street.provider.count(path) == 2
+    assert cluster.provider.count(path) == 2
 
 
 async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pair) -> None:
-    street, path = pair.street, "/echo/bound-there"
-    caller = await street.wallet()
-    api_id = await street.publish(pair.one, pair.provider)
-    tx_hash = await street.send_tokens(caller, pair.provider.address, 3 * PRICE_UNITS)
-    headers = bound(caller, tx_hash, pair.one, api_id, path, chain_id=street.driver.chain_id)
-    assert (await street.call(pair.two, api_id, path, headers=headers)).status == 200
-    again = await street.call(pair.one, api_id, path, headers=headers)
+    cluster, path = pair.cluster, "/echo/bound-there"
+    caller = await cluster.wallet()
+    api_id = await cluster.publish(pair.one, pair.provider)
+    tx_hash = await cluster.send_tokens(caller, pair.provider.address, 3 * PRICE_UNITS)
+    headers = bound(caller, tx_hash, pair.one, api_id, path, chain_id=cluster.driver.chain_id)
+    assert (await cluster.call(pair.two, api_id, path, headers=headers)).status == 200
+    again = await cluster.call(pair.one, api_id, path, headers=headers)
     assert (again.status, again.code) == (401, "nonce_reused")
-    assert street.provider.count(path) == 1
+    assert cluster.provider.count(path) == 1
 
 
 async def test_what_got_no_answer_at_one_runs_under_its_claim_at_the_other(pair: Pair) -> None:
     """Without an idempotency key, and although the other has known the payment for long."""
-    street, path = pair.street, "/slow?seconds=5"
-    caller = await street.wallet()
-    api_id = await street.publish(pair.one, pair.provider, timeoutSeconds=1)
-    tx_hash = await street.send_tokens(caller, pair.provider.address, 5 * PRICE_UNITS)
+    cluster, path = pair.cluster, "/slow?seconds=5"
+    caller = await cluster.wallet()
+    api_id = await cluster.publish(pair.one, pair.provider, timeoutSeconds=1)
+    tx_hash = await cluster.send_tokens(caller, pair.provider.address, 5 * PRICE_UNITS)
     headers = plain(caller, tx_hash)
     for gateway in (pair.two, pair.two, pair.one):
-        assert (await street.call(gateway, api_id, "/echo/known", headers=headers)).status == 200
-    seen = street.provider.count("/slow")
-    lost = await street.call(pair.one, api_id, path, headers=headers)
-    again = await street.call(pair.two, api_id, path, headers=headers)
+        assert (await cluster.call(gateway, api_id, "/echo/known", headers=headers)).status == 200
+    seen = cluster.provider.count("/slow")
+    lost = await cluster.call(pair.one, api_id, path, headers=headers)
+    again = await cluster.call(pair.two, api_id, path, headers=headers)
     for reply in (lost, again):
         assert (reply.status, reply.code, reply.state) == (504, "upstream_timeout", "held"), reply.body
     assert again.json["callId"] == lost.json["callId"]
-    assert street.provider.count("/slow") == seen + 2
-    assert int((await street.payment(pair.one, caller, tx_hash))["credit"]) == PRICE_UNITS
+    assert cluster.provider.count("/slow") == seen + 2
+    assert int((await cluster.payment(pair.one, caller, tx_hash))["credit"]) == PRICE_UNITS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_what_one_asks_for_the_other_takes(pair: Pair, dialect: str) -> None:
-    street, path = pair.street, f"/echo/asked-there-{DIALECTS.index(dialect)}"
-    api_id = await street.publish(pair.one, pair.provider)
-    payer = HandPayer(street=street, gateway=pair.two, api_id=api_id, signer=await street.wallet())
-    asked = await street.call(pair.one, api_id, path)
+    cluster, path = pair.cluster, f"/echo/asked-there-{DIALECTS.index(dialect)}"
+    api_id = await cluster.publish(pair.one, pair.provider)
+    payer = AuthorizationPayer(
+        cluster=cluster, gateway=pair.two, api_id=api_id, signer=await cluster.wallet()
+    )
+    asked = await cluster.call(pair.one, api_id, path)
     header = payer.show(Quote.read(asked), dialect)
-    paid = await street.call(pair.two, api_id, path, headers=[header])
+    paid = await cluster.call(pair.two, api_id, path, headers=[header])
     assert (paid.status, paid.state) == (200, "charged")
-    again = await street.call(pair.one, api_id, path, headers=[header])
+    again = await cluster.call(pair.one, api_id, path, headers=[header])
     assert not again.asks_for_money
-    assert street.provider.count(path) == 1
+    assert cluster.provider.count(path) == 1
 
 
 async def test_who_signs_in_at_one_is_known_at_the_other(pair: Pair) -> None:
-    street, caller = pair.street, await pair.street.wallet()
+    cluster, caller = pair.cluster, await pair.cluster.wallet()
 
     async def ask(gateway: Any, method: str, path: str, **options: Any) -> Any:
-        return await street.send(gateway.base_url + API + path, method=method, **options)
+        return await cluster.send(gateway.base_url + API + path, method=method, **options)
 
-    wish = json.dumps({"address": str(caller.address), "chainId": street.driver.chain_id}).encode()
+    wish = json.dumps({"address": str(caller.address), "chainId": cluster.driver.chain_id}).encode()
     kind = ("Content-Type", "application/json")
     invited = await ask(pair.one, "POST", "/auth/nonce", headers=[kind], content=wish)
     message = invited.json["message"]
@@ -130,11 +135,11 @@ async def test_who_signs_in_at_one_is_known_at_the_other(pair: Pair) -> None:
 
 
 async def test_a_signed_request_counts_once_whichever_gateway_sees_it(pair: Pair) -> None:
-    street = pair.street
-    caller = await street.wallet()
-    headers = street.sign_control(pair.one, caller, "GET", "/history")
-    first = await street.send(pair.one.base_url + API + "/history", headers=headers)
-    second = await street.send(pair.two.base_url + API + "/history", headers=headers)
+    cluster = pair.cluster
+    caller = await cluster.wallet()
+    headers = cluster.sign_control(pair.one, caller, "GET", "/history")
+    first = await cluster.send(pair.one.base_url + API + "/history", headers=headers)
+    second = await cluster.send(pair.two.base_url + API + "/history", headers=headers)
     assert (first.status, second.status) == (200, 401)
 
 
@@ -142,15 +147,15 @@ async def test_a_signed_request_counts_once_whichever_gateway_sees_it(pair: Pair
 
 
 async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> None:
-    street = pair.street
-    api_id = await street.publish(pair.one, pair.provider)
+    cluster = pair.cluster
+    api_id = await cluster.publish(pair.one, pair.provider)
 
     async def ask() -> Any:
-        return await street.call(pair.two, api_id, "/echo/changed")
+        return await cluster.call(pair.two, api_id, "/echo/changed")
 
     async def edit(**fields: Any) -> None:
-        body = street.draft(**fields)
-        changed = await street.control(pair.one, pair.provider, "PUT", f"/apis/{api_id}", body)
+        body = cluster.draft(**fields)
+        changed = await cluster.control(pair.one, pair.provider, "PUT", f"/apis/{api_id}", body)
         assert changed.status == 200, changed.body
 
     async def hears(what: str, test: Any) -> None:
@@ -171,24 +176,24 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
     await hears("the pause", lambda: is_code("api_paused"))
     await edit(pricePerRequest="0.03")
     await hears("the resumption", lambda: asks_price("0.03"))
-    exit_code, _ = await street.operate_here(pair.one, "listing", "suspend", api_id)
+    exit_code, _ = await cluster.operate(pair.one, "listing", "suspend", api_id)
     assert exit_code == 0
     await hears("the suspension", lambda: is_code("api_paused", "suspended"))
-    exit_code, _ = await street.operate_here(pair.one, "listing", "restore", api_id)
+    exit_code, _ = await cluster.operate(pair.one, "listing", "restore", api_id)
     assert exit_code == 0
     await hears("the restoration", lambda: asks_price("0.03"))
-    assert (await street.control(pair.one, pair.provider, "DELETE", f"/apis/{api_id}")).status == 204
+    assert (await cluster.control(pair.one, pair.provider, "DELETE", f"/apis/{api_id}")).status == 204
     await hears("the end", lambda: is_code("api_retired"))
 
 
 async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
-    street = pair.street
-    caller = await street.wallet()
-    api_id = await street.publish(pair.one, pair.provider)
-    tx_hash = await street.send_tokens(caller, pair.provider.address, 5_000 * PRICE_UNITS)
+    cluster = pair.cluster
+    caller = await cluster.wallet()
+    api_id = await cluster.publish(pair.one, pair.provider)
+    tx_hash = await cluster.send_tokens(caller, pair.provider.address, 5_000 * PRICE_UNITS)
 
     async def is_code(gateway: Any, code: str | None) -> bool:
-        reply = await street.call(gateway, api_id, "/echo/blocked", headers=plain(caller, tx_hash))
+        reply = await cluster.call(gateway, api_id, "/echo/blocked", headers=plain(caller, tx_hash))
         return bool(reply.code == code)
 
     async def reaches_both(code: str | None) -> None:
@@ -197,9 +202,9 @@ async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
 
     await reaches_both(None)
     block = ("wallet", "block", str(caller.address), "--reason", "test")
-    assert (await street.operate_here(pair.one, *block))[0] == 0
+    assert (await cluster.operate(pair.one, *block))[0] == 0
     await reaches_both("wallet_blocked")
-    assert (await street.operate_here(pair.one, "wallet", "unblock", str(caller.address)))[0] == 0
+    assert (await cluster.operate(pair.one, "wallet", "unblock", str(caller.address)))[0] == 0
     await reaches_both(None)
 
 
@@ -235,14 +240,14 @@ async def succeeds(successor: Any, *, after: str) -> None:
 async def test_a_leader_is_succeeded_when_it_stalls_and_when_it_dies(pair: Pair) -> None:
     """Last in this file: it uses the pair up."""
     first, second = await find_leader(pair)
-    first.process.send_signal(signal.SIGSTOP)
+    first.pause()
     try:
         await succeeds(second, after="stalled")
     finally:
-        first.process.send_signal(signal.SIGCONT)
+        first.resume()
     await poll(
         lambda: not any(leads(first, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a step back"
     )
     assert "leadership_lost" in first.read_log()
-    second.process.kill()
+    second.kill()
     await succeeds(first, after="was killed")

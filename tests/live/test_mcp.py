@@ -25,7 +25,7 @@ from x402 import x402Client
 from x402.mcp import x402MCPClient
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 
-from tests.live.street import PRICE_UNITS
+from tests.kit.gateway_cluster import PRICE_UNITS
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
@@ -60,7 +60,7 @@ stock = _load_stock_clients()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    street: Any
+    cluster: Any
     gateway: Any
     provider: Any
     api_id: str
@@ -70,28 +70,28 @@ class Shop:
         return f"{self.gateway.base_url}/mcp"
 
     async def earned(self) -> int:
-        token = self.street.playground.token
-        return int(await self.street.driver.call(token, "balanceOf", str(self.provider.address)))
+        token = self.cluster.playground.token
+        return int(await self.cluster.driver.call(token, "balanceOf", str(self.provider.address)))
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.gateway)
+        report = await self.cluster.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(street: Any) -> AsyncIterator[Shop]:
-    gas = await street.wallet()
+async def shop(cluster: Any) -> AsyncIterator[Shop]:
+    gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
         settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        gateway = await stack.enter_async_context(street.gateway(settings=settings))
-        provider = await street.wallet()
-        api_id = await street.publish(
+        gateway = await stack.enter_async_context(cluster.gateway(settings=settings))
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(
             gateway,
             provider,
             name="Sample quotes",
-            openapiUrl=f"{street.provider.base_url}/openapi.json",
+            openapiUrl=f"{cluster.provider.base_url}/openapi.json",
         )
-        yield Shop(street=street, gateway=gateway, provider=provider, api_id=api_id)
+        yield Shop(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
 
 
 # ---------------------------------------------------------------------- find, pay, call
@@ -100,7 +100,7 @@ async def shop(street: Any) -> AsyncIterator[Shop]:
 @BOTH
 @RAILS
 async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: str, rail: str) -> None:
-    payer, before = await shop.street.wallet(), await shop.earned()
+    payer, before = await shop.cluster.wallet(), await shop.earned()
     told = await stock.run_script(
         "call_mcp.mjs",
         shop.url,
@@ -109,7 +109,7 @@ async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: 
         "quotes",
         "/quote/{symbol}",
         '{"symbol": "ETH"}',
-        env={"PAYER_KEY": payer.private_key, "RPC": shop.street.driver.rpc_url},
+        env={"PAYER_KEY": payer.private_key, "RPC": shop.cluster.driver.rpc_url},
     )
     keep_transcript(f"mcp-typescript-{revision}-{rail}", told)
     assert told["tools"] == TOOLS
@@ -134,7 +134,7 @@ def keep_transcript(name: str, told: Any) -> None:
 async def test_the_python_client_pays_by_x402_and_calls(shop: Shop, revision: Any) -> None:
     """The client of x402 for MCP does the paying; it reads results of an older SDK, so they are handed to it in that
     dress."""
-    payer, before = await shop.street.wallet(), await shop.earned()
+    payer, before = await shop.cluster.wallet(), await shop.earned()
     signer = x402Client()
     register_exact_evm_client(signer, Account.from_key(payer.key))
     async with Client(shop.url, mode=revision) as client:
@@ -151,7 +151,7 @@ async def test_the_python_client_pays_by_x402_and_calls(shop: Shop, revision: An
 
 @BOTH
 async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: Shop, revision: Any) -> None:
-    payer, before = await shop.street.wallet(), await shop.earned()
+    payer, before = await shop.cluster.wallet(), await shop.earned()
     async with Client(shop.url, mode=revision) as client:
         name = await find_tool(client)
         call = {"toolName": name, "arguments": {"symbol": "ETH"}}
@@ -159,7 +159,7 @@ async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: S
         (option,) = [
             one for one in terms["payment"]["options"] if one["rail"] == "tx" and one["symbol"] == "USDC"
         ]
-        paid = await shop.street.send_tokens(payer, shop.provider.address, 2 * int(option["amount"]))
+        paid = await shop.cluster.send_tokens(payer, shop.provider.address, 2 * int(option["amount"]))
         for _ in range(2):
             proof = sign_paid_call(payer, terms, str(paid), option["chainId"])
             result = await client.call_tool("proxy_tool_call", {**call, **proof})
@@ -174,7 +174,7 @@ async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: S
 
 @BOTH
 async def test_an_operation_of_one_api_is_a_tool_that_is_paid_for(shop: Shop, revision: Any) -> None:
-    payer = await shop.street.wallet()
+    payer = await shop.cluster.wallet()
     signer = x402Client()
     register_exact_evm_client(signer, Account.from_key(payer.key))
     async with Client(f"{shop.url}/{shop.api_id}", mode=revision) as client:
@@ -242,20 +242,20 @@ def check_answer(answer: Any, receipt: Any) -> None:
 # ---------------------------------------------------------------------- many gateways behind one balancer
 
 
-async def test_each_request_may_reach_another_gateway(street: Any) -> None:
+async def test_each_request_may_reach_another_gateway(cluster: Any) -> None:
     """Handshake, terms, payment and bill at gateways in turn, as a balancer that remembers nobody hands them out."""
-    database_url = await street.make_postgres()
+    database_url = await cluster.make_postgres()
     public_url = "http://gateways.example.com"
     async with (
-        street.gateway(database_url=database_url, public_url=public_url) as first,
-        street.gateway(database_url=database_url, public_url=public_url) as second,
+        cluster.gateway(database_url=database_url, public_url=public_url) as first,
+        cluster.gateway(database_url=database_url, public_url=public_url) as second,
     ):
-        provider, payer = await street.wallets(2)
-        document = f"{street.provider.base_url}/openapi.json"
-        api_id = await street.publish(first, provider, openapiUrl=document)
-        await street.control(second, provider, "GET", f"/apis/{api_id}")
+        provider, payer = await cluster.wallets(2)
+        document = f"{cluster.provider.base_url}/openapi.json"
+        api_id = await cluster.publish(first, provider, openapiUrl=document)
+        await cluster.control(second, provider, "GET", f"/apis/{api_id}")
         started = await post(
-            street,
+            cluster,
             first,
             "initialize",
             protocolVersion="2025-11-25",
@@ -263,21 +263,21 @@ async def test_each_request_may_reach_another_gateway(street: Any) -> None:
             clientInfo={"name": "x", "version": "1"},
         )
         assert started["protocolVersion"] == "2025-11-25"
-        shown = await call_tool(street, second, "get_api", apiId=api_id)
+        shown = await call_tool(cluster, second, "get_api", apiId=api_id)
         (name,) = [tool["toolName"] for tool in shown["tools"] if tool["path"] == "/quote/{symbol}"]
         call = {"toolName": name, "arguments": {"symbol": "ETH"}}
-        terms = await call_tool(street, first, "proxy_tool_call", **call)
-        paid = await street.send_tokens(payer, provider.address, 2 * PRICE_UNITS)
+        terms = await call_tool(cluster, first, "proxy_tool_call", **call)
+        paid = await cluster.send_tokens(payer, provider.address, 2 * PRICE_UNITS)
         for gateway in (second, first):
-            proof = sign_paid_call(payer, terms, str(paid), street.driver.chain_id)
-            answer = await call_tool(street, gateway, "proxy_tool_call", **call, **proof)
+            proof = sign_paid_call(payer, terms, str(paid), cluster.driver.chain_id)
+            answer = await call_tool(cluster, gateway, "proxy_tool_call", **call, **proof)
             assert answer["call"]["paymentState"] == "charged", answer
-        shop = Shop(street=street, gateway=second, provider=provider, api_id=api_id)
+        shop = Shop(cluster=cluster, gateway=second, provider=provider, api_id=api_id)
         assert len((await list_my_calls(shop, payer))["structuredContent"]["calls"]) == 2
         await shop.check_ledger()
 
 
-async def post(street: Any, gateway: Any, method: str, **params: Any) -> Any:
+async def post(cluster: Any, gateway: Any, method: str, **params: Any) -> Any:
     """One message of the older revision, with nothing that a handshake would have given."""
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = [
@@ -286,23 +286,23 @@ async def post(street: Any, gateway: Any, method: str, **params: Any) -> Any:
         ("MCP-Protocol-Version", "2025-11-25"),
     ]
     content = json.dumps(message).encode()
-    reply = await street.send(f"{gateway.base_url}/mcp", method="POST", headers=headers, content=content)
+    reply = await cluster.send(f"{gateway.base_url}/mcp", method="POST", headers=headers, content=content)
     assert reply.status == 200, reply.body
     return reply.json["result"]
 
 
-async def call_tool(street: Any, gateway: Any, name: str, **arguments: Any) -> Any:
-    return (await post(street, gateway, "tools/call", name=name, arguments=arguments))["structuredContent"]
+async def call_tool(cluster: Any, gateway: Any, name: str, **arguments: Any) -> Any:
+    return (await post(cluster, gateway, "tools/call", name=name, arguments=arguments))["structuredContent"]
 
 
 # ---------------------------------------------------------------------- list_my_calls
 
 
 async def test_a_wallet_that_signs_the_request_sees_its_calls(shop: Shop) -> None:
-    payer = await shop.street.wallet()
-    paid = await shop.street.send_tokens(payer, shop.provider.address, PRICE_UNITS)
+    payer = await shop.cluster.wallet()
+    paid = await shop.cluster.send_tokens(payer, shop.provider.address, PRICE_UNITS)
     headers = Wallet.from_key(payer.key).sign_call(
-        chain_id=shop.street.driver.chain_id,
+        chain_id=shop.cluster.driver.chain_id,
         tx_hash=paid,
         gateway=shop.gateway.public_url,
         api_id=shop.api_id,
@@ -313,7 +313,7 @@ async def test_a_wallet_that_signs_the_request_sees_its_calls(shop: Shop) -> Non
         nonce=secrets.token_bytes(32),
     )
     assert (
-        await shop.street.call(shop.gateway, shop.api_id, "/quote/ETH", headers=list(headers))
+        await shop.cluster.call(shop.gateway, shop.api_id, "/quote/ETH", headers=list(headers))
     ).status == 200
     told = await list_my_calls(shop, payer)
     (record,) = told["structuredContent"]["calls"]
@@ -324,7 +324,7 @@ async def test_a_wallet_that_signs_the_request_sees_its_calls(shop: Shop) -> Non
     )
     unsigned = await list_my_calls(shop, None)
     assert (unsigned["isError"], unsigned["structuredContent"]["code"]) == (True, "authentication_required")
-    stranger = await list_my_calls(shop, await shop.street.wallet())
+    stranger = await list_my_calls(shop, await shop.cluster.wallet())
     assert stranger["structuredContent"]["calls"] == []
 
 
@@ -357,12 +357,12 @@ async def list_my_calls(shop: Shop, wallet: Any) -> Any:
             Wallet.from_key(wallet.key).sign_request(
                 shown,
                 origin=parse_origin(shop.gateway.public_url),
-                chain_id=shop.street.driver.chain_id,
+                chain_id=shop.cluster.driver.chain_id,
                 now_s=int(time.time()),
                 nonce=secrets.token_hex(16),
             )
         )
-    reply = await shop.street.send(shop.url, method="POST", headers=[*headers, *signed], content=body)
+    reply = await shop.cluster.send(shop.url, method="POST", headers=[*headers, *signed], content=body)
     assert reply.status == 200, reply.body
     return reply.json["result"]
 

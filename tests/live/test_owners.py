@@ -14,9 +14,10 @@ import dns.rrset
 import pytest
 import pytest_asyncio
 
+from tests.kit.gateway_cluster import API, PRICE_UNITS, plain, sign_text
+from tests.kit.gateway_process import poll
 from tests.kit.upstream import Arrived, LoopbackUpstream, run_upstream
 from tests.kit.upstream import plain as answered
-from tests.live.street import API, PRICE_UNITS, plain, poll, sign_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,29 +53,29 @@ class Zone(asyncio.DatagramProtocol):
 class Square:
     """`one` and `two` are the same gateway on SQLite, and two gateways over one database on PostgreSQL."""
 
-    street: Any
+    cluster: Any
     one: Any
     two: Any
     zone: Zone
 
     async def create(self, provider: Any, endpoint: str, **fields: Any) -> Any:
-        return await self.street.control(
-            self.one, provider, "POST", "/apis", self.street.draft(endpoint=endpoint, **fields)
+        return await self.cluster.control(
+            self.one, provider, "POST", "/apis", self.cluster.draft(endpoint=endpoint, **fields)
         )
 
     async def read(self, path: str) -> Any:
-        reply = await self.street.send(self.two.base_url + API + path)
+        reply = await self.cluster.send(self.two.base_url + API + path)
         assert reply.status == 200, reply.body
         return reply.json
 
     async def check(self, provider: Any, api_id: str) -> Any:
-        reply = await self.street.control(self.one, provider, "POST", f"/apis/{api_id}/ownership")
+        reply = await self.cluster.control(self.one, provider, "POST", f"/apis/{api_id}/ownership")
         assert reply.status == 200, reply.body
         return reply.json
 
     async def wait_answered(self, api_id: str, status: int) -> None:
         async def is_so() -> bool:
-            answers = [await self.street.call(gateway, api_id) for gateway in (self.one, self.two)]
+            answers = [await self.cluster.call(gateway, api_id) for gateway in (self.one, self.two)]
             return all(answer.status == status for answer in answers)
 
         await poll(is_so, deadline_s=DEADLINE_S, what=f"calls of {api_id} answered {status} everywhere")
@@ -85,22 +86,22 @@ class Square:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def square(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[Square]:
+async def square(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Square]:
     loop = asyncio.get_running_loop()
     transport, zone = await loop.create_datagram_endpoint(Zone, ("127.0.0.1", 0))
     port = transport.get_extra_info("sockname")[1]
     settings = {**SETTINGS, "TOLLWAY_NAME_SERVERS": f"127.0.0.1:{port}"}
     try:
         if request.param == "sqlite":
-            async with street.gateway(settings=settings) as one:
-                yield Square(street=street, one=one, two=one, zone=zone)
+            async with cluster.gateway(settings=settings) as one:
+                yield Square(cluster=cluster, one=one, two=one, zone=zone)
             return
-        url = await street.make_postgres()
+        url = await cluster.make_postgres()
         async with (
-            street.gateway(database_url=url, settings=settings) as one,
-            street.gateway(database_url=url, settings=settings, public_url=one.public_url) as two,
+            cluster.gateway(database_url=url, settings=settings) as one,
+            cluster.gateway(database_url=url, settings=settings, public_url=one.public_url) as two,
         ):
-            yield Square(street=street, one=one, two=two, zone=zone)
+            yield Square(cluster=cluster, one=one, two=two, zone=zone)
     finally:
         transport.close()
 
@@ -124,7 +125,7 @@ async def run_origin(pages: dict[str, str]) -> AsyncIterator[LoopbackUpstream]:
 async def test_nothing_is_shown_or_sold_before_its_origin_is_proved_nor_after_the_proof_is_gone(
     square: Square,
 ) -> None:
-    alice, bob, caller = await square.street.wallets(3)
+    alice, bob, caller = await square.cluster.wallets(3)
     pages: dict[str, str] = {}
     async with run_origin(pages) as origin:
         endpoint = origin.url + "/v1"
@@ -134,9 +135,9 @@ async def test_nothing_is_shown_or_sold_before_its_origin_is_proved_nor_after_th
         assert "ownership_unverified" in [one["code"] for one in created.json["warnings"]]
         api_id = created.json["id"]
 
-        tx_hash = await square.street.send_tokens(caller, alice.address, 2 * PRICE_UNITS)
+        tx_hash = await square.cluster.send_tokens(caller, alice.address, 2 * PRICE_UNITS)
         for headers in ((), plain(caller, tx_hash)):
-            refused = await square.street.call(square.two, api_id, headers=headers)
+            refused = await square.cluster.call(square.two, api_id, headers=headers)
             assert (refused.status, refused.code, refused.state) == (403, "ownership_unverified", "none")
             assert not refused.asks_for_money
         assert api_id not in [one["id"] for one in (await square.read("/apis?limit=100"))["apis"]]
@@ -146,7 +147,7 @@ async def test_nothing_is_shown_or_sold_before_its_origin_is_proved_nor_after_th
         assert (await square.check(bob, rival.json["id"]))["checks"]["wellKnown"] == "not_found"
         assert (await square.check(alice, api_id))["state"] == "verified"
         await square.wait_answered(api_id, 402)
-        assert (await square.street.call(square.two, api_id, headers=plain(caller, tx_hash))).status == 200
+        assert (await square.cluster.call(square.two, api_id, headers=plain(caller, tx_hash))).status == 200
         assert (await square.read(f"/apis/{api_id}"))["verified"] is True
         shown = [one["id"] for one in (await square.read("/apis?limit=100"))["apis"]]
         assert (api_id in shown, rival.json["id"] in shown) == (True, False)
@@ -161,7 +162,7 @@ async def test_nothing_is_shown_or_sold_before_its_origin_is_proved_nor_after_th
 
 
 async def test_a_name_and_a_signature_of_the_payee_prove_it_too(square: Square) -> None:
-    alice, payee = await square.street.wallets(2)
+    alice, payee = await square.cluster.wallets(2)
     pages: dict[str, str] = {}
     async with run_origin(pages) as origin:
         endpoint = origin.url.replace("127.0.0.1", "localhost") + "/v1"
@@ -178,39 +179,39 @@ async def test_a_name_and_a_signature_of_the_payee_prove_it_too(square: Square) 
             str(payee.address),
         )
         await square.wait_answered(api_id, 402)
-        draft = square.street.draft(endpoint=endpoint, payTo=str(alice.address))
-        edited = await square.street.control(square.one, alice, "PUT", f"/apis/{api_id}", draft)
+        draft = square.cluster.draft(endpoint=endpoint, payTo=str(alice.address))
+        edited = await square.cluster.control(square.one, alice, "PUT", f"/apis/{api_id}", draft)
         assert (edited.status, edited.json["verified"]) == (200, False)
         await square.wait_answered(api_id, 403)
 
 
-async def test_an_upstream_that_falls_sells_nothing_until_it_is_back(street: Any) -> None:
+async def test_an_upstream_that_falls_sells_nothing_until_it_is_back(cluster: Any) -> None:
     """And nobody pays for finding out."""
     settings = {"TOLLWAY_LIMIT_DIAL_PAUSE_S": "0.3"}
-    provider, caller = await street.wallets(2)
+    provider, caller = await cluster.wallets(2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    async with street.gateway(settings=settings) as gateway:
-        api_id = await street.publish(gateway, provider, endpoint=f"http://127.0.0.1:{port}/v1")
-        tx_hash = await street.send_tokens(caller, provider.address, PRICE_UNITS)
+    async with cluster.gateway(settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, provider, endpoint=f"http://127.0.0.1:{port}/v1")
+        tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
         codes = []
         while "upstream_unavailable" not in codes:
-            reply = await street.call(gateway, api_id, headers=plain(caller, tx_hash))
+            reply = await cluster.call(gateway, api_id, headers=plain(caller, tx_hash))
             codes.append(reply.code)
         assert codes == ["upstream_unreachable"] * 5 + ["upstream_unavailable"]
-        refused = await street.call(gateway, api_id)
+        refused = await cluster.call(gateway, api_id)
         assert (refused.status, refused.code) == (503, "upstream_unavailable")
         assert not refused.asks_for_money
         async with run_origin({}) as origin:
             server = await asyncio.start_server(origin.serve, "127.0.0.1", port)
 
             async def is_back() -> bool:
-                return (await street.call(gateway, api_id)).status == 402
+                return (await cluster.call(gateway, api_id)).status == 402
 
             await poll(is_back, deadline_s=DEADLINE_S, what="the upstream")
             assert origin.arrived == []
-            paid = await street.call(gateway, api_id, headers=plain(caller, tx_hash))
+            paid = await cluster.call(gateway, api_id, headers=plain(caller, tx_hash))
             assert (paid.status, paid.body) == (200, b"ok")
             server.close()
         assert "upstream_back" in gateway.read_log()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.street import API, PRICE_UNITS, plain, poll
+from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -21,31 +22,31 @@ NOTHING = {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": Non
 class Market:
     """`one` and `two` are the same gateway on SQLite, and two gateways over one database on PostgreSQL."""
 
-    street: Any
+    cluster: Any
     one: Any
     two: Any
     provider: Any
 
     async def publish(self, name: str, **fields: Any) -> str:
-        listing_id: str = await self.street.publish(self.one, self.provider, name=name, **fields)
+        listing_id: str = await self.cluster.publish(self.one, self.provider, name=name, **fields)
         return listing_id
 
     async def call(self, gateway: Any, api_id: str, payer: Any, tx_hash: Any, *, good: int, bad: int) -> None:
         headers = plain(payer, tx_hash)
         for number in range(good + bad):
             status = 200 if number < good else 503
-            reply = await self.street.call(gateway, api_id, f"/status/{status}", headers=headers)
+            reply = await self.cluster.call(gateway, api_id, f"/status/{status}", headers=headers)
             assert reply.status == status, reply.body
 
     async def pay_and_call(self, api_id: str, payer: Any, *, good: int, bad: int, payee: Any = None) -> None:
         """Half of it at either gateway. `payee`: the provider, unless told."""
         payee = payee or self.provider
-        tx_hash = await self.street.send_tokens(payer, payee.address, (good + 1) * PRICE_UNITS)
+        tx_hash = await self.cluster.send_tokens(payer, payee.address, (good + 1) * PRICE_UNITS)
         await self.call(self.one, api_id, payer, tx_hash, good=good - good // 2, bad=bad - bad // 2)
         await self.call(self.two, api_id, payer, tx_hash, good=good // 2, bad=bad // 2)
 
     async def read(self, path: str) -> Any:
-        reply = await self.street.send(self.two.base_url + API + path)
+        reply = await self.cluster.send(self.two.base_url + API + path)
         assert reply.status == 200, reply.body
         return reply.json
 
@@ -67,22 +68,22 @@ class Market:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def market(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[Market]:
-    provider = await street.wallet()
+async def market(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Market]:
+    provider = await cluster.wallet()
     if request.param == "sqlite":
-        async with street.gateway(settings=OFTEN) as one:
-            yield Market(street=street, one=one, two=one, provider=provider)
+        async with cluster.gateway(settings=OFTEN) as one:
+            yield Market(cluster=cluster, one=one, two=one, provider=provider)
         return
-    url = await street.make_postgres()
+    url = await cluster.make_postgres()
     async with (
-        street.gateway(database_url=url, settings=OFTEN) as one,
-        street.gateway(database_url=url, settings=OFTEN, public_url=one.public_url) as two,
+        cluster.gateway(database_url=url, settings=OFTEN) as one,
+        cluster.gateway(database_url=url, settings=OFTEN, public_url=one.public_url) as two,
     ):
-        yield Market(street=street, one=one, two=two, provider=provider)
+        yield Market(cluster=cluster, one=one, two=two, provider=provider)
 
 
 async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_search(market: Market) -> None:
-    caller, transaction_verifier = await market.street.wallets(2)
+    caller, transaction_verifier = await market.cluster.wallets(2)
     measured = await market.publish("Zeppelin quotes")
     poor = await market.publish("Zeppelin quotes")
     own = await market.publish("Zeppelin quotes", payTo=str(transaction_verifier.address))
@@ -90,7 +91,7 @@ async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_searc
 
     await market.pay_and_call(own, market.provider, good=GOOD + 6, bad=0, payee=transaction_verifier)
     for _ in range(25):
-        assert (await market.street.call(market.one, free, "/status/200")).status == 200
+        assert (await market.cluster.call(market.one, free, "/status/200")).status == 200
     await market.pay_and_call(poor, caller, good=2, bad=18)
     await market.pay_and_call(measured, caller, good=GOOD, bad=BAD)
 
@@ -110,16 +111,16 @@ async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_searc
     assert await market.find("q=zeppelin&sort=relevance") == [measured, free, own, poor]
 
 
-async def test_a_stop_loses_nothing_that_was_counted(street: Any) -> None:
-    provider, caller = await street.wallets(2)
-    url = f"sqlite:///{street.folder}/stopped.sqlite3"
+async def test_a_stop_loses_nothing_that_was_counted(cluster: Any) -> None:
+    provider, caller = await cluster.wallets(2)
+    url = f"sqlite:///{cluster.folder}/stopped.sqlite3"
     seldom = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "3600"}
-    async with street.gateway(database_url=url, settings=seldom) as first:
-        market = Market(street=street, one=first, two=first, provider=provider)
+    async with cluster.gateway(database_url=url, settings=seldom) as first:
+        market = Market(cluster=cluster, one=first, two=first, provider=provider)
         api_id = await market.publish("Quotes")
         await market.pay_and_call(api_id, caller, good=20, bad=0)
         assert (await market.read(f"/apis/{api_id}"))["quality"] == NOTHING
         assert await first.stop() == 0
-    async with street.gateway(database_url=url, settings=seldom) as second:
-        market = Market(street=street, one=second, two=second, provider=provider)
+    async with cluster.gateway(database_url=url, settings=seldom) as second:
+        market = Market(cluster=cluster, one=second, two=second, provider=provider)
         assert (await market.read(f"/apis/{api_id}"))["quality"]["calls30d"] == 20

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.street import PRICE_UNITS, bound, plain
+from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,7 +25,7 @@ _PATHS = (f"/echo/race-{number}" for number in itertools.count(1))
 class Market:
     """One listing, as one or more gateways on one database sell it."""
 
-    street: Any
+    cluster: Any
     gateways: list[Any]
     provider: Any
     api_id: str
@@ -35,18 +35,18 @@ class Market:
         gateways = itertools.cycle(self.gateways)
         return await asyncio.gather(
             *(
-                self.street.call(next(gateways), self.api_id, path, method=method, headers=make_headers())
+                self.cluster.call(next(gateways), self.api_id, path, method=method, headers=make_headers())
                 for _ in range(CALLERS)
             )
         )
 
     async def check_ledger(self, payer: Any, tx_hash: Any, *, served: int) -> None:
         """The audit balances and the history names exactly the calls that were served."""
-        report = await self.street.audit(self.gateways[0])
+        report = await self.cluster.audit(self.gateways[0])
         assert (report.wrong, report.held_calls) == ((), ())
-        calls = await self.street.history(self.gateways[-1], payer)
+        calls = await self.cluster.history(self.gateways[-1], payer)
         assert Counter(call["payment"]["state"] for call in calls) == {"charged": served}
-        shown = await self.street.payment(self.gateways[-1], payer, tx_hash)
+        shown = await self.cluster.payment(self.gateways[-1], payer, tx_hash)
         assert int(shown["credit"]) == int(shown["amount"]) - served * PRICE_UNITS
 
 
@@ -59,17 +59,17 @@ class Market:
         pytest.param("two on postgresql", marks=pytest.mark.postgres),
     ],
 )
-async def market(request: pytest.FixtureRequest, street: Any) -> Any:
-    url = None if request.param == "sqlite" else await street.make_postgres()
+async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
+    url = None if request.param == "sqlite" else await cluster.make_postgres()
     async with contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(street.gateway(database_url=url))
+        first = await stack.enter_async_context(cluster.gateway(database_url=url))
         gateways = [first]
         if request.param.startswith("two"):
-            second = street.gateway(database_url=url, public_url=first.public_url)
+            second = cluster.gateway(database_url=url, public_url=first.public_url)
             gateways.append(await stack.enter_async_context(second))
-        provider = await street.wallet()
-        api_id = await street.publish(first, provider)
-        yield Market(street=street, gateways=gateways, provider=provider, api_id=api_id)
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(first, provider)
+        yield Market(cluster=cluster, gateways=gateways, provider=provider, api_id=api_id)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["unseen", "known"])
@@ -77,19 +77,19 @@ async def market(request: pytest.FixtureRequest, street: Any) -> Any:
 async def test_fifty_callers_get_what_was_paid_for_and_no_more(
     market: Market, worth: int, known: bool
 ) -> None:
-    street, path = market.street, next(_PATHS)
-    caller = await street.wallet()
-    tx_hash = await street.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    cluster, path = market.cluster, next(_PATHS)
+    caller = await cluster.wallet()
+    tx_hash = await cluster.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
     headers = plain(caller, tx_hash)
     if known:
-        refused = await street.call(
+        refused = await cluster.call(
             market.gateways[0], market.api_id, path, headers=[*headers, ("Tollway-Max-Price", "0.001")]
         )
         assert refused.code == "price_above_max"  # looked up and recorded, nothing spent
 
     replies = await market.race(lambda: headers, path)
 
-    assert street.provider.count(path) == worth
+    assert cluster.provider.count(path) == worth
     winners = [reply for reply in replies if reply.status == 200]
     losers = [reply for reply in replies if reply.status != 200]
     assert len(winners) == worth
@@ -103,14 +103,16 @@ async def test_fifty_callers_get_what_was_paid_for_and_no_more(
 async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
     market: Market, worth: int
 ) -> None:
-    street, path = market.street, next(_PATHS)
-    caller = await street.wallet()
-    tx_hash = await street.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
-    headers = bound(caller, tx_hash, market.gateways[0], market.api_id, path, chain_id=street.driver.chain_id)
+    cluster, path = market.cluster, next(_PATHS)
+    caller = await cluster.wallet()
+    tx_hash = await cluster.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    headers = bound(
+        caller, tx_hash, market.gateways[0], market.api_id, path, chain_id=cluster.driver.chain_id
+    )
 
     replies = await market.race(lambda: headers, path)
 
-    assert street.provider.count(path) == 1
+    assert cluster.provider.count(path) == 1
     assert [reply.status for reply in replies].count(200) == 1
     losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
     assert losers <= {
@@ -123,17 +125,17 @@ async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
 
 
 async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Market) -> None:
-    street, path = market.street, next(_PATHS)
-    caller = await street.wallet()
-    tx_hash = await street.send_tokens(caller, market.provider.address, 10 * PRICE_UNITS)
+    cluster, path = market.cluster, next(_PATHS)
+    caller = await cluster.wallet()
+    tx_hash = await cluster.send_tokens(caller, market.provider.address, 10 * PRICE_UNITS)
 
     def sign() -> Any:
-        first, chain_id = market.gateways[0], street.driver.chain_id
+        first, chain_id = market.gateways[0], cluster.driver.chain_id
         return bound(caller, tx_hash, first, market.api_id, path, chain_id=chain_id, method="POST")
 
     replies = await market.race(sign, path, method="POST")
 
-    assert street.provider.count(path) == 10
+    assert cluster.provider.count(path) == 10
     assert [reply.status for reply in replies].count(200) == 10
     losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
     assert losers == {(409, "payment_already_used")}
@@ -141,15 +143,15 @@ async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Mar
 
 
 async def test_two_payers_in_one_race_never_pay_for_each_other(market: Market) -> None:
-    street, path = market.street, next(_PATHS)
-    one, other = await street.wallets(2)
-    tx_one = await street.send_tokens(one, market.provider.address, 3 * PRICE_UNITS)
-    tx_other = await street.send_tokens(other, market.provider.address, 4 * PRICE_UNITS)
+    cluster, path = market.cluster, next(_PATHS)
+    one, other = await cluster.wallets(2)
+    tx_one = await cluster.send_tokens(one, market.provider.address, 3 * PRICE_UNITS)
+    tx_other = await cluster.send_tokens(other, market.provider.address, 4 * PRICE_UNITS)
     proofs = itertools.cycle([plain(one, tx_one), plain(other, tx_other)])
 
     replies = await market.race(lambda: next(proofs), path)
 
-    assert street.provider.count(path) == 7
+    assert cluster.provider.count(path) == 7
     assert {reply.code for reply in replies if reply.status != 200} == {"payment_already_used"}
     await market.check_ledger(one, tx_one, served=3)
     await market.check_ledger(other, tx_other, served=4)

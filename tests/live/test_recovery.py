@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.street import PRICE_UNITS, plain, poll
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -18,32 +19,32 @@ YOUNG_S = 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def people(street: Any) -> list[Any]:
-    return await street.wallets(2)
+async def people(cluster: Any) -> list[Any]:
+    return await cluster.wallets(2)
 
 
 async def test_looking_into_the_books_of_a_serving_gateway_leaves_them_whole(
-    street: Any, people: list[Any]
+    cluster: Any, people: list[Any]
 ) -> None:
     provider, caller = people
-    async with street.gateway() as gateway:
-        api_id = await street.publish(gateway, provider)
-        tx_hash = await street.send_tokens(caller, provider.address, 3 * PRICE_UNITS)
-        first = await street.call(gateway, api_id, "/quote/ETH", headers=plain(caller, tx_hash))
+    async with cluster.gateway() as gateway:
+        api_id = await cluster.publish(gateway, provider)
+        tx_hash = await cluster.send_tokens(caller, provider.address, 3 * PRICE_UNITS)
+        first = await cluster.call(gateway, api_id, "/quote/ETH", headers=plain(caller, tx_hash))
         assert first.status == 200
         url = gateway.env["TOLLWAY_DATABASE_URL"]
         log = f"{url.removeprefix('sqlite:///')}-wal"
         inode = file_number(log)
 
-        assert (await street.operate(gateway, "audit"))[1]["calls"] == 1
+        assert (await cluster.operate(gateway, "audit"))[1]["calls"] == 1
 
         assert file_number(log) == inode  # the reader did not take itself for the last one
-        second = await street.call(gateway, api_id, "/quote/ETH", headers=plain(caller, tx_hash))
+        second = await cluster.call(gateway, api_id, "/quote/ETH", headers=plain(caller, tx_hash))
         assert second.status == 200
-        gateway.process.send_signal(signal.SIGKILL)
+        gateway.kill()
         assert await gateway.wait_ended() == -signal.SIGKILL
 
-    exit_code, report = await street.operate_here(gateway, "audit")  # stopped: the file alone
+    exit_code, report = await cluster.operate(gateway, "audit")  # stopped: the file alone
     assert (exit_code, report["balanced"], report["payments"], report["calls"]) == (0, True, 1, 2)
 
 
@@ -51,68 +52,68 @@ def file_number(path: str) -> int:
     return os.stat(path).st_ino
 
 
-async def test_the_operator_admits_blocks_suspends_and_restores(street: Any, people: list[Any]) -> None:
+async def test_the_operator_admits_blocks_suspends_and_restores(cluster: Any, people: list[Any]) -> None:
     provider, caller = people
-    old_tx = await street.send_tokens(caller, provider.address, 5_000 * PRICE_UNITS)
+    old_tx = await cluster.send_tokens(caller, provider.address, 5_000 * PRICE_UNITS)
     mined_s = int(time.time())
     settings = {"TOLLWAY_LIMIT_PAYMENT_AGE_S": str(YOUNG_S)}
-    async with street.gateway(settings=settings) as gateway:
-        api_id = await street.publish(gateway, provider)
+    async with cluster.gateway(settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, provider)
         headers = plain(caller, old_tx)
 
         async def call() -> Any:
-            return await street.call(gateway, api_id, "/quote/BTC", headers=headers)
+            return await cluster.call(gateway, api_id, "/quote/BTC", headers=headers)
 
         await poll(lambda: time.time() > mined_s + YOUNG_S + 1, deadline_s=10, what="an old payment")
         refused = await call()
         assert (refused.status, refused.code) == (409, "payment_too_old")
         assert not refused.asks_for_money
 
-        assert await change(street, gateway, "admit", str(old_tx)) == {
+        assert await change(cluster, gateway, "admit", str(old_tx)) == {
             "transaction": str(old_tx),
             "admitted": True,
         }
         assert (await call()).status == 200
 
-        told = await change(street, gateway, "wallet", "block", str(caller.address))
+        told = await change(cluster, gateway, "wallet", "block", str(caller.address))
         assert (told["blocked"], told["changed"]) == (True, True)
         blocked = await poll_code(call, "wallet_blocked")
         assert blocked.status == 403
-        await change(street, gateway, "wallet", "unblock", str(caller.address))
+        await change(cluster, gateway, "wallet", "unblock", str(caller.address))
         assert (await poll_code(call, None)).status == 200
 
-        await change(street, gateway, "listing", "suspend", api_id)
+        await change(cluster, gateway, "listing", "suspend", api_id)
         paused = await poll_code(call, "api_paused")
         assert paused.status == 503
         assert not paused.asks_for_money
-        await change(street, gateway, "listing", "restore", api_id)
+        await change(cluster, gateway, "listing", "restore", api_id)
         assert (await poll_code(call, None)).status == 200
 
-        assert (await street.audit(gateway)).wrong == ()
+        assert (await cluster.audit(gateway)).wrong == ()
 
 
 async def test_a_payment_admitted_while_the_gateway_was_stopped_counts_after_it(
-    street: Any, people: list[Any]
+    cluster: Any, people: list[Any]
 ) -> None:
     provider, caller = people
-    old_tx = await street.send_tokens(caller, provider.address, PRICE_UNITS)
+    old_tx = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
     mined_s = int(time.time())
     settings = {"TOLLWAY_LIMIT_PAYMENT_AGE_S": str(YOUNG_S)}
-    async with street.gateway(settings=settings) as gateway:
-        api_id = await street.publish(gateway, provider)
+    async with cluster.gateway(settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, provider)
         await poll(lambda: time.time() > mined_s + YOUNG_S + 1, deadline_s=10, what="an old payment")
-        refused = await street.call(gateway, api_id, "/quote/BTC", headers=plain(caller, old_tx))
+        refused = await cluster.call(gateway, api_id, "/quote/BTC", headers=plain(caller, old_tx))
         assert refused.code == "payment_too_old"
         assert await gateway.stop() == 0
-    assert (await street.operate(gateway, "admit", str(old_tx)))[0] == 0
+    assert (await cluster.operate(gateway, "admit", str(old_tx)))[0] == 0
     url = gateway.env["TOLLWAY_DATABASE_URL"]
-    async with street.gateway(database_url=url, settings=settings) as after:
-        served = await street.call(after, api_id, "/quote/BTC", headers=plain(caller, old_tx))
+    async with cluster.gateway(database_url=url, settings=settings) as after:
+        served = await cluster.call(after, api_id, "/quote/BTC", headers=plain(caller, old_tx))
         assert served.status == 200
 
 
-async def change(street: Any, gateway: Any, *arguments: str) -> Any:
-    exit_code, told = await street.operate_here(gateway, *arguments)
+async def change(cluster: Any, gateway: Any, *arguments: str) -> Any:
+    exit_code, told = await cluster.operate(gateway, *arguments)
     assert exit_code == 0, told
     return told
 

@@ -1,13 +1,14 @@
 """Two releases at one database: new code on the tables of the release before, old code on those of the release after,
 both at once while the tables change under them; and the tables from which this code must not serve.
 
-The release after this one is this code with a migration more (`newer_gateway.py`). How the code of the release before
+The release after this one is this code with a migration more (`fault_injection.use_migrations`). How the code of the release before
 this one fares on today's tables was tried by hand when they came: its gateways go on, and new ones of it do not start.
 """
 
 import asyncio
 import contextlib
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,60 +16,74 @@ from typing import Any
 import pytest
 
 from tests.kit.databases import create_database, write_newer_migrations
-from tests.live.street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
+from tests.kit.fault_injection import MIGRATIONS
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import READY_DEADLINE_S, TOLLWAY, poll
+from tests.kit.ports import find_low_port
 from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import list_revisions, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEWER_GATEWAY = str(Path(__file__).parent / "newer_gateway.py")
+ROOT = Path(__file__).parents[2]
+NEWER_TOLLWAY = "import os; from tests.kit.fault_injection import install; install(os.environ); from tollway.cli import main; main()"
 _WORDS = (f"/echo/rolling/{number}" for number in itertools.count(1))
 
 
 class Trade:
     """A listing and a caller with credit for some calls."""
 
-    def __init__(self, street: Any, api_id: str, payer: Any, tx_hash: Any) -> None:
-        self.street, self.api_id, self.payer, self.tx_hash = street, api_id, payer, tx_hash
+    def __init__(self, cluster: Any, api_id: str, payer: Any, tx_hash: Any) -> None:
+        self.cluster, self.api_id, self.payer, self.tx_hash = cluster, api_id, payer, tx_hash
         self.served = 0
 
     @classmethod
-    async def open(cls, street: Any, gateway: Any, *, calls: int) -> "Trade":
-        provider, payer = await street.wallets(2)
-        api_id = await street.publish(gateway, provider)
-        tx_hash = await street.send_tokens(payer, provider.address, calls * PRICE_UNITS)
-        return cls(street, api_id, payer, tx_hash)
+    async def open(cls, cluster: Any, gateway: Any, *, calls: int) -> "Trade":
+        provider, payer = await cluster.wallets(2)
+        api_id = await cluster.publish(gateway, provider)
+        tx_hash = await cluster.send_tokens(payer, provider.address, calls * PRICE_UNITS)
+        return cls(cluster, api_id, payer, tx_hash)
 
     async def call(self, gateway: Any) -> None:
         """One paid call: the provider sees it once."""
         path = next(_WORDS)
         headers = plain(self.payer, self.tx_hash)
-        reply = await self.street.call(gateway, self.api_id, path, headers=headers, method="POST")
+        reply = await self.cluster.call(gateway, self.api_id, path, headers=headers, method="POST")
         assert reply.status == 200, reply.body
-        assert sum(seen.path == path for seen in self.street.provider.seen) == 1
+        assert sum(seen.path == path for seen in self.cluster.provider.seen) == 1
         self.served += 1
 
     async def check(self, gateway: Any) -> None:
         """Each call is in the books, charged once."""
-        shown = await self.street.payment(gateway, self.payer, self.tx_hash)
+        shown = await self.cluster.payment(gateway, self.payer, self.tx_hash)
         assert int(shown["amount"]) - int(shown["credit"]) == self.served * PRICE_UNITS
-        records = await self.street.history(gateway, self.payer)
+        records = await self.cluster.history(gateway, self.payer)
         assert [call["payment"]["state"] for call in records] == ["charged"] * self.served
-        assert (await self.street.audit(gateway)).is_balanced
+        assert (await self.cluster.audit(gateway)).is_balanced
 
 
-async def create(street: Any, gateway: Any, provider: Any, key: str) -> Any:
+async def create(cluster: Any, gateway: Any, provider: Any, key: str) -> Any:
     more = [("Idempotency-Key", key)]
-    return await street.control(gateway, provider, "POST", "/apis", street.draft(), more=more)
+    return await cluster.control(gateway, provider, "POST", "/apis", cluster.draft(), more=more)
 
 
-def newer_command(migrations: Path) -> tuple[str, ...]:
-    return (sys.executable, NEWER_GATEWAY, str(migrations))
-
-
-def newer_serve(migrations: Path) -> tuple[str, ...]:
-    return (*newer_command(migrations), "serve")
+async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
+    """An operator's command of the release of that gateway: exit code, and what it printed as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        NEWER_TOLLWAY,
+        *arguments,
+        "--json",
+        env={**gateway.env, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(READY_DEADLINE_S):
+        told, complaint = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, json.loads(told or complaint)
 
 
 ADDS_KEYS = """
@@ -112,31 +127,30 @@ async def prepare(url: str, **options: Any) -> None:
 
 @pytest.mark.postgres
 async def test_new_code_serves_from_the_tables_of_the_release_before(
-    street: Any, postgres_server: str, newer: Path
+    cluster: Any, postgres_server: str, newer: Path
 ) -> None:
     """All but what those tables cannot hold: that fails closed, and works as soon as they have been migrated."""
     url = await create_database(postgres_server, "rolling", template=None)
     await take_keys_out(url, newer)
-    command = newer_command(newer)
-    async with street.gateway(database_url=url, command=newer_serve(newer)) as gateway:
+    async with cluster.gateway(database_url=url, settings={MIGRATIONS: str(newer)}) as gateway:
         assert "schema_serviceable" in gateway.read_log()
-        trade = await Trade.open(street, gateway, calls=4)
-        provider = await street.wallet()
+        trade = await Trade.open(cluster, gateway, calls=4)
+        provider = await cluster.wallet()
         await trade.call(gateway)
-        refused = await create(street, gateway, provider, "k")
+        refused = await create(cluster, gateway, provider, "k")
         assert (refused.status, refused.code) == (503, "storage_unavailable")
         await trade.call(gateway)
-        code, told = await street.operate(gateway, "doctor", command=command)
+        code, told = await operate_newer(gateway, "doctor")
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")
         assert "run tollway migrate" in found["detail"]
-        assert await street.operate(gateway, "migrate", command=command) == (
+        assert await operate_newer(gateway, "migrate") == (
             0,
             {"before": "serviceable", "now": "current"},
         )
         await trade.call(gateway)
-        created = await create(street, gateway, provider, "k")
-        again = await create(street, gateway, provider, "k")
+        created = await create(cluster, gateway, provider, "k")
+        again = await create(cluster, gateway, provider, "k")
         assert (created.status, again.status) == (201, 201)
         assert again.body == created.body
         assert again.headers["Idempotency-Replayed"] == "true"
@@ -144,17 +158,17 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
 
 
 @pytest.mark.postgres
-async def test_old_and_new_code_serve_while_the_tables_change_under_them(street: Any, newer: Path) -> None:
-    url = await street.make_postgres()
+async def test_old_and_new_code_serve_while_the_tables_change_under_them(cluster: Any, newer: Path) -> None:
+    url = await cluster.make_postgres()
     public_url = "http://127.0.0.1:1"
-    async with street.gateway(database_url=url, public_url=public_url) as old:
-        trade = await Trade.open(street, old, calls=900)
+    async with cluster.gateway(database_url=url, public_url=public_url) as old:
+        trade = await Trade.open(cluster, old, calls=900)
         is_done = asyncio.Event()
 
         async def call_on(gateway: Any) -> None:
             while not is_done.is_set():
                 await trade.call(gateway)
-                await street.send(f"{street.provider.base_url}/slow?seconds=0.1")  # the pace of the crowd
+                await cluster.send(f"{cluster.provider.base_url}/slow?seconds=0.1")  # the pace of the crowd
 
         async with contextlib.AsyncExitStack() as gateways:
             async with asyncio.TaskGroup() as group:
@@ -163,9 +177,9 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(street:
                 before = trade.served
                 await poll(lambda: trade.served > before + 3, deadline_s=20, what="service on newer tables")
                 shared = {"database_url": url, "public_url": public_url}
-                beside = street.gateway(command=newer_serve(newer), **shared)
+                beside = cluster.gateway(settings={MIGRATIONS: str(newer)}, **shared)
                 new = await gateways.enter_async_context(beside)
-                late = await gateways.enter_async_context(street.gateway(**shared))
+                late = await gateways.enter_async_context(cluster.gateway(**shared))
                 assert "schema_ahead" in late.read_log()
                 for gateway in (new, late):
                     await trade.call(gateway)
@@ -174,21 +188,21 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(street:
                 await trade.check(gateway)
 
 
-async def test_old_code_serves_from_newer_tables_in_a_file(street: Any, newer: Path, tmp_path: Path) -> None:
+async def test_old_code_serves_from_newer_tables_in_a_file(cluster: Any, newer: Path, tmp_path: Path) -> None:
     """A release that is taken back: the file was migrated by the newer one."""
     url = f"sqlite:///{tmp_path}/books.sqlite3"
-    async with street.gateway(database_url=url) as gateway:
-        trade = await Trade.open(street, gateway, calls=4)
+    async with cluster.gateway(database_url=url) as gateway:
+        trade = await Trade.open(cluster, gateway, calls=4)
         await trade.call(gateway)
         await gateway.stop()
-    async with street.gateway(database_url=url, command=newer_serve(newer)) as gateway:
+    async with cluster.gateway(database_url=url, settings={MIGRATIONS: str(newer)}) as gateway:
         await trade.call(gateway)
         await gateway.stop()
-    async with street.gateway(database_url=url) as gateway:
+    async with cluster.gateway(database_url=url) as gateway:
         assert "schema_ahead" in gateway.read_log()
         await trade.call(gateway)
         await trade.check(gateway)
-        code, told = await street.operate_here(gateway, "doctor")
+        code, told = await cluster.operate(gateway, "doctor")
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")
         await gateway.stop()
@@ -196,13 +210,18 @@ async def test_old_code_serves_from_newer_tables_in_a_file(street: Any, newer: P
 
 @pytest.mark.parametrize("make", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 async def test_tables_whose_floor_is_above_this_code_stop_its_start(
-    street: Any, tmp_path: Path, make: str
+    cluster: Any, tmp_path: Path, make: str
 ) -> None:
-    url = await street.make_postgres() if make == "postgres" else f"sqlite:///{tmp_path}/books.sqlite3"
+    url = await cluster.make_postgres() if make == "postgres" else f"sqlite:///{tmp_path}/books.sqlite3"
     await prepare(url, migrations=write_newer_migrations(tmp_path, floor="9001_newer"))
-    env = street.environment(database_url=url, public_url="http://127.0.0.1:1", port=find_free_port())
+    env = cluster.environment(database_url=url, public_url="http://127.0.0.1:1", port=find_low_port())
     process = await asyncio.create_subprocess_exec(
-        *SERVE, env=env, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *TOLLWAY,
+        "serve",
+        env=env,
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(READY_DEADLINE_S):
         _, complaint = await process.communicate()

@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
+from tests.kit.node_proxy import SEND
+from tests.live.proxied_listing import ProxiedListing, assert_undecided, open_proxied_listing
 from tollway.sandbox.chain import START_ETH_WEI
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trouble(street: Any) -> AsyncIterator[Trouble]:
-    async with open_trouble(street, TOLLWAY_LIMIT_FEE_BUMP_AFTER_S="0.5") as trouble:
+async def trouble(cluster: Any) -> AsyncIterator[ProxiedListing]:
+    async with open_proxied_listing(cluster, TOLLWAY_LIMIT_FEE_BUMP_AFTER_S="0.5") as trouble:
         yield trouble
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
-async def mended(trouble: Trouble) -> AsyncIterator[None]:
+async def mended(trouble: ProxiedListing) -> AsyncIterator[None]:
     await trouble.wait_offered()
     yield
     trouble.line.mend()
@@ -31,8 +32,8 @@ async def mended(trouble: Trouble) -> AsyncIterator[None]:
 # ---- Gas.
 
 
-async def test_a_gas_key_that_runs_dry_settles_once_it_is_filled(trouble: Trouble) -> None:
-    driver, gas = trouble.street.driver, trouble.gas
+async def test_a_gas_key_that_runs_dry_settles_once_it_is_filled(trouble: ProxiedListing) -> None:
+    driver, gas = trouble.cluster.driver, trouble.gas
     calls = [await trouble.sign("/echo/dry-", method=method) for method in ("GET", "POST", "GET")]
     await driver.set_native_balance(gas.address, 1)
 
@@ -47,8 +48,8 @@ async def test_a_gas_key_that_runs_dry_settles_once_it_is_filled(trouble: Troubl
         await trouble.check_settled(call)
 
 
-async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(trouble: Trouble) -> None:
-    driver, gas = trouble.street.driver, trouble.gas
+async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(trouble: ProxiedListing) -> None:
+    driver, gas = trouble.cluster.driver, trouble.gas
     for _ in range(3):
         await driver.wait_receipt(await driver.send_native(key=gas.key, to=gas.address, value=1))
     call = await trouble.sign("/echo/foreign-")
@@ -62,9 +63,11 @@ async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(tro
     await trouble.check_settled(call)
 
 
-async def test_a_transaction_that_is_too_cheap_for_every_node_is_offered_more(trouble: Trouble) -> None:
+async def test_a_transaction_that_is_too_cheap_for_every_node_is_offered_more(
+    trouble: ProxiedListing,
+) -> None:
     """No pool holds it, so none says that it waits."""
-    driver = trouble.street.driver
+    driver = trouble.cluster.driver
     call = await trouble.sign("/echo/cheap-")
     trouble.line.cut_at(SEND, is_heard=False)
     assert_undecided(await call.send())

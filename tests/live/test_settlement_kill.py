@@ -6,28 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import signal
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.live.signed_calls import (
-    QUICK,
-    SOON_DEAD,
-    SignedCall,
-    Stall,
-    count_sent,
-)
-from tests.live.street import PRICE_UNITS, poll
+from tests.kit.fault_injection import POINTS, RECOVERY_HALTS, find_mark
+from tests.kit.gateway_cluster import PRICE_UNITS
+from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import QUICK, SOON_DEAD, PaidListing, SignedCall, count_sent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HALTING = (sys.executable, str(Path(__file__).parent / "halting_gateway.py"))
-SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
 DEADLINE_S = 60.0
 _RUNS = itertools.count(1)
 
@@ -78,8 +70,8 @@ UNDECIDED = (*IN_THE_POOL, "stored")
 class Scene:
     """A gateway that is to die, a gas key, and one call for each fate."""
 
-    street: Any
-    stall: Stall
+    cluster: Any
+    stall: PaidListing
     gas: Any
     settings: dict[str, str]
     url: str
@@ -93,23 +85,23 @@ class Scene:
 
     def restart(self, **settings: str) -> Any:
         """A gateway on the same books; with `settings` one that halts as well."""
-        return self.street.gateway(
+        return self.cluster.gateway(
             database_url=self.url,
             public_url=self.doomed.public_url,
-            settings={**self.settings, **settings},
-            **({"command": HALTING} if settings else {}),
+            settings={**self.settings, **settings, **(POINTS if settings else {})},
         )
 
     async def wait_halted(self, path: str) -> None:
-        mark = self.street.folder / ("halted" + path.replace("/", "-"))
-        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"a halt at {path}")
+        await poll(
+            find_mark(self.cluster.folder, path).exists, deadline_s=DEADLINE_S, what=f"a halt at {path}"
+        )
 
     def at(self, *steps: str) -> dict[tuple[str, str], SignedCall]:
         return {key: call for key, call in self.calls.items() if key[1] in steps}
 
     async def run_to_the_halt(self) -> None:
         """Every call comes to its step, and the gateway dies there. Nothing is mined any more from some point on."""
-        driver = self.street.driver
+        driver = self.cluster.driver
         async with asyncio.TaskGroup() as group:
             for steps in (WHILE_MINED, IN_THE_POOL, ("stored",)):
                 if steps is IN_THE_POOL:
@@ -118,7 +110,7 @@ class Scene:
                     group.create_task(_lose(call))
                 for call in self.at(*steps).values():
                     await self.wait_halted(call.path)
-            self.doomed.process.kill()
+            self.doomed.kill()
             assert await self.doomed.wait_ended() == -signal.SIGKILL
 
     async def wait_finished(self, gateway: Any) -> None:
@@ -126,7 +118,7 @@ class Scene:
         for call in self.calls.values():
 
             async def is_finished(call: SignedCall = call) -> bool:
-                return not await self.street.history(gateway, call.wallet, "&status=pending")
+                return not await self.cluster.history(gateway, call.wallet, "&status=pending")
 
             await poll(is_finished, deadline_s=DEADLINE_S, what=f"the end of {call.path}")
 
@@ -138,14 +130,14 @@ async def _lose(call: SignedCall) -> None:
 
 
 @contextlib.asynccontextmanager
-async def set_scene(street: Any, url: str) -> AsyncIterator[Scene]:
-    gas, behind, after, *wallets = await street.wallets(3 + len(FATES))
+async def set_scene(cluster: Any, url: str) -> AsyncIterator[Scene]:
+    gas, behind, after, *wallets = await cluster.wallets(3 + len(FATES))
     settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-    doomed = street.gateway(
-        database_url=url, command=HALTING, settings={**settings, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
+    doomed = cluster.gateway(
+        database_url=url, settings={**settings, **POINTS, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
     )
-    async with doomed as gateway, mined_at_the_end(street.driver):
-        stall, run = await Stall.open(street, [gateway]), f"run{next(_RUNS)}"
+    async with doomed as gateway, mined_at_the_end(cluster.driver):
+        stall, run = await PaidListing.open(cluster, [gateway]), f"run{next(_RUNS)}"
         calls = {
             (method, step): stall.sign(
                 wallet,
@@ -156,7 +148,7 @@ async def set_scene(street: Any, url: str) -> AsyncIterator[Scene]:
             for (method, step), wallet in zip(FATES, wallets, strict=True)
         }
         yield Scene(
-            street=street,
+            cluster=cluster,
             stall=stall,
             gas=gas,
             settings=settings,
@@ -176,9 +168,9 @@ async def mined_at_the_end(driver: Any) -> AsyncIterator[None]:
         await driver.rpc("evm_setAutomine", True)
 
 
-async def resume_mining(street: Any) -> None:
-    await street.driver.rpc("evm_setAutomine", True)
-    await street.driver.mine(1)
+async def resume_mining(cluster: Any) -> None:
+    await cluster.driver.rpc("evm_setAutomine", True)
+    await cluster.driver.mine(1)
 
 
 async def check_undecided(scene: Scene, gateway: Any) -> None:
@@ -223,23 +215,23 @@ async def check_all(scene: Scene, gateway: Any, *, others: int = 0) -> None:
 
     moved = sum(fate.moved for fate in FATES.values()) + others
     assert await scene.stall.earned() == moved * PRICE_UNITS
-    assert await count_sent(scene.street, scene.gas) == moved, "no nonce is missing, and none was wasted"
+    assert await count_sent(scene.cluster, scene.gas) == moved, "no nonce is missing, and none was wasted"
     held = [await call.record(gateway) for key, call in scene.calls.items() if FATES[key].moved == 0]
-    report = await scene.street.audit(gateway)
+    report = await scene.cluster.audit(gateway)
     assert (report.wrong, set(report.held_calls)) == ((), {one["id"] for one in held})
     assert {one["payment"]["state"] for one in held} == {"held"}
 
     assert (await scene.after.send(gateway)).status == 200, "the gas key's lane goes on"
-    assert await count_sent(scene.street, scene.gas) == moved + 1
+    assert await count_sent(scene.cluster, scene.gas) == moved + 1
 
 
-async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(street: Any) -> None:
+async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(cluster: Any) -> None:
     """Restarted after the first death, the sweeper's gateway dies too, about to write down what moved."""
-    async with set_scene(street, f"sqlite:///{street.folder}/settling.sqlite3") as scene:
+    async with set_scene(cluster, f"sqlite:///{cluster.folder}/settling.sqlite3") as scene:
         await scene.run_to_the_halt()
-        async with scene.restart(**{SWEEPER_HALTS: "swept"}) as second:
+        async with scene.restart(**{RECOVERY_HALTS: "swept"}) as second:
             await check_undecided(scene, second)
-            await resume_mining(street)
+            await resume_mining(cluster)
             await scene.wait_halted("/swept")
         async with scene.restart() as third:
             await scene.wait_finished(third)
@@ -247,15 +239,15 @@ async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answ
 
 
 @pytest.mark.postgres
-async def test_a_living_gateway_finishes_the_settlements_of_a_dead_one(street: Any) -> None:
+async def test_a_living_gateway_finishes_the_settlements_of_a_dead_one(cluster: Any) -> None:
     """Both settle with one gas key, so the living one cannot even go on before it has filled what the dead one left."""
-    async with set_scene(street, await street.make_postgres()) as scene, scene.restart() as living:
+    async with set_scene(cluster, await cluster.make_postgres()) as scene, scene.restart() as living:
         await scene.run_to_the_halt()
         await check_undecided(scene, living)
         async with asyncio.TaskGroup() as group:
             behind = group.create_task(scene.behind.send(living))
             await poll(lambda: scene.behind.seen, deadline_s=DEADLINE_S, what="a call behind the others")
-            await resume_mining(street)
+            await resume_mining(cluster)
         assert behind.result().status == 200
         await scene.wait_finished(living)
         await check_all(scene, living, others=1)

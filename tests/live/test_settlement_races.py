@@ -15,19 +15,20 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.live.hand_payer import V2, HandPayer, Quote, undress
-from tests.live.signed_calls import (
+from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote, undress
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import (
     NO_TERMS,
     QUICK,
+    PaidListing,
     SignedCall,
-    Stall,
     balance_of,
     count_sent,
     find_pending,
     send_dearly,
     unmined,
 )
-from tests.live.street import PRICE_UNITS, plain, poll
 from tollway.ids import TxHash
 from tollway.sandbox.chain import START_USDC_UNITS
 
@@ -44,12 +45,12 @@ _NUMBERS = itertools.count(1)
 class Market:
     """A stall, and the gas keys that its gateways share."""
 
-    stall: Stall
+    stall: PaidListing
     gas: list[Any]
 
     @property
-    def street(self) -> Any:
-        return self.stall.street
+    def cluster(self) -> Any:
+        return self.stall.cluster
 
     async def race(self, calls: list[SignedCall]) -> list[Any]:
         """All at once, spread over the gateways."""
@@ -57,7 +58,7 @@ class Market:
         return await asyncio.gather(*(call.send(next(gateways)) for call in calls))
 
     async def count_sent(self) -> list[int]:
-        return [await count_sent(self.street, key) for key in self.gas]
+        return [await count_sent(self.cluster, key) for key in self.gas]
 
 
 @pytest_asyncio.fixture(
@@ -69,10 +70,10 @@ class Market:
         pytest.param("two on postgresql", marks=pytest.mark.postgres),
     ],
 )
-async def market(request: pytest.FixtureRequest, street: Any) -> Any:
+async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
     kind = request.param
-    gas = await street.wallets(2 if kind.endswith("two keys") else 1)
-    url = None if kind.startswith("sqlite") else await street.make_postgres()
+    gas = await cluster.wallets(2 if kind.endswith("two keys") else 1)
+    url = None if kind.startswith("sqlite") else await cluster.make_postgres()
     options = {
         "database_url": url,
         "settings": {
@@ -82,21 +83,21 @@ async def market(request: pytest.FixtureRequest, street: Any) -> Any:
         },
     }
     async with contextlib.AsyncExitStack() as stack:
-        gateways = [await stack.enter_async_context(street.gateway(**options))]
+        gateways = [await stack.enter_async_context(cluster.gateway(**options))]
         if kind.startswith("two on"):
-            second = street.gateway(**options, public_url=gateways[0].public_url)
+            second = cluster.gateway(**options, public_url=gateways[0].public_url)
             gateways.append(await stack.enter_async_context(second))
-        yield Market(stall=await Stall.open(street, gateways), gas=gas)
+        yield Market(stall=await PaidListing.open(cluster, gateways), gas=gas)
 
 
 def fresh(name: str) -> str:
     return f"/echo/{name}-{next(_NUMBERS)}"
 
 
-async def leave_with(street: Any, wallet: Any, worth: int) -> None:
+async def leave_with(cluster: Any, wallet: Any, worth: int) -> None:
     """The wallet gives away all but the price of so many calls."""
-    stranger = street.playground.account("stranger")
-    await street.send_tokens(wallet, stranger.address, START_USDC_UNITS - worth * PRICE_UNITS)
+    stranger = cluster.playground.account("stranger")
+    await cluster.send_tokens(wallet, stranger.address, START_USDC_UNITS - worth * PRICE_UNITS)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -104,7 +105,7 @@ async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_t
     market: Market, method: str
 ) -> None:
     body = b"{}" if method == "POST" else None
-    call = market.stall.sign(await market.street.wallet(), fresh("same"), method=method, body=body)
+    call = market.stall.sign(await market.cluster.wallet(), fresh("same"), method=method, body=body)
     before = sum(await market.count_sent())
 
     replies = await market.race([call] * CALLERS)
@@ -122,8 +123,8 @@ async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_t
 
 
 async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(market: Market) -> None:
-    wallet, path = await market.street.wallet(), fresh("seven")
-    await leave_with(market.street, wallet, WORTH)
+    wallet, path = await market.cluster.wallet(), fresh("seven")
+    await leave_with(market.cluster, wallet, WORTH)
     calls = [market.stall.sign(wallet, path) for _ in range(CALLERS)]
     before = sum(await market.count_sent())
 
@@ -137,13 +138,13 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(marke
     assert calls[0].seen == WORTH, "no upstream works for what is not covered"
     assert len(await calls[0].transfers()) == WORTH
     assert sum(await market.count_sent()) == before + WORTH, "no settlement fails for want of balance"
-    assert await balance_of(market.street, wallet.address) == 0
+    assert await balance_of(market.cluster, wallet.address) == 0
     await market.stall.check_ledger()
 
 
 async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) -> None:
     """Whichever gateway signs them, and with whichever key."""
-    wallets = await market.street.wallets(3)
+    wallets = await market.cluster.wallets(3)
     path = fresh("lane")
     calls = [market.stall.sign(wallets[number % 3], path) for number in range(SETTLEMENTS)]
     before = await market.count_sent()
@@ -170,20 +171,20 @@ async def transfers(market: Market, wallet: Any) -> list[TxHash]:
 
 
 async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(market: Market) -> None:
-    street, stranger = market.street, market.street.playground.account("stranger")
-    call = market.stall.sign(await street.wallet(), fresh("front-run"))
-    token = street.playground.token.address
-    async with unmined(street.driver), asyncio.TaskGroup() as group:
+    cluster, stranger = market.cluster, market.cluster.playground.account("stranger")
+    call = market.stall.sign(await cluster.wallet(), fresh("front-run"))
+    token = cluster.playground.token.address
+    async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send())
         ours = await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
-        theirs = await send_dearly(street, stranger, token, call.calldata)
-        await street.driver.mine(1)
+        theirs = await send_dearly(cluster, stranger, token, call.calldata)
+        await cluster.driver.mine(1)
     reply = task.result()
 
     assert (reply.status, reply.state) == (200, "charged"), reply.body
     assert await call.transfers() == [theirs]
     assert undress(("", reply.headers["PAYMENT-RESPONSE"]))["transaction"] == str(theirs)
-    assert not (await street.driver.wait_receipt(ours)).succeeded
+    assert not (await cluster.driver.wait_receipt(ours)).succeeded
     assert (await call.record())["payment"]["transaction"] == str(theirs)
     for tx_hash, code in ((ours, "payment_verification_failed"), (theirs, "payment_already_used")):
         assert (await call.spend(tx_hash)).code == code
@@ -192,19 +193,19 @@ async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(mar
 
 
 async def find_waiting(market: Market) -> TxHash | None:
-    waiting = [await find_pending(market.street, key.address) for key in market.gas]
+    waiting = [await find_pending(market.cluster, key.address) for key in market.gas]
     return next(iter(itertools.chain(*waiting)), None)
 
 
 async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(market: Market) -> None:
     """Neither the gateway's own, nor one that the gateway has never heard of."""
-    street, stranger = market.street, market.street.playground.account("stranger")
-    settled = market.stall.sign(await street.wallet(), fresh("shown"))
+    cluster, stranger = market.cluster, market.cluster.playground.account("stranger")
+    settled = market.stall.sign(await cluster.wallet(), fresh("shown"))
     assert (await settled.send()).status == 200
     (ours,) = await settled.transfers()
-    unknown = market.stall.sign(await street.wallet(), fresh("unknown"))
-    theirs = await send_dearly(street, stranger, street.playground.token.address, unknown.calldata)
-    await street.driver.wait_receipt(theirs)
+    unknown = market.stall.sign(await cluster.wallet(), fresh("unknown"))
+    theirs = await send_dearly(cluster, stranger, cluster.playground.token.address, unknown.calldata)
+    await cluster.driver.wait_receipt(theirs)
 
     shown, refused = await settled.spend(ours), await unknown.spend(theirs)
 
@@ -219,29 +220,29 @@ async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(market: 
 
 
 async def test_whoever_was_quoted_pays_that_price_to_that_wallet(market: Market) -> None:
-    street, gateways = market.street, market.stall.gateways
-    stall = await Stall.open(street, gateways)
-    call = stall.sign(await street.wallet(), fresh("quoted"))
-    other = await street.wallet()
-    edited = await street.control(
+    cluster, gateways = market.cluster, market.stall.gateways
+    stall = await PaidListing.open(cluster, gateways)
+    call = stall.sign(await cluster.wallet(), fresh("quoted"))
+    other = await cluster.wallet()
+    edited = await cluster.control(
         gateways[0],
         stall.provider,
         "PUT",
         f"/apis/{stall.api_id}",
-        street.draft(pricePerRequest="0.02", payTo=str(other.address)),
+        cluster.draft(pricePerRequest="0.02", payTo=str(other.address)),
     )
     assert edited.status == 200, edited.body
-    quote = Quote.read(await street.call(gateways[-1], stall.api_id, call.path))
+    quote = Quote.read(await cluster.call(gateways[-1], stall.api_id, call.path))
     assert (quote.accepted["amount"], quote.accepted["payTo"]) == (str(2 * PRICE_UNITS), str(other.address))
 
     reply = await call.send(gateways[-1])
 
     assert (reply.status, reply.headers["Tollway-Price"]) == (200, "0.01 USDC"), reply.body
     assert await stall.earned() == PRICE_UNITS
-    mixed = HandPayer(street=street, gateway=gateways[-1], api_id=stall.api_id, signer=call.wallet)
+    mixed = AuthorizationPayer(cluster=cluster, gateway=gateways[-1], api_id=stall.api_id, signer=call.wallet)
     shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price to the new wallet was never offered
     assert (await call.send(headers=[shown])).status == 402
-    assert (await balance_of(street, other.address), call.seen) == (START_USDC_UNITS, 1)
+    assert (await balance_of(cluster, other.address), call.seen) == (START_USDC_UNITS, 1)
     await market.stall.check_ledger()
 
 
@@ -255,7 +256,7 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
     """The record of a call once it is finished."""
 
     async def find() -> Any:
-        records = await call.payer.street.history(gateway, call.wallet)
+        records = await call.payer.cluster.history(gateway, call.wallet)
         return records and records[0]["status"] not in ("pending",) and records[0]
 
     return await poll(find, deadline_s=DEADLINE_S, what="the call's end")
@@ -263,7 +264,7 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
 
 async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None:
     gateway = market.stall.gateways[-1]
-    call = market.stall.sign(await market.street.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
+    call = market.stall.sign(await market.cluster.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
     before = call.seen
     async with asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
@@ -280,10 +281,10 @@ async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market: Market, method: str) -> None:
-    street, gateway = market.street, market.stall.gateways[-1]
+    cluster, gateway = market.cluster, market.stall.gateways[-1]
     body = b"{}" if method == "POST" else None
-    call = market.stall.sign(await street.wallet(), fresh("left"), method=method, body=body)
-    async with unmined(street.driver), asyncio.TaskGroup() as group:
+    call = market.stall.sign(await cluster.wallet(), fresh("left"), method=method, body=body)
+    async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
         await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
         await leave(task)
@@ -303,12 +304,12 @@ async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market:
 
 
 async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> None:
-    street, gateway = market.street, market.stall.gateways[-1]
+    cluster, gateway = market.cluster, market.stall.gateways[-1]
     path = f"/stream?count=1000&interval=0.05&n={next(_NUMBERS)}"
-    call = market.stall.sign(await street.wallet(), path)
+    call = market.stall.sign(await cluster.wallet(), path)
     url = f"{gateway.base_url}/api/v2/gateway/{market.stall.api_id}{path}"
     timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-    async with street.session.get(url, headers=[call.header], timeout=timeout) as response:
+    async with cluster.session.get(url, headers=[call.header], timeout=timeout) as response:
         assert response.status == 200
         assert await response.content.readany()
         response.close()
@@ -320,8 +321,8 @@ async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> No
 
 
 async def test_plain_headers_beside_a_signed_payment_are_two_rails(market: Market) -> None:
-    call = market.stall.sign(await market.street.wallet(), fresh("two-rails"))
-    tx_hash = await market.street.send_tokens(call.wallet, market.stall.provider.address, PRICE_UNITS)
+    call = market.stall.sign(await market.cluster.wallet(), fresh("two-rails"))
+    tx_hash = await market.cluster.send_tokens(call.wallet, market.stall.provider.address, PRICE_UNITS)
     both = await call.send(headers=[call.header, *plain(call.wallet, tx_hash)])
     assert (both.status, both.code, call.seen) == (400, "invalid_request", 0)
     assert await call.transfers() == []

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
-from tests.live.signed_calls import SignedCall, find_pending
-from tests.live.street import PRICE_UNITS, plain, poll
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import SEND
+from tests.kit.signed_calls import SignedCall, find_pending
+from tests.live.proxied_listing import ProxiedListing, assert_undecided, open_proxied_listing
 from tollway.ids import TxHash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,13 +22,13 @@ DEADLINE_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trouble(street: Any) -> AsyncIterator[Trouble]:
-    async with open_trouble(street) as trouble:
+async def trouble(cluster: Any) -> AsyncIterator[ProxiedListing]:
+    async with open_proxied_listing(cluster) as trouble:
         yield trouble
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
-async def mended(trouble: Trouble) -> AsyncIterator[None]:
+async def mended(trouble: ProxiedListing) -> AsyncIterator[None]:
     await trouble.wait_offered()
     yield
     trouble.line.mend()
@@ -35,7 +37,7 @@ async def mended(trouble: Trouble) -> AsyncIterator[None]:
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("is_heard", [True, False], ids=["heard", "unheard"])
 async def test_a_node_that_dies_with_the_transaction_leaves_an_answer_to_be_fetched(
-    trouble: Trouble, method: str, is_heard: bool
+    trouble: ProxiedListing, method: str, is_heard: bool
 ) -> None:
     call = await trouble.sign("/echo/dies-", method=method)
     trouble.line.cut_at(SEND, is_heard=is_heard)
@@ -54,7 +56,7 @@ async def test_a_node_that_dies_with_the_transaction_leaves_an_answer_to_be_fetc
     await trouble.check_settled(call)
 
 
-async def test_a_node_that_is_gone_at_the_head_is_no_reason_to_ask_again(trouble: Trouble) -> None:
+async def test_a_node_that_is_gone_at_the_head_is_no_reason_to_ask_again(trouble: ProxiedListing) -> None:
     call = await trouble.sign("/slow?seconds=0.5&n=")
     before = call.seen
     async with asyncio.TaskGroup() as group:
@@ -71,7 +73,9 @@ async def test_a_node_that_is_gone_at_the_head_is_no_reason_to_ask_again(trouble
     await trouble.check_settled(call)
 
 
-async def test_an_answer_too_large_to_keep_is_fetched_anew_under_the_same_claim(trouble: Trouble) -> None:
+async def test_an_answer_too_large_to_keep_is_fetched_anew_under_the_same_claim(
+    trouble: ProxiedListing,
+) -> None:
     size = 300_000
     call = await trouble.sign(f"/bytes/{size}?n=")
     before = call.seen
@@ -86,10 +90,10 @@ async def test_an_answer_too_large_to_keep_is_fetched_anew_under_the_same_claim(
     await trouble.check_settled(call)
 
 
-async def test_without_a_node_nothing_new_is_sold_and_credit_still_buys(trouble: Trouble) -> None:
-    street, stall = trouble.street, trouble.stall
+async def test_without_a_node_nothing_new_is_sold_and_credit_still_buys(trouble: ProxiedListing) -> None:
+    cluster, stall = trouble.cluster, trouble.stall
     fresh, credit = await trouble.sign("/echo/no-node-"), await trouble.sign("/echo/credit-")
-    tx_hash = await street.send_tokens(credit.wallet, stall.provider.address, 2 * PRICE_UNITS)
+    tx_hash = await cluster.send_tokens(credit.wallet, stall.provider.address, 2 * PRICE_UNITS)
     assert (await credit.spend(tx_hash)).status == 200
     trouble.line.is_cut = True
 
@@ -116,9 +120,9 @@ async def wait_state(call: SignedCall, state: str) -> Any:
 
 
 async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is_mined_again(
-    trouble: Trouble,
+    trouble: ProxiedListing,
 ) -> None:
-    street, driver = trouble.street, trouble.street.driver
+    cluster, driver = trouble.cluster, trouble.cluster.driver
     call = await trouble.sign("/echo/reorg-")
     assert (await call.send()).status == 200
     (moved,) = await call.transfers()
@@ -141,15 +145,15 @@ async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is
     assert (await next_one.send()).status == 200
     assert call.seen == next_one.seen == 1
     await trouble.stall.check_ledger()
-    assert len(await street.history(trouble.stall.gateways[0], call.wallet)) == 2
+    assert len(await cluster.history(trouble.stall.gateways[0], call.wallet)) == 2
 
 
-async def is_waiting(trouble: Trouble, tx_hash: TxHash) -> bool:
-    return tx_hash in await find_pending(trouble.street, trouble.gas.address)
+async def is_waiting(trouble: ProxiedListing, tx_hash: TxHash) -> bool:
+    return tx_hash in await find_pending(trouble.cluster, trouble.gas.address)
 
 
-async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Trouble) -> None:
-    driver = trouble.street.driver
+async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: ProxiedListing) -> None:
+    driver = trouble.cluster.driver
     call = await trouble.sign("/echo/moved-")
     assert (await call.send()).status == 200
     (moved,) = await call.transfers()

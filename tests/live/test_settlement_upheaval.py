@@ -5,7 +5,6 @@ call is settled once or not at all, and nobody who may have paid is asked to pay
 import asyncio
 import contextlib
 import itertools
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.live.rpc_line import DEADLINE_S, SEND, SETTINGS, run_rpc_line
-from tests.live.signed_calls import SOON_DEAD, SignedCall, Stall, count_sent, find_pending, unmined
-from tests.live.street import poll
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import SEND, run_node_proxy
+from tests.kit.signed_calls import SOON_DEAD, PaidListing, SignedCall, count_sent, find_pending, unmined
+from tests.live.proxied_listing import DEADLINE_S, SETTINGS
 from tollway.storage.database import connect_database
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
@@ -29,13 +29,13 @@ _NUMBERS = itertools.count(1)
 class Pair:
     """Two gateways on one PostgreSQL, with one gas key between them."""
 
-    stall: Stall
+    stall: PaidListing
     gas: Any
     url: str
 
     @property
-    def street(self) -> Any:
-        return self.stall.street
+    def cluster(self) -> Any:
+        return self.stall.cluster
 
     def sign(self, wallet: Any, path: str, **options: Any) -> SignedCall:
         return self.stall.sign(wallet, f"{path}{next(_NUMBERS)}", **options)
@@ -58,20 +58,20 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def open_pair(street: Any, **settings: str) -> AsyncIterator[Pair]:
-    gas, url = await street.wallet(), await street.make_postgres()
+async def open_pair(cluster: Any, **settings: str) -> AsyncIterator[Pair]:
+    gas, url = await cluster.wallet(), await cluster.make_postgres()
     env = {**SETTINGS, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **settings}
     async with (
-        street.gateway(database_url=url, settings=env) as one,
-        street.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
+        cluster.gateway(database_url=url, settings=env) as one,
+        cluster.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
     ):
-        yield Pair(stall=await Stall.open(street, [one, two]), gas=gas, url=url)
+        yield Pair(stall=await PaidListing.open(cluster, [one, two]), gas=gas, url=url)
 
 
-async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(street: Any) -> None:
-    async with open_pair(street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20") as pair:
+async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(cluster: Any) -> None:
+    async with open_pair(cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20") as pair:
         gateways = itertools.cycle(pair.stall.gateways)
-        calls = [pair.sign(wallet, "/echo/broken-") for wallet in await street.wallets(CALLS)]
+        calls = [pair.sign(wallet, "/echo/broken-") for wallet in await cluster.wallets(CALLS)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call.send(next(gateways))) for call in calls]
             for number in range(1, BREAKS + 1):
@@ -93,7 +93,7 @@ async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(
         assert {(reply.status, reply.code) for reply in last} <= {(200, None), (409, "payment_already_used")}
         assert all(call.seen <= 2 for call in calls)
         await pair.check_settled(calls)
-        assert await count_sent(street, pair.gas) == CALLS
+        assert await count_sent(cluster, pair.gas) == CALLS
 
 
 async def insist(call: SignedCall, gateway: Any) -> Any:
@@ -109,12 +109,12 @@ async def insist(call: SignedCall, gateway: Any) -> Any:
     return replies[-1]
 
 
-async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(street: Any) -> None:
+async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(cluster: Any) -> None:
     """It is paused at two points: while its transaction waits, and while its upstream thinks. Its lease runs out, and it
     wakes while the other gateway's run of the second call is at the upstream."""
-    async with open_pair(street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", **SOON_DEAD) as pair:
+    async with open_pair(cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", **SOON_DEAD) as pair:
         one, two = pair.stall.gateways
-        waiter, thinker = await street.wallets(2)
+        waiter, thinker = await cluster.wallets(2)
         waiting = pair.sign(waiter, "/echo/waits-")
         thinking = pair.sign(thinker, "/slow?seconds=1&n=")
         before = thinking.seen
@@ -123,19 +123,21 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(stre
             return bool((await thinking.record(two))["status"] == "unknown")
 
         async with asyncio.TaskGroup() as group:
-            async with unmined(street.driver):
+            async with unmined(cluster.driver):
                 asleep = [group.create_task(waiting.send(one, deadline_s=DEADLINE_S))]
-                await poll(lambda: find_pending(street, pair.gas.address), deadline_s=DEADLINE_S, what="ours")
+                await poll(
+                    lambda: find_pending(cluster, pair.gas.address), deadline_s=DEADLINE_S, what="ours"
+                )
                 asleep.append(group.create_task(thinking.send(one, deadline_s=DEADLINE_S)))
                 await poll(lambda: thinking.seen > before, deadline_s=DEADLINE_S, what="a call under way")
-                one.process.send_signal(signal.SIGSTOP)
+                one.pause()
             try:
                 assert (await insist(waiting, two)).status == 200
                 await poll(is_unknown, deadline_s=DEADLINE_S, what="recovery")
                 again = group.create_task(thinking.send(two))
                 await poll(lambda: thinking.seen > before + 1, deadline_s=DEADLINE_S, what="a second run")
             finally:
-                one.process.send_signal(signal.SIGCONT)
+                one.resume()
         assert again.result().status == 200
         for task in asleep:
             reply = task.result()
@@ -143,16 +145,16 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(stre
             assert not reply.asks_for_money
         assert (thinking.seen, waiting.seen) == (before + 2, 2)
         await pair.check_settled([waiting, thinking])
-        assert await count_sent(street, pair.gas) == 2
+        assert await count_sent(cluster, pair.gas) == 2
 
 
 async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps_no_other_waiting(
-    street: Any,
+    cluster: Any,
 ) -> None:
     """Its transaction is signed and stored, and it is paused before its node has it. It leads the sweepers, and goes on
     leading: nobody but the caller at the other gateway can find out."""
-    gas, url = await street.wallet(), await street.make_postgres()
-    async with run_rpc_line(street.session, street.driver.rpc_url) as line:
+    gas, url = await cluster.wallet(), await cluster.make_postgres()
+    async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         env = {
             **SETTINGS,
             "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
@@ -160,49 +162,49 @@ async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps
             "TOLLWAY_LIMIT_LEADER_LEASE_S": "600",
         }
         async with (
-            street.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_LOCAL": line.url}) as one,
-            street.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
+            cluster.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_LOCAL": line.url}) as one,
+            cluster.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
         ):
-            stall = await Stall.open(street, [one, two])
+            stall = await PaidListing.open(cluster, [one, two])
             calls = [
-                stall.sign(wallet, f"/echo/still-{n}") for n, wallet in enumerate(await street.wallets(5))
+                stall.sign(wallet, f"/echo/still-{n}") for n, wallet in enumerate(await cluster.wallets(5))
             ]
             asleep, *awake = calls
             line.cut_at(SEND, is_heard=False)
             async with asyncio.TaskGroup() as group:
                 first = group.create_task(send_or_lose(asleep, one))
                 await poll(lambda: line.is_cut, deadline_s=DEADLINE_S, what="a transaction at the line")
-                one.process.send_signal(signal.SIGSTOP)
+                one.pause()
                 try:
                     replies = await asyncio.gather(*(call.send(two) for call in awake))
                 finally:
                     line.mend()
-                    one.process.send_signal(signal.SIGCONT)
+                    one.resume()
             assert [reply.status for reply in replies] == [200] * len(awake), [r.body for r in replies]
             assert first.result() is None or not first.result().asks_for_money
             last = await insist(asleep, two)
             assert (last.status, last.code) in {(200, None), (409, "payment_already_used")}, last.body
-            assert await count_sent(street, gas) == len(calls)
+            assert await count_sent(cluster, gas) == len(calls)
             await stall.check_ledger()
 
 
-async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(street: Any) -> None:
+async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(cluster: Any) -> None:
     async with open_pair(
-        street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", TOLLWAY_LIMIT_DRAIN_DEADLINE_S="0.5", **SOON_DEAD
+        cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", TOLLWAY_LIMIT_DRAIN_DEADLINE_S="0.5", **SOON_DEAD
     ) as pair:
         one, two = pair.stall.gateways
-        get, post = await street.wallets(2)
+        get, post = await cluster.wallets(2)
         calls = [
             pair.sign(get, "/echo/stopped-"),
             pair.sign(post, "/echo/stopped-", method="POST", body=b"{}"),
         ]
-        async with asyncio.TaskGroup() as group, unmined(street.driver):
+        async with asyncio.TaskGroup() as group, unmined(cluster.driver):
             tasks = [group.create_task(send_or_lose(call, one)) for call in calls]
 
             async def are_sent() -> bool:
                 answered = [task.result() for task in tasks if task.done()]
                 assert not answered, "nothing is mined, so nothing is settled"
-                return len(await find_pending(street, pair.gas.address)) == len(calls)
+                return len(await find_pending(cluster, pair.gas.address)) == len(calls)
 
             await poll(are_sent, deadline_s=DEADLINE_S, what="both transactions")
             assert await one.stop() == 0
@@ -217,7 +219,7 @@ async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(stre
         if used.status != 200:
             (moved,) = await calls[1].transfers()
             assert (await calls[1].spend(moved, two)).status == 200, "its money is its credit"
-        assert await count_sent(street, pair.gas) == len(calls)
+        assert await count_sent(cluster, pair.gas) == len(calls)
 
 
 async def send_or_lose(call: SignedCall, gateway: Any) -> Any:

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from openapi_spec_validator import validate
 
-from tests.live.street import API, sign_text
+from tests.kit.gateway_cluster import API, sign_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -81,7 +81,7 @@ NASTY = {
 class Town:
     """A gateway that can settle, with an API that says everything of itself, one that says nothing, and one that lies."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     provider: Any
     documented: str
@@ -101,13 +101,13 @@ class Town:
         return {"site": "/openapi.json", **own}
 
     async def read(self, path: str) -> Any:
-        reply = await self.street.send(self.gateway.base_url + path)
+        reply = await self.cluster.send(self.gateway.base_url + path)
         assert reply.status == 200, (path, reply.body)
         return reply
 
     async def token(self) -> str:
         """A session of the provider's."""
-        about = {"address": str(self.provider.address), "chainId": self.street.driver.chain_id}
+        about = {"address": str(self.provider.address), "chainId": self.cluster.driver.chain_id}
         nonce = await self.post("/auth/nonce", about)
         message = nonce.json["message"]
         signature = sign_text(self.provider, message)
@@ -115,7 +115,7 @@ class Town:
         return str(opened.json["accessToken"])
 
     async def post(self, path: str, content: Any) -> Any:
-        return await self.street.send(
+        return await self.cluster.send(
             self.gateway.base_url + API + path,
             method="POST",
             headers=[("Content-Type", "application/json")],
@@ -124,8 +124,8 @@ class Town:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def town(street: Any) -> AsyncIterator[Town]:
-    gas = await street.wallet()
+async def town(cluster: Any) -> AsyncIterator[Town]:
+    gas = await cluster.wallet()
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
         "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
@@ -134,17 +134,17 @@ async def town(street: Any) -> AsyncIterator[Town]:
         "TOLLWAY_LIMIT_OWNERSHIP_CHECKS_PER_HOUR": "1000000",
     }
     async with contextlib.AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(street.gateway(settings=settings))
-        provider = await street.wallet()
+        gateway = await stack.enter_async_context(cluster.gateway(settings=settings))
+        provider = await cluster.wallet()
         yield Town(
-            street=street,
+            cluster=cluster,
             gateway=gateway,
             provider=provider,
-            bare=await street.publish(gateway, provider, name="Bare"),
-            nasty=await street.publish(gateway, provider, name="Nasty", openapi=NASTY),
-            to_retire=await street.publish(gateway, provider, name="Old"),
-            documented=await street.publish(
-                gateway, provider, name="Quotes", openapiUrl=f"{street.provider.base_url}/openapi.json"
+            bare=await cluster.publish(gateway, provider, name="Bare"),
+            nasty=await cluster.publish(gateway, provider, name="Nasty", openapi=NASTY),
+            to_retire=await cluster.publish(gateway, provider, name="Old"),
+            documented=await cluster.publish(
+                gateway, provider, name="Quotes", openapiUrl=f"{cluster.provider.base_url}/openapi.json"
             ),
         )
 

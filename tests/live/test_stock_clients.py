@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.live.street import API, PRICE_UNITS, plain
+from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
 from tollway.ids import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,7 +54,7 @@ each_dialect = pytest.mark.parametrize("client", stock.ONE_OF_EACH_DIALECT, ids=
 class Shop:
     """A gateway that can settle, as its clients see it: through the tap."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     tap: Any
     provider: Any
@@ -81,13 +81,13 @@ class Shop:
         return [exchanges[-1].shown_payment]
 
     async def balance(self, address: Address) -> int:
-        token = self.street.playground.token
-        return int(await self.street.driver.call(token, "balanceOf", str(address)))
+        token = self.cluster.playground.token
+        return int(await self.cluster.driver.call(token, "balanceOf", str(address)))
 
     async def check_transfer(self, tx_hash: str, payer: Any) -> None:
         """On chain: one authorised transfer of exactly the price from the payer to the listing's wallet."""
-        receipt = await self.street.driver.wait_receipt(TxHash.parse(tx_hash))
-        token = self.street.playground.token.address
+        receipt = await self.cluster.driver.wait_receipt(TxHash.parse(tx_hash))
+        token = self.cluster.playground.token.address
         assert receipt.succeeded
         assert {log.address for log in receipt.logs} == {token}
         moved = [log for log in receipt.logs if log.topics[0] == TRANSFER]
@@ -99,22 +99,22 @@ class Shop:
         assert [log.topics[1][12:] for log in used] == [payer.address]
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.gateway)
+        report = await self.cluster.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(street: Any) -> AsyncIterator[Shop]:
-    gas = await street.wallet()
+async def shop(cluster: Any) -> AsyncIterator[Shop]:
+    gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
-        tap = await stack.enter_async_context(stock.run_wiretap(street.session))
+        tap = await stack.enter_async_context(stock.run_wiretap(cluster.session))
         gateway = await stack.enter_async_context(
-            street.gateway(public_url=tap.url, settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key})
+            cluster.gateway(public_url=tap.url, settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key})
         )
         tap.upstream = gateway.base_url
-        provider = await street.wallet()
-        api_id = await street.publish(gateway, provider, tags=["quotes"])
-        yield Shop(street=street, gateway=gateway, tap=tap, provider=provider, api_id=api_id)
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(gateway, provider, tags=["quotes"])
+        yield Shop(cluster=cluster, gateway=gateway, tap=tap, provider=provider, api_id=api_id)
 
 
 def keep_transcript(client: Any, exchanges: list[Any], told: Any) -> None:
@@ -133,7 +133,7 @@ def fresh(path: str) -> str:
 
 @each_client
 async def test_a_get_is_paid_answered_and_receipted(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("get")
+    payer, path = await shop.cluster.wallet(), fresh("get")
     before = await shop.balance(payer.address), await shop.balance(shop.provider.address)
 
     told, exchanges = await shop.pay(client, payer, f"{path}?city=Wien%20Mitte")
@@ -149,8 +149,8 @@ async def test_a_get_is_paid_answered_and_receipted(shop: Shop, client: Any) -> 
     assert paid.shown_payment[0] == client.payment_header
     assert paid.receipts == [client.receipt_header], "the answer speaks the dialect that paid"
     assert paid.answer_headers["Tollway-Payment-State"] == "charged"
-    assert shop.street.provider.count(path) == 1
-    (call,) = await shop.street.history(shop.gateway, payer)
+    assert shop.cluster.provider.count(path) == 1
+    (call,) = await shop.cluster.history(shop.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["rail"]) == ("charged", client.rail)
     assert call["payment"]["transaction"] == told.transaction
     await shop.check_ledger()
@@ -158,7 +158,7 @@ async def test_a_get_is_paid_answered_and_receipted(shop: Shop, client: Any) -> 
 
 @each_client
 async def test_the_receipt_names_payer_and_network_in_its_dialect(shop: Shop, client: Any) -> None:
-    payer = await shop.street.wallet()
+    payer = await shop.cluster.wallet()
     told, exchanges = await shop.pay(client, payer, fresh("receipt"))
     if client.rail == "mpp":
         challenge = stock.decode_header(exchanges[-1].shown_payment[1])["challenge"]
@@ -172,7 +172,7 @@ async def test_the_receipt_names_payer_and_network_in_its_dialect(shop: Shop, cl
 
 @each_client
 async def test_a_post_arrives_once_with_its_body(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("post")
+    payer, path = await shop.cluster.wallet(), fresh("post")
     body = json.dumps({"city": "Wien", "text": "ä" * 5_000}, ensure_ascii=False)
 
     told, _ = await shop.pay(client, payer, path, method="POST", body=body)
@@ -181,13 +181,13 @@ async def test_a_post_arrives_once_with_its_body(shop: Shop, client: Any) -> Non
     answer = json.loads(told.body)
     assert answer["method"] == "POST"
     assert answer["body"] == {"bytes": len(body.encode()), "sha256": sha256(body.encode()).hexdigest()}
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     await shop.check_transfer(told.transaction, payer)
 
 
 @each_client
 async def test_the_provider_sees_neither_payment_nor_sign_in(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("headers")
+    payer, path = await shop.cluster.wallet(), fresh("headers")
     told, _ = await shop.pay(client, payer, path)
     assert told.status == 200
     shown = {name.lower() for name, _ in json.loads(told.body)["headers"]}
@@ -196,9 +196,9 @@ async def test_the_provider_sees_neither_payment_nor_sign_in(shop: Shop, client:
 
 @each_client
 async def test_an_upstream_failure_costs_nothing(shop: Shop, client: Any) -> None:
-    payer = await shop.street.wallet()
+    payer = await shop.cluster.wallet()
     before = await shop.balance(payer.address)
-    served = shop.street.provider.count("/status/500")
+    served = shop.cluster.provider.count("/status/500")
 
     told, exchanges = await shop.pay(client, payer, f"/status/500?number={next(_NUMBERS)}")
 
@@ -206,77 +206,79 @@ async def test_an_upstream_failure_costs_nothing(shop: Shop, client: Any) -> Non
     assert json.loads(told.body) == {"status": 500}
     assert len(exchanges) == 2
     assert exchanges[-1].answer_headers["Tollway-Payment-State"] == "released"
-    assert shop.street.provider.count("/status/500") == served + 1
+    assert shop.cluster.provider.count("/status/500") == served + 1
     assert await shop.balance(payer.address) == before
-    (call,) = await shop.street.history(shop.gateway, payer)
+    (call,) = await shop.cluster.history(shop.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["transaction"]) == ("released", None)
     await shop.check_ledger()
 
 
 @each_client
 async def test_a_wallet_without_money_reaches_no_provider(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("poor")
+    payer, path = await shop.cluster.wallet(), fresh("poor")
     everything = await shop.balance(payer.address)
-    await shop.street.send_tokens(payer, shop.provider.address, everything - PRICE_UNITS + 1)
+    await shop.cluster.send_tokens(payer, shop.provider.address, everything - PRICE_UNITS + 1)
 
     told, exchanges = await shop.pay(client, payer, path)
 
     assert (told.status, told.receipt) == (402, None) or told.error is not None
     assert [exchange.status for exchange in exchanges] == [402] * (1 + client.signs_in_vain)
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     assert await shop.balance(payer.address) == PRICE_UNITS - 1
-    assert await shop.street.history(shop.gateway, payer) == []
+    assert await shop.cluster.history(shop.gateway, payer) == []
 
 
 @each_client
 async def test_a_payment_shown_again_buys_nothing_and_asks_for_nothing(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("again")
+    payer, path = await shop.cluster.wallet(), fresh("again")
     told, exchanges = await shop.pay(client, payer, path)
     after = await shop.balance(payer.address)
     headers = [exchanges[-1].shown_payment]
-    other = await shop.street.publish(
+    other = await shop.cluster.publish(
         shop.gateway, shop.provider, name="As dear, and paid to the same wallet"
     )
 
     replies = [
-        await shop.street.call(shop.gateway, shop.api_id, path, headers=headers),
-        await shop.street.call(shop.gateway, shop.api_id, path + "/elsewhere", headers=headers),
-        await shop.street.call(shop.gateway, shop.api_id, path, method="POST", headers=headers, content=b"x"),
-        await shop.street.call(shop.gateway, other, path, headers=headers),
+        await shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers),
+        await shop.cluster.call(shop.gateway, shop.api_id, path + "/elsewhere", headers=headers),
+        await shop.cluster.call(
+            shop.gateway, shop.api_id, path, method="POST", headers=headers, content=b"x"
+        ),
+        await shop.cluster.call(shop.gateway, other, path, headers=headers),
     ]
 
     assert told.status == 200
     assert not any(reply.asks_for_money for reply in replies)
     assert {(reply.status, reply.code) for reply in replies} == {(409, "payment_already_used")}
-    assert [shop.street.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
+    assert [shop.cluster.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
     assert await shop.balance(payer.address) == after
 
 
 @each_client
 async def test_the_transfer_of_an_authorisation_is_no_tx_payment(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("as-tx")
+    payer, path = await shop.cluster.wallet(), fresh("as-tx")
     told, _ = await shop.pay(client, payer, fresh("settled"))
-    reply = await shop.street.call(
+    reply = await shop.cluster.call(
         shop.gateway, shop.api_id, path, headers=plain(payer, TxHash.parse(told.transaction))
     )
     assert reply.status != 200
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
 
 
 @each_dialect
 async def test_fifty_of_one_authorisation_at_once_are_one_call_and_one_transfer(
     shop: Shop, client: Any
 ) -> None:
-    payer, path = await shop.street.wallet(), fresh("fifty")
+    payer, path = await shop.cluster.wallet(), fresh("fifty")
     before = await shop.balance(payer.address)
     headers = await shop.capture(client, payer, path)
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
 
     replies = await asyncio.gather(
-        *(shop.street.call(shop.gateway, shop.api_id, path, headers=headers) for _ in range(SHOWN_AT_ONCE))
+        *(shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers) for _ in range(SHOWN_AT_ONCE))
     )
 
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     assert [reply.status for reply in replies].count(200) == 1
     assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
     assert {reply.status for reply in replies} <= {200, 409, 503}
@@ -286,41 +288,41 @@ async def test_fifty_of_one_authorisation_at_once_are_one_call_and_one_transfer(
 
 @each_dialect
 async def test_a_payment_signed_for_one_listing_is_refused_by_a_dearer_one(shop: Shop, client: Any) -> None:
-    payer, path = await shop.street.wallet(), fresh("cheap")
+    payer, path = await shop.cluster.wallet(), fresh("cheap")
     before = await shop.balance(payer.address)
-    dearer = await shop.street.publish(shop.gateway, shop.provider, name="Dearer", pricePerRequest="0.02")
+    dearer = await shop.cluster.publish(shop.gateway, shop.provider, name="Dearer", pricePerRequest="0.02")
     headers = await shop.capture(client, payer, path)
 
-    reply = await shop.street.call(shop.gateway, dearer, path, headers=headers)
+    reply = await shop.cluster.call(shop.gateway, dearer, path, headers=headers)
 
     assert reply.status == 402
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     assert await shop.balance(payer.address) == before
 
 
 async def test_an_mpp_challenge_of_another_route_is_refused(shop: Shop) -> None:
     """The challenge names its route; x402 signs none."""
-    payer, path = await shop.street.wallet(), fresh("route")
+    payer, path = await shop.cluster.wallet(), fresh("route")
     headers = await shop.capture(stock.MPPX, payer, path)
-    reply = await shop.street.call(shop.gateway, shop.api_id, path + "/other", headers=headers)
+    reply = await shop.cluster.call(shop.gateway, shop.api_id, path + "/other", headers=headers)
     assert reply.status == 402
-    assert shop.street.provider.count(path + "/other") == 0
+    assert shop.cluster.provider.count(path + "/other") == 0
 
 
 async def test_an_idempotency_key_brings_the_same_answer_for_one_payment(shop: Shop) -> None:
     """The client signs anew for each 402; the repeat of a paid request is answered from the record."""
-    payer, path = await shop.street.wallet(), fresh("idempotent")
+    payer, path = await shop.cluster.wallet(), fresh("idempotent")
     key = {"Idempotency-Key": "order-0001"}
     told, exchanges = await shop.pay(stock.FETCH, payer, path, headers=key)
     headers = [exchanges[-1].shown_payment, *key.items()]
-    reply = await shop.street.call(shop.gateway, shop.api_id, path, headers=headers)
+    reply = await shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers)
     assert (reply.status, reply.headers.get("Idempotency-Replayed")) == (200, "true")
     assert reply.body == told.body.encode()
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
 
 
 async def test_a_client_signs_in_where_the_402_asks_for_an_identity(shop: Shop) -> None:
-    payer = await shop.street.wallet()
+    payer = await shop.cluster.wallet()
     paid, _ = await shop.pay(stock.FETCH, payer, fresh("history"))
     target = f"/x402/history?limit=5&apiId={shop.api_id}"
 
@@ -336,10 +338,10 @@ async def test_a_client_signs_in_where_the_402_asks_for_an_identity(shop: Shop) 
 @pytest.mark.parametrize("script", ["browse_bazaar.mjs", "browse_bazaar.py"])
 async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(shop: Shop, script: str) -> None:
     word = f"Zwetschke{next(_NUMBERS)}"
-    api_id = await shop.street.publish(shop.gateway, shop.provider, name=f"Quotes of {word}")
+    api_id = await shop.cluster.publish(shop.gateway, shop.provider, name=f"Quotes of {word}")
     base = f"{shop.tap.url}/x402"
     target = f"{API}/gateway/{api_id}"
-    asked = await shop.street.call(shop.gateway, api_id)
+    asked = await shop.cluster.call(shop.gateway, api_id)
     offered = stock.decode_header(asked.headers["PAYMENT-REQUIRED"])["accepts"]
 
     listed = await stock.run_script(script, base, "list", json.dumps({"type": "http", "limit": 100}))

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.authorization_payer import MPP, V1, V2, AuthorizationPayer
+from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
+from tests.kit.gateway_process import READY_DEADLINE_S, answers, poll
+from tests.kit.ports import find_low_port
 from tests.kit.storage_faults import FaultyDatabase
 from tests.kit.upstream import LoopbackUpstream, run_upstream
-from tests.live.hand_payer import MPP, V1, V2, HandPayer
-from tests.live.street import PRICE_UNITS, bound, find_free_port, plain, poll
-from tests.live.work_counter import (
+from tests.kit.work_counter import (
     Work,
     WorkCounter,
     count_postgres,
@@ -61,7 +63,7 @@ _SHELF_LOOK = r"^SELECT listing\.revision"
 class Served:
     """A gateway in this process, and who calls there."""
 
-    street: Any
+    cluster: Any
     app: App
     upstream: LoopbackUpstream
     counter: WorkCounter
@@ -73,7 +75,7 @@ class Served:
     free_id: str
 
     async def call(self, headers: Any = (), *, api_id: str | None = None, rest: str = "/quote/ETH") -> Any:
-        return await self.street.call(self, api_id or self.api_id, rest, headers=headers)
+        return await self.cluster.call(self, api_id or self.api_id, rest, headers=headers)
 
     async def count(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
         """The work of what `ask` does, to its last write; `finishes`: calls that it begins."""
@@ -98,7 +100,7 @@ class Served:
             assert time.monotonic() < ends, "every call asks the database for its listing"
 
     async def pay(self, calls: int = 1) -> Any:
-        return await self.street.send_tokens(self.caller, self.provider.address, calls * PRICE_UNITS)
+        return await self.cluster.send_tokens(self.caller, self.provider.address, calls * PRICE_UNITS)
 
 
 @contextlib.asynccontextmanager
@@ -118,27 +120,27 @@ async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def served(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+async def served(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     counter = WorkCounter()
-    port = find_free_port()
+    port = find_low_port()
     url = f"http://127.0.0.1:{port}"
-    provider, caller, gas = await street.wallets(3)
+    provider, caller, gas = await cluster.wallets(3)
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(run_upstream())
-        rpc_url = await stack.enter_async_context(count_rpc(street.session, street.driver.rpc_url, counter))
+        rpc_url = await stack.enter_async_context(count_rpc(cluster.session, cluster.driver.rpc_url, counter))
         stack.enter_context(count_recoveries(counter))
         if request.param == "sqlite":
-            database_url = f"sqlite:///{street.folder}/work.sqlite3"
+            database_url = f"sqlite:///{cluster.folder}/work.sqlite3"
             stack.enter_context(count_sqlite(counter))
         else:
             database_url = await stack.enter_async_context(
-                count_postgres(await street.make_postgres(), counter)
+                count_postgres(await cluster.make_postgres(), counter)
             )
-        env = street.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
+        env = cluster.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
         env |= {"TOLLWAY_RPC_LOCAL": rpc_url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
         app = await stack.enter_async_context(run_app(env))
         it = Served(
-            street=street,
+            cluster=cluster,
             app=app,
             upstream=upstream,
             counter=counter,
@@ -149,18 +151,12 @@ async def served(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[S
             api_id="",
             free_id="",
         )
-        await street.wait_ready(_Ready(base_url=url))
-        api_id = await street.publish(it, provider, endpoint=upstream.url)
-        free_id = await street.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
+        await poll(lambda: answers(port, "/readyz"), deadline_s=READY_DEADLINE_S, what="readiness")
+        api_id = await cluster.publish(it, provider, endpoint=upstream.url)
+        free_id = await cluster.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
         object.__setattr__(it, "api_id", api_id)
         object.__setattr__(it, "free_id", free_id)
         yield it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    base_url: str
-    is_running: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +197,7 @@ REPEATS = 8
 
 
 def bound_headers(served: Served, tx_hash: Any) -> Any:
-    chain_id = served.street.driver.chain_id
+    chain_id = served.cluster.driver.chain_id
     return bound(served.caller, tx_hash, served, served.api_id, "/quote/ETH", chain_id=chain_id)
 
 
@@ -262,7 +258,9 @@ async def test_a_transaction_shown_first_and_then_as_credit(
 
 @pytest.mark.parametrize("dialect", [V2, V1, MPP])
 async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
-    payer = HandPayer(street=served.street, gateway=served, api_id=served.api_id, signer=served.caller)
+    payer = AuthorizationPayer(
+        cluster=served.cluster, gateway=served, api_id=served.api_id, signer=served.caller
+    )
     quotes = [await payer.quote("/quote/ETH") for _ in range(20)]
     shown = payer.show(quotes[0], dialect)
 

@@ -9,14 +9,11 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
-
-from tests.live.torture.rig import Zygote
 
 T = TypeVar("T")
 
@@ -24,16 +21,6 @@ IS_LONG = os.environ.get("TORTURE") == "long"
 SEED = int(os.environ.get("TORTURE_SEED") or secrets.randbelow(2**32))
 
 _PROPERTY = "torture"
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Any]:
-    """Forks gateways: see `rig.py`. It loads while the first test still prepares."""
-    running = Zygote()
-    try:
-        yield running
-    finally:
-        running.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

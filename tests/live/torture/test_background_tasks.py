@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.authorization_payer import AuthorizationPayer, Quote
+from tests.kit.gateway_cluster import PRICE_UNITS
+from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port, find_low_ports
-from tests.live.hand_payer import HandPayer, Quote
-from tests.live.street import PRICE_UNITS, poll
-from tests.live.torture.postgres_pair import run_pair
+from tests.kit.postgres_pair import run_pair
 from tollway.background import TaskName
 from tollway.sandbox.chain import START_USDC_UNITS
 
@@ -47,22 +48,22 @@ AWAY = {"storage_unavailable", "payment_outcome_unknown", "chain_unavailable", "
 class Site:
     """Two gateways on one database. `admins`: where each tells its metrics."""
 
-    street: Any
+    cluster: Any
     database: Any
     gateways: list[Any]
     admins: list[str]
     api_id: str
     served: Counter[int] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    callers: list[tuple[HandPayer, Counter[str]]] = field(default_factory=list)
+    callers: list[tuple[AuthorizationPayer, Counter[str]]] = field(default_factory=list)
 
     async def call_on(self, number: int, name: str) -> None:
         """One caller at one gateway: it pays for each call with a new authorisation, and gives none up."""
-        payer = HandPayer(
-            street=self.street,
+        payer = AuthorizationPayer(
+            cluster=self.cluster,
             gateway=self.gateways[number],
             api_id=self.api_id,
-            signer=await self.street.wallet(),
+            signer=await self.cluster.wallet(),
         )
         served = Counter[str]()
         self.callers.append((payer, served))
@@ -101,7 +102,7 @@ class Site:
 
     async def read_failures(self, admin: str) -> dict[str, int]:
         """Failed runs in a row, by background task."""
-        told = (await self.street.send(f"{admin}/metrics")).body.decode()
+        told = (await self.cluster.send(f"{admin}/metrics")).body.decode()
         assert "tollway_background_tasks_ended 0.0" in told
         rows = re.findall(r'tollway_background_task_failures\{task="(\w+)"\} (\d+)', told)
         return {task: int(failures) for task, failures in rows}
@@ -116,28 +117,28 @@ class Site:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(street: Any) -> AsyncIterator[Site]:
-    (gas,) = await street.wallets(1)
-    provider = await street.wallet()
+async def site(cluster: Any) -> AsyncIterator[Site]:
+    (gas,) = await cluster.wallets(1)
+    provider = await cluster.wallet()
     admins = [f"127.0.0.1:{port}" for port in find_low_ports(2)]
     given = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
     async with (
         run_pair(find_low_port) as database,
-        street.gateway(
+        cluster.gateway(
             database_url=database.url, settings={**given, "TOLLWAY_ADMIN_LISTEN": admins[0]}
         ) as first,
-        street.gateway(
+        cluster.gateway(
             database_url=database.url,
             public_url=first.public_url,
             settings={**given, "TOLLWAY_ADMIN_LISTEN": admins[1]},
         ) as second,
     ):
         yield Site(
-            street=street,
+            cluster=cluster,
             database=database,
             gateways=[first, second],
             admins=[f"http://{admin}" for admin in admins],
-            api_id=await street.publish(first, provider),
+            api_id=await cluster.publish(first, provider),
         )
 
 
@@ -160,7 +161,7 @@ async def test_x402_is_back_after_postgresql_was_away_for_13_s(site: Site, tortu
             await poll(lambda ends_s=ends_s: time.monotonic() >= ends_s, deadline_s=DEADLINE_S, what="13 s")
             await site.database.primary.start()
             for gateway in site.gateways:
-                await site.street.wait_ready(gateway)
+                await gateway.wait_ready()
             await site.wait_served(what="x402 calls after the outage")
             await poll(site.run_well, deadline_s=DEADLINE_S, what="background tasks that run well")
     assert set(site.refused) <= AWAY
@@ -168,7 +169,7 @@ async def test_x402_is_back_after_postgresql_was_away_for_13_s(site: Site, tortu
         spent_units = START_USDC_UNITS - await payer.balance()
         # The last one was left in the middle. A call whose answer was lost is repeated, and paid for once.
         assert served.total() * PRICE_UNITS <= spent_units <= (served.total() + 1) * PRICE_UNITS
-    assert (await site.street.audit(site.gateways[0])).wrong == ()
+    assert (await site.cluster.audit(site.gateways[0])).wrong == ()
     for gateway in site.gateways:
         log = gateway.read_log()
         assert "background_task_failed" in log

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.authorization_payer import AuthorizationPayer
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port
-from tests.live.hand_payer import HandPayer
-from tests.live.signed_calls import QUICK
-from tests.live.street import PRICE_UNITS, plain, poll
-from tests.live.torture.postgres_pair import PostgresNode, run_pair
+from tests.kit.postgres_pair import PostgresNode, run_pair
+from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -32,7 +33,7 @@ class Story:
     """What happens around a backup. `half` was half spent before it and wholly after it; `lost` was sent and spent after
     it; `signed` is an authorisation that was settled after it."""
 
-    street: Any
+    cluster: Any
     provider: Any
     caller: Any
     api_id: str
@@ -43,22 +44,24 @@ class Story:
 
     async def call(self, gateway: Any, payment: Any) -> Any:
         headers = [payment] if isinstance(payment, tuple) else plain(self.caller, payment)
-        return await self.street.call(gateway, self.api_id, "/echo/restored", headers=headers)
+        return await self.cluster.call(gateway, self.api_id, "/echo/restored", headers=headers)
 
     async def spend_before(self, gateway: Any) -> None:
-        self.half = await self.street.send_tokens(self.caller, self.provider.address, 2 * PRICE_UNITS)
+        self.half = await self.cluster.send_tokens(self.caller, self.provider.address, 2 * PRICE_UNITS)
         assert (await self.call(gateway, self.half)).status == 200
 
     async def spend_after(self, gateway: Any) -> None:
-        payer = HandPayer(street=self.street, gateway=gateway, api_id=self.api_id, signer=self.caller)
-        self.lost = await self.street.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=gateway, api_id=self.api_id, signer=self.caller
+        )
+        self.lost = await self.cluster.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
         self.signed = payer.show(await payer.quote("/echo/restored"))
         for payment in (self.half, self.lost, self.signed):
             assert (await self.call(gateway, payment)).status == 200
 
     @property
     def seen(self) -> int:
-        return int(self.street.provider.count("/echo/restored"))
+        return int(self.cluster.provider.count("/echo/restored"))
 
     async def check_held(self, gateway: Any) -> None:
         """Nothing that was spent buys anything; what is sent now does."""
@@ -68,13 +71,13 @@ class Story:
             assert (refused.status, refused.code) == HELD
             assert not refused.asks_for_money
         assert (await self.call(gateway, self.signed)).status != 200
-        told = await self.street.payment(gateway, self.caller, self.half)
+        told = await self.cluster.payment(gateway, self.caller, self.half)
         assert told["reason"] == "held_after_restore"
         assert self.seen == seen
         # Blocks tell their moment in seconds, and the chain's clock may be one behind.
         later_s = time.time() + 2
         await poll(lambda: time.time() > later_s, deadline_s=20, what="a block of after the restore")
-        fresh = await self.street.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
+        fresh = await self.cluster.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
         assert (await self.call(gateway, fresh)).status == 200
         assert self.seen == seen + 1
 
@@ -86,36 +89,36 @@ class Story:
         assert (report["balanced"], report["heldPayments"]) == (True, [str(self.half)])
         assert (await self.operate(gateway, "audit", "--release"))["released"] == 1
         assert (await self.call(gateway, self.half)).status == 200
-        assert (await self.street.audit(gateway)).wrong == ()
+        assert (await self.cluster.audit(gateway)).wrong == ()
 
     async def operate(self, gateway: Any, *arguments: str) -> Any:
-        exit_code, told = await self.street.operate_here(gateway, *arguments)
+        exit_code, told = await self.cluster.operate(gateway, *arguments)
         assert exit_code == 0, told
         return told
 
 
 @contextlib.asynccontextmanager
-async def begin(street: Any, database_url: str) -> AsyncIterator[tuple[Story, Any]]:
-    provider, caller, gas = await street.wallets(3)
+async def begin(cluster: Any, database_url: str) -> AsyncIterator[tuple[Story, Any]]:
+    provider, caller, gas = await cluster.wallets(3)
     settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-    async with street.gateway(database_url=database_url, settings=settings) as gateway:
-        api_id = await street.publish(gateway, provider)
-        story = Story(street=street, provider=provider, caller=caller, api_id=api_id, settings=settings)
+    async with cluster.gateway(database_url=database_url, settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, provider)
+        story = Story(cluster=cluster, provider=provider, caller=caller, api_id=api_id, settings=settings)
         await story.spend_before(gateway)
         yield story, gateway
 
 
 @pytest.mark.parametrize("how", ["by the command", pytest.param("by hand", marks=ONLY_LONG)])
 async def test_what_was_spent_after_a_backup_is_not_spent_again_after_its_restore(
-    street: Any, how: str
+    cluster: Any, how: str
 ) -> None:
-    path = Path(street.folder / f"restored-{how[3:6]}.sqlite3")
+    path = Path(cluster.folder / f"restored-{how[3:6]}.sqlite3")
     url, copy = f"sqlite:///{path}", path.with_suffix(".backup")
-    async with begin(street, url) as (story, gateway):
+    async with begin(cluster, url) as (story, gateway):
         told = await story.operate(gateway, "backup", str(copy))
         assert (told["payments"], told["calls"], told["balanced"]) == (1, 1, True)
         await story.spend_after(gateway)
-        exit_code, refusal = await street.operate_here(gateway, "restore", str(copy))
+        exit_code, refusal = await cluster.operate(gateway, "restore", str(copy))
         assert (exit_code, "stop it first" in json.dumps(refusal)) == (3, True)
         assert await gateway.stop() == 0
     if how == "by the command":
@@ -124,7 +127,7 @@ async def test_what_was_spent_after_a_backup_is_not_spent_again_after_its_restor
     else:
         shutil.copyfile(copy, path)
     public_url = gateway.public_url
-    async with street.gateway(database_url=url, public_url=public_url, settings=story.settings) as after:
+    async with cluster.gateway(database_url=url, public_url=public_url, settings=story.settings) as after:
         assert ("database_restored" in after.read_log()) is (how == "by hand")
         await story.check_held(after)
         await story.check_freed(after)
@@ -164,7 +167,7 @@ async def restore_to(server: PostgresNode, base: Path, moment: str) -> PostgresN
     "how", ["under a gateway that lives", pytest.param("while no gateway runs", marks=ONLY_LONG)]
 )
 async def test_what_was_spent_after_the_target_of_a_recovery_is_not_spent_again(
-    street: Any, archived: Any, how: str
+    cluster: Any, archived: Any, how: str
 ) -> None:
     name = "lives" if "lives" in how else "stopped"
     server, base = archived, archived.folder.parent / f"base-{name}"
@@ -173,7 +176,7 @@ async def test_what_was_spent_after_the_target_of_a_recovery_is_not_spent_again(
     origin = f"host=127.0.0.1 port={server.port} user=postgres"
     restored = None
     try:
-        async with begin(street, url) as (story, gateway):
+        async with begin(cluster, url) as (story, gateway):
             server.run("pg_basebackup", "-d", origin, "-D", str(base), "-c", "fast", "--no-sync")
             await server.ask(f"SELECT pg_create_restore_point('{name}')")
             await story.spend_after(gateway)
@@ -189,7 +192,7 @@ async def test_what_was_spent_after_the_target_of_a_recovery_is_not_spent_again(
         if name == "stopped":
             assert (await story.operate(gateway, "audit", "--restored"))["heldPayments"] == [str(story.half)]
             options = {"public_url": gateway.public_url, "settings": story.settings}
-            async with street.gateway(database_url=url, **options) as after:
+            async with cluster.gateway(database_url=url, **options) as after:
                 await story.check_held(after)
                 await story.check_freed(after)
     finally:
@@ -211,4 +214,4 @@ async def check_found(story: Story, gateway: Any) -> None:
     assert set(answers) <= {HELD, *AWAY}
     assert story.seen == seen
     assert gateway.read_log().count("database_went_back") == 1
-    await story.street.wait_ready(gateway)
+    await gateway.wait_ready()

@@ -20,15 +20,15 @@ import pytest_asyncio
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
-from tests.kit.ports import find_low_ports
-from tests.live.hand_payer import V2, HandPayer, Quote
-from tests.live.signed_calls import QUICK
-from tests.live.street import API, PRICE_UNITS, bound, plain, poll
-from tests.live.torture.rig import Seat, Upstream, run_upstream
+from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote
+from tests.kit.fault_injection import SkewedClock
+from tests.kit.gateway_cluster import API, PRICE_UNITS, bound, plain
+from tests.kit.gateway_process import GatewayProcess, poll
+from tests.kit.scripted_upstream import ALWAYS, ScriptedUpstream, run_scripted_upstream
+from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-PROGRAM = Path(__file__).parent / "skewed_gateway.py"
 HOUR_S = 3_600
 LEASE_S = 5
 LEASES_S = (LEASE_S, 20)
@@ -47,37 +47,17 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skewed:
-    """A gateway, and the file that says how wrong its clock is."""
-
-    seat: Seat
-    clock: Path
-
-    @property
-    def gateway(self) -> Any:
-        return self.seat.gateway
-
-    def set_clock(self, skew_s: int) -> None:
-        draft = self.clock.with_suffix(".new")
-        draft.write_text(str(skew_s))
-        draft.replace(self.clock)
-
-    async def wait_rounds(self, count: int = 3) -> None:
-        """Until it has renewed, looked for the dead and pruned so often since now. The renewals come more often."""
-        goal = self._rounds() + count
-        await poll(lambda: self._rounds() >= goal, deadline_s=DEADLINE_S, what="rounds of recovery")
-
-    def _rounds(self) -> int:
-        path = self.clock.with_suffix(".rounds")
-        return int(path.read_text()) if path.exists() else 0
+    gateway: GatewayProcess
+    clock: SkewedClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mall:
     """Gateways on one database, behind one name, with clocks of their own, and one listing."""
 
-    street: Any
+    cluster: Any
     skewed: list[Skewed]
-    upstream: Upstream
+    upstream: ScriptedUpstream
     provider: Any
     api_id: str
     heard: Counter[tuple[str, int, str | None]] = field(default_factory=Counter)
@@ -92,27 +72,29 @@ class Mall:
         return self.skewed[-1].gateway
 
     async def pay(self, calls: int) -> "Purse":
-        wallet = await self.street.wallet()
-        tx_hash = await self.street.send_tokens(wallet, self.provider.address, calls * PRICE_UNITS)
+        wallet = await self.cluster.wallet()
+        tx_hash = await self.cluster.send_tokens(wallet, self.provider.address, calls * PRICE_UNITS)
         return Purse(mall=self, wallet=wallet, tx_hash=tx_hash)
 
     async def ask(self, path: str, *, at: Any = None, **options: Any) -> Any:
-        return await self.street.call(at or self.first, self.api_id, path, **options)
+        return await self.cluster.call(at or self.first, self.api_id, path, **options)
 
     def seen(self, path: str, method: str = "GET") -> int:
-        return self.upstream.seen[method, path.partition("?")[0]]
+        return self.upstream.heads[method, path.partition("?")[0]]
 
     def bind(self, purse: "Purse", path: str) -> list[tuple[str, str]]:
         """By a caller whose clock is right."""
-        chain_id = self.street.driver.chain_id
+        chain_id = self.cluster.driver.chain_id
         return bound(purse.wallet, purse.tx_hash, self.first, self.api_id, path, chain_id=chain_id)
 
     def authorize(self, wallet: Any, quote: Quote, *, valid_s: int = VALID_S) -> tuple[str, str]:
-        payer = HandPayer(street=self.street, gateway=self.first, api_id=self.api_id, signer=wallet)
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=self.first, api_id=self.api_id, signer=wallet
+        )
         return payer.show(quote, V2, valid_after=0, valid_before=int(time.time()) + valid_s)
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.first)
+        report = await self.cluster.audit(self.first)
         assert report.wrong == ()
 
 
@@ -128,87 +110,71 @@ class Purse:
 
     async def record(self, path: str, *, at: Any) -> Any:
         """As a gateway whose clock is right shows it."""
-        calls = await self.mall.street.history(at, self.wallet)
+        calls = await self.mall.cluster.history(at, self.wallet)
         (call,) = (call for call in calls if call["path"] == path.partition("?")[0])
         return call
 
 
 @contextlib.asynccontextmanager
 async def open_mall(
-    street: Any, zygote: Any, folder: Path, *, database_url: str, skews: list[int], lease_s: int = LEASE_S
+    cluster: Any, folder: Path, *, database_url: str, skews: list[int], lease_s: int = LEASE_S
 ) -> AsyncIterator[Mall]:
-    (gas,) = await street.wallets(1)
-    ports = find_low_ports(len(skews))
-    skewed: list[Skewed] = []
-    async with run_upstream() as upstream:
-        try:
-            for port, skew_s in zip(ports, skews, strict=True):
-                clock = folder / f"clock-{port}"
-                clock.write_text(str(skew_s))
-                env = street.environment(
-                    database_url=database_url,
-                    public_url=f"http://127.0.0.1:{ports[0]}",
-                    port=port,
-                    settings={
-                        **SETTINGS,
-                        "TOLLWAY_LIMIT_OWNER_LEASE_S": str(lease_s),
-                        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
-                        "TEST_PROGRAM": str(PROGRAM),
-                        "TEST_CLOCK": str(clock),
-                    },
-                )
-                seat = Seat(zygote, street, env=env, port=port, name=f"skewed-{port}")
-                skewed.append(Skewed(seat=seat, clock=clock))
-            for one in skewed:
-                await one.seat.wait_ready()
-            provider = await street.wallet()
-            right = next(one for one, skew_s in zip(skewed, skews, strict=True) if skew_s == 0)
-            api_id = await street.publish(right.gateway, provider, endpoint=upstream.base_url)
-            mall = Mall(street=street, skewed=skewed, upstream=upstream, provider=provider, api_id=api_id)
-            for one in skewed:
-                await poll(lambda one=one: _knows(mall, one.gateway), deadline_s=DEADLINE_S, what="listing")
-            yield mall
-        except BaseException:
-            for one in skewed:
-                print(f"---- log of {one.gateway.base_url}\n{one.gateway.read_log()[-3000:]}")
-            raise
-        finally:
-            for one in skewed:
-                one.gateway.process.kill()
+    (gas,) = await cluster.wallets(1)
+    clocks = [SkewedClock(folder / str(number), skew_s=skew_s) for number, skew_s in enumerate(skews)]
+    settings = {
+        **SETTINGS,
+        "TOLLWAY_LIMIT_OWNER_LEASE_S": str(lease_s),
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+    }
+    async with (
+        run_scripted_upstream(turns_default=ALWAYS) as upstream,
+        cluster.gateways(
+            len(skews),
+            database_url=database_url,
+            settings=settings,
+            own_settings=[clock.environment for clock in clocks],
+        ) as gateways,
+    ):
+        skewed = [Skewed(gateway=one, clock=clock) for one, clock in zip(gateways, clocks, strict=True)]
+        provider = await cluster.wallet()
+        right = gateways[skews.index(0)]
+        api_id = await cluster.publish(right, provider, endpoint=upstream.base_url)
+        mall = Mall(cluster=cluster, skewed=skewed, upstream=upstream, provider=provider, api_id=api_id)
+        for one in gateways:
+            await poll(lambda one=one: _knows(mall, one), deadline_s=DEADLINE_S, what="listing")
+        yield mall
 
 
 async def _knows(mall: Mall, gateway: Any) -> bool:
-    reply = await mall.street.send(f"{gateway.base_url}{API}/apis/{mall.api_id}")
+    reply = await mall.cluster.send(f"{gateway.base_url}{API}/apis/{mall.api_id}")
     return reply.status == 200
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])
 async def mall(
-    request: pytest.FixtureRequest, street: Any, zygote: Any, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, cluster: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Mall]:
     """One gateway on SQLite, two on PostgreSQL; only the clock of the first jumps."""
     folder = tmp_path_factory.mktemp("clocks")
     is_sqlite = request.param == "sqlite"
-    url = f"sqlite:///{folder}/tollway.sqlite3" if is_sqlite else await street.make_postgres()
+    url = f"sqlite:///{folder}/tollway.sqlite3" if is_sqlite else await cluster.make_postgres()
     skews = [0] if is_sqlite else [0, 0]
-    async with open_mall(street, zygote, folder, database_url=url, skews=skews) as opened:
+    async with open_mall(cluster, folder, database_url=url, skews=skews) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def open_apart(street: Any, zygote: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def open_apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The first gateway is right, the second an hour ahead, the third an hour behind."""
 
     @contextlib.asynccontextmanager
     async def open_it(lease_s: int) -> AsyncIterator[Mall]:
         folder, url, skews = (
             tmp_path_factory.mktemp("apart"),
-            await street.make_postgres(),
+            await cluster.make_postgres(),
             [0, HOUR_S, -HOUR_S],
         )
-        async with open_mall(
-            street, zygote, folder, database_url=url, skews=skews, lease_s=lease_s
-        ) as opened:
+        async with open_mall(cluster, folder, database_url=url, skews=skews, lease_s=lease_s) as opened:
             yield opened
 
     return open_it
@@ -252,8 +218,8 @@ def note(mall: Mall, kind: str, reply: Any) -> None:
 async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
     mall: Mall, torture: Any
 ) -> None:
-    street, jumps = mall.street, torture.pick(short=2, long=8)
-    purse, wallets = await mall.pay(2_000), await street.wallets(torture.pick(short=2, long=4))
+    cluster, jumps = mall.cluster, torture.pick(short=2, long=8)
+    purse, wallets = await mall.pay(2_000), await cluster.wallets(torture.pick(short=2, long=4))
     quote = Quote.read(await mall.ask("/echo/quote"))
     long_one = await mall.pay(1)
     path, ending = f"/slow/through?s={LEASE_S}", asyncio.Event()
@@ -264,11 +230,11 @@ async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
             group.create_task(run_load(mall, purse, wallet, quote, ending))
         for _ in range(jumps):
             for skew_s in (HOUR_S, -HOUR_S):
-                mall.skewed[0].set_clock(skew_s)
+                mall.skewed[0].clock.set(skew_s)
                 before = len(mall.paths)
                 await poll(lambda: len(mall.paths) >= before + 12, deadline_s=60, what="load")  # noqa: B023
-                await mall.skewed[0].wait_rounds(1)
-        mall.skewed[0].set_clock(0)
+                await mall.skewed[0].clock.wait_rounds(1)
+        mall.skewed[0].clock.set(0)
         ending.set()
     assert {key[1:] for key in mall.heard} == {(200, None)}, mall.heard
     assert Counter(mall.seen(one) for one in mall.paths) == {1: len(mall.paths)}
@@ -281,17 +247,17 @@ async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
 async def test_what_is_signed_for_a_while_counts_by_the_gateway_s_clock_and_never_twice(mall: Mall) -> None:
     first, purse = mall.skewed[0], await mall.pay(3)
     used, fresh = "/echo/bound-used", "/echo/bound-fresh"
-    mall.upstream.seen.pop(("GET", used), None)
+    mall.upstream.heads.pop(("GET", used), None)
     proofs = {path: mall.bind(purse, path) for path in (used, fresh)}
     assert (await mall.ask(used, headers=proofs[used])).status == 200
     for skew_s in (HOUR_S, -HOUR_S):
-        first.set_clock(skew_s)
+        first.clock.set(skew_s)
         for path, headers in proofs.items():
             reply = await mall.ask(path, headers=headers)
             assert (reply.status, reply.code) == (401, "signature_expired")
             assert not reply.asks_for_money
-        await first.wait_rounds()
-    first.set_clock(0)
+        await first.clock.wait_rounds()
+    first.clock.set(0)
     again = await mall.ask(used, headers=proofs[used])
     assert (again.status, again.code) == (401, "nonce_reused")
     assert (await mall.ask(fresh, headers=proofs[fresh])).status == 200
@@ -300,17 +266,17 @@ async def test_what_is_signed_for_a_while_counts_by_the_gateway_s_clock_and_neve
 
 async def test_a_request_s_nonce_stays_used_while_the_clock_jumps(mall: Mall) -> None:
     """Also when what has expired was pruned meanwhile."""
-    street, first, wallet = mall.street, mall.skewed[0], await mall.street.wallet()
-    headers = street.sign_control(first.gateway, wallet, "GET", "/history")
+    cluster, first, wallet = mall.cluster, mall.skewed[0], await mall.cluster.wallet()
+    headers = cluster.sign_control(first.gateway, wallet, "GET", "/history")
 
     async def ask() -> int:
-        reply = await street.send(f"{first.gateway.base_url}{API}/history", headers=headers)
+        reply = await cluster.send(f"{first.gateway.base_url}{API}/history", headers=headers)
         return int(reply.status)
 
     assert await ask() == 200
     for skew_s in (HOUR_S, -HOUR_S, 0):
-        first.set_clock(skew_s)
-        await first.wait_rounds()
+        first.clock.set(skew_s)
+        await first.clock.wait_rounds()
         assert await ask() == 401
 
 
@@ -318,8 +284,8 @@ async def test_a_session_outlives_an_hour_either_way(mall: Mall) -> None:
     first = mall.skewed[0]
     token = await sign_in(mall, at=first.gateway)
     for skew_s in (HOUR_S, -HOUR_S, 0):
-        first.set_clock(skew_s)
-        await first.wait_rounds(1)
+        first.clock.set(skew_s)
+        await first.clock.wait_rounds(1)
         for one in mall.skewed:
             assert (await open_history(mall, token, at=one.gateway)).status == 200
 
@@ -327,27 +293,27 @@ async def test_a_session_outlives_an_hour_either_way(mall: Mall) -> None:
 async def test_a_payment_that_lies_ahead_of_the_clock_is_pending_and_asked_for_once(mall: Mall) -> None:
     first, purse = mall.skewed[0], await mall.pay(2)
     path = f"/echo/ahead-{next(_NUMBERS)}"
-    first.set_clock(-HOUR_S)
+    first.clock.set(-HOUR_S)
     reply = await mall.ask(path, headers=purse.proof)
     assert (reply.status, reply.code, reply.asks_for_money) == (409, "payment_pending", False)
-    first.set_clock(0)
+    first.clock.set(0)
     assert (await mall.ask(path, headers=purse.proof)).status == 200
-    first.set_clock(HOUR_S)
+    first.clock.set(HOUR_S)
     assert (await mall.ask(path, headers=purse.proof)).status == 200
-    first.set_clock(0)
+    first.clock.set(0)
     assert mall.seen(path) == 2
 
 
 async def test_an_authorisation_that_the_clock_finds_late_moves_nothing_and_counts_when_it_is_right(
     mall: Mall,
 ) -> None:
-    first, wallet = mall.skewed[0], await mall.street.wallet()
+    first, wallet = mall.skewed[0], await mall.cluster.wallet()
     quote, path = Quote.read(await mall.ask("/echo/quote")), f"/echo/late-{next(_NUMBERS)}"
     shown = mall.authorize(wallet, quote, valid_s=HOUR_S // 2)
-    first.set_clock(HOUR_S)
+    first.clock.set(HOUR_S)
     refused = await mall.ask(path, headers=[shown])
     assert (refused.status, refused.code, mall.seen(path)) == (402, "payment_expired", 0)
-    first.set_clock(0)
+    first.clock.set(0)
     assert (await mall.ask(path, headers=[shown])).status == 200
     again = await mall.ask(path, headers=[shown])
     assert (again.asks_for_money, mall.seen(path)) == (False, 1)
@@ -358,10 +324,10 @@ async def test_a_hold_ends_neither_early_nor_with_a_jump(mall: Mall) -> None:
     path = f"/echo/held-{next(_NUMBERS)}"
     call_id = await lose_answer(mall, purse, at=first.gateway)
     for skew_s in (HOUR_S, -HOUR_S, HOUR_S):
-        first.set_clock(skew_s)
+        first.clock.set(skew_s)
         for one in mall.skewed:
-            await one.wait_rounds()
-    first.set_clock(0)
+            await one.clock.wait_rounds()
+    first.clock.set(0)
     assert await read_state(mall, purse, call_id) == "unknown"
     reply = await mall.ask(path, headers=purse.proof)
     assert (reply.status, reply.asks_for_money, mall.seen(path)) == (409, False, 0)
@@ -369,27 +335,27 @@ async def test_a_hold_ends_neither_early_nor_with_a_jump(mall: Mall) -> None:
 
 async def lose_answer(mall: Mall, purse: Purse, *, at: Any) -> str:
     """A call whose upstream took the request and gave no answer."""
-    path = f"/mute/{next(_NUMBERS)}"
+    path = f"/close/{next(_NUMBERS)}"
     reply = await mall.ask(path, at=at, method="POST", headers=purse.proof)
     assert (reply.status, reply.state, mall.seen(path, "POST")) == (504, "held", 1), reply.body
     return str(reply.json["callId"])
 
 
 async def read_state(mall: Mall, purse: Purse, call_id: str) -> str:
-    calls = await mall.street.history(mall.first, purse.wallet)
+    calls = await mall.cluster.history(mall.first, purse.wallet)
     return next(str(call["status"]) for call in calls if call["id"] == call_id)
 
 
 async def sign_in(mall: Mall, *, at: Any) -> str:
-    wallet, kind = await mall.street.wallet(), ("Content-Type", "application/json")
+    wallet, kind = await mall.cluster.wallet(), ("Content-Type", "application/json")
 
     async def post(path: str, content: Any) -> Any:
         url = f"{at.base_url}{API}/auth/{path}"
-        return await mall.street.send(
+        return await mall.cluster.send(
             url, method="POST", headers=[kind], content=json.dumps(content).encode()
         )
 
-    invited = await post("nonce", {"address": str(wallet.address), "chainId": mall.street.driver.chain_id})
+    invited = await post("nonce", {"address": str(wallet.address), "chainId": mall.cluster.driver.chain_id})
     message = invited.json["message"]
     signature = Account.sign_message(encode_defunct(text=message), wallet.key).signature.hex()
     opened = await post("session", {"message": message, "signature": "0x" + signature.removeprefix("0x")})
@@ -398,7 +364,7 @@ async def sign_in(mall: Mall, *, at: Any) -> str:
 
 
 async def open_history(mall: Mall, token: str, *, at: Any) -> Any:
-    return await mall.street.send(
+    return await mall.cluster.send(
         f"{at.base_url}{API}/history", headers=[("Authorization", f"Bearer {token}")]
     )
 
@@ -454,14 +420,14 @@ async def stand_apart(apart: Mall, lease_s: int) -> None:
 
 @pytest.mark.postgres
 async def test_gateways_an_hour_apart_know_each_other_s_nonces_keys_and_credit(apart: Mall) -> None:
-    street, (right, *wrong) = apart.street, apart.skewed
-    wallet = await street.wallet()
-    headers = street.sign_control(right.gateway, wallet, "GET", "/history")
+    cluster, (right, *wrong) = apart.cluster, apart.skewed
+    wallet = await cluster.wallet()
+    headers = cluster.sign_control(right.gateway, wallet, "GET", "/history")
     token = await sign_in(apart, at=right.gateway)
     statuses = []
     for one in (right, *wrong, right):
-        await one.wait_rounds()
-        reply = await street.send(f"{one.gateway.base_url}{API}/history", headers=headers)
+        await one.clock.wait_rounds()
+        reply = await cluster.send(f"{one.gateway.base_url}{API}/history", headers=headers)
         statuses.append(reply.status)
         assert (await open_history(apart, token, at=one.gateway)).status == 200
     assert statuses == [200, 401, 401, 401]
@@ -482,14 +448,14 @@ async def test_gateways_an_hour_apart_know_each_other_s_nonces_keys_and_credit(a
 
 
 async def test_a_chain_an_hour_ahead_takes_nothing_new_and_keeps_what_it_gave(
-    quiet_street: Any, zygote: Any, tmp_path: Path
+    own_chain_cluster: Any, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/tollway.sqlite3"
-    async with open_mall(quiet_street, zygote, tmp_path, database_url=url, skews=[0]) as mall:
-        before, wallet = await mall.pay(2), await mall.street.wallet()
+    async with open_mall(own_chain_cluster, tmp_path, database_url=url, skews=[0]) as mall:
+        before, wallet = await mall.pay(2), await mall.cluster.wallet()
         assert (await mall.ask("/echo/before", headers=before.proof)).status == 200
         quote = Quote.read(await mall.ask("/echo/quote"))
-        await mall.street.driver.rpc("evm_increaseTime", HOUR_S)
+        await mall.cluster.driver.rpc("evm_increaseTime", HOUR_S)
         after = await mall.pay(1)
         early = await mall.ask("/echo/after", headers=after.proof)
         assert (early.status, early.code, early.asks_for_money) == (409, "payment_pending", False)
@@ -499,6 +465,6 @@ async def test_a_chain_an_hour_ahead_takes_nothing_new_and_keeps_what_it_gave(
         good = await mall.ask("/echo/good", headers=[mall.authorize(wallet, quote)])
         on_credit = await mall.ask("/echo/credit", headers=before.proof)
         assert (good.status, on_credit.status) == (200, 200)
-        mall.skewed[0].set_clock(HOUR_S)  # time has passed
+        mall.skewed[0].clock.set(HOUR_S)  # time has passed
         assert (await mall.ask("/echo/after", headers=after.proof)).status == 200
         await mall.check_ledger()

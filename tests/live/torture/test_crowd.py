@@ -10,8 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.live.street import API, bound, plain
-from tests.live.torture.rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatch, write_request
+from tests.kit.gateway_cluster import API, bound, plain
+from tests.kit.raw_callers import ParallelCallers, RawResponse, write_request
+from tests.live.torture.measures import stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
@@ -34,12 +35,12 @@ class Ticket:
     tx_hash: Any
     is_bound: bool
 
-    def present(self, street: Any, gateway: Any, api_id: str, times: int) -> list[bytes]:
+    def present(self, cluster: Any, gateway: Any, api_id: str, times: int) -> list[bytes]:
         """Plain: always the same. Bound: each with a nonce of its own, so that each could be the one that counts."""
         target, port = f"{API}/gateway/{api_id}{self.path}", int(gateway.base_url.rpartition(":")[2])
         if not self.is_bound:
             return [write_request(port, target, plain(self.payer, self.tx_hash))] * times
-        chain_id = street.driver.chain_id
+        chain_id = cluster.driver.chain_id
         return [
             write_request(
                 port,
@@ -56,35 +57,39 @@ class Ticket:
     ids=["four-on-postgresql", "one-on-sqlite"],
 )
 async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hundred_calls(
-    street: Any, zygote: Any, torture: Any, kind: str, gateways: int
+    cluster: Any, torture: Any, kind: str, gateways: int
 ) -> None:
     payments, times = torture.pick(short=(6, 40), long=(200, 200))
-    url = await street.make_postgres() if kind == "postgresql" else f"sqlite:///{street.folder}/crowd.sqlite3"
-    async with open_seats(zygote, street, gateways, database_url=url, settings=SETTINGS) as seats:
-        first, provider = seats[0].gateway, await street.wallet()
-        api_id = await street.publish(first, provider)
-        payers = await street.wallets(payments)
-        hashes = await pay_in_bulk(street, payers, provider.address)
+    url = (
+        await cluster.make_postgres() if kind == "postgresql" else f"sqlite:///{cluster.folder}/crowd.sqlite3"
+    )
+    async with cluster.gateways(gateways, database_url=url, settings=SETTINGS) as processes:
+        first, provider = processes[0], await cluster.wallet()
+        api_id = await cluster.publish(first, provider)
+        payers = await cluster.wallets(payments)
+        hashes = await cluster.pay_in_bulk(payers, provider.address)
         tickets = [
             Ticket(path=f"/echo/{kind}/{number}", payer=payer, tx_hash=tx_hash, is_bound=number % 2 == 1)
             for number, (payer, tx_hash) in enumerate(zip(payers, hashes, strict=True))
         ]
-        seen_before, commits_before = street.provider.seen_total, await count_transactions(url)
+        seen_before, commits_before = cluster.provider.seen_total, await count_transactions(url)
 
         with stopwatch() as elapsed_s:
-            heard = await sing(street, [seat.port for seat in seats], first, api_id, tickets, times)
+            heard = await sing(
+                cluster, [process.port for process in processes], first, api_id, tickets, times
+            )
             seconds = elapsed_s()
-        seen, commits = street.provider.seen_total - seen_before, await count_transactions(url)
+        seen, commits = cluster.provider.seen_total - seen_before, await count_transactions(url)
 
         for ticket in tickets:
             check_answers(ticket, heard[ticket.path], times)
-            assert street.provider.count(ticket.path) == 1
+            assert cluster.provider.count(ticket.path) == 1
         assert seen == payments, "nothing else has reached the upstream"
-        report = await street.audit(first)
+        report = await cluster.audit(first)
         assert (report.wrong, report.held_calls, report.held_payments) == ((), (), ())
         assert (report.payments, report.calls) == (payments, payments)
         for ticket in torture.random.sample(tickets, 4):
-            shown = await street.payment(seats[-1].gateway, ticket.payer, ticket.tx_hash)
+            shown = await cluster.payment(processes[-1], ticket.payer, ticket.tx_hash)
             assert (shown["state"], shown["credit"], len(shown["calls"])) == ("spent", "0", 1)
     torture.tell(
         gateways=gateways,
@@ -97,17 +102,17 @@ async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hund
 
 
 async def sing(
-    street: Any, ports: list[int], gateway: Any, api_id: str, tickets: list[Ticket], times: int
-) -> dict[str, list[Heard]]:
+    cluster: Any, ports: list[int], gateway: Any, api_id: str, tickets: list[Ticket], times: int
+) -> dict[str, list[RawResponse]]:
     """Each payment shown that often in one moment, a few payments at a time. The answers by path."""
-    heard: dict[str, list[Heard]] = {}
+    heard: dict[str, list[RawResponse]] = {}
     waiting = iter(tickets)
 
     async def show_one_after_the_other() -> None:
-        chorus = Chorus(ports, times)
+        chorus = ParallelCallers(ports, times)
         try:
             for ticket in waiting:
-                heard[ticket.path] = await chorus.ask(ticket.present(street, gateway, api_id, times))
+                heard[ticket.path] = await chorus.ask(ticket.present(cluster, gateway, api_id, times))
         finally:
             chorus.close()
 
@@ -117,7 +122,7 @@ async def sing(
     return heard
 
 
-def check_answers(ticket: Ticket, heard: list[Heard], times: int) -> None:
+def check_answers(ticket: Ticket, heard: list[RawResponse], times: int) -> None:
     """One was served; all others are told that the payment is used, and by whom nobody needs to know."""
     told = Counter((one.status, one.problem["code"] if one.status != 200 else None) for one in heard)
     assert told == {(200, None): 1, (409, "payment_already_used"): times - 1}, (ticket, told)

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.gateway_cluster import API, PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port
-from tests.live.street import API, PRICE_UNITS, plain, poll
-from tests.live.torture.postgres_pair import run_pair
-from tests.live.torture.rig import Progress, open_seats, pay_in_bulk, run_upstream, stopwatch
+from tests.kit.postgres_pair import run_pair
+from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
+from tests.live.torture.measures import Progress, stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -42,8 +44,8 @@ _RUNS = (f"run{number}" for number in itertools.count(1))
 class Callers:
     """Each with a payment of its own; each call has a path of its own, and is made once."""
 
-    street: Any
-    seats: list[Any]
+    cluster: Any
+    processes: list[Any]
     upstream: Any
     api_id: str
     payers: list[Any]
@@ -55,9 +57,9 @@ class Callers:
 
     async def ask(self, number: int, path: str, *, method: str = "GET") -> Any:
         payer, tx_hash = self.payers[number], self.payments[number]
-        seat = self.seats[number % len(self.seats)]
-        url = f"{seat.gateway.base_url}{API}/gateway/{self.api_id}{path}"
-        return await self.street.send(url, method=method, headers=plain(payer, tx_hash))
+        process = self.processes[number % len(self.processes)]
+        url = f"{process.base_url}{API}/gateway/{self.api_id}{path}"
+        return await self.cluster.send(url, method=method, headers=plain(payer, tx_hash))
 
     async def _call_on(self, number: int) -> None:
         for turn in itertools.count():
@@ -87,20 +89,22 @@ class Callers:
     async def wait_trouble(self) -> None:
         """Somebody is told, and no gateway says that it is ready."""
         await self.wait_refused()
-        for seat in self.seats:
-            await poll(lambda seat=seat: self._is_unready(seat), deadline_s=20, what="an unready gateway")
+        for process in self.processes:
+            await poll(
+                lambda process=process: self._is_unready(process), deadline_s=20, what="an unready gateway"
+            )
 
     async def wait_refused(self) -> None:
         goal = len(self.refused) + 5
         await poll(lambda: len(self.refused) > goal, deadline_s=BACK_DEADLINE_S, what="refusals")
 
-    async def _is_unready(self, seat: Any) -> bool:
-        reply = await self.street.send(seat.gateway.base_url + "/readyz")
+    async def _is_unready(self, process: Any) -> bool:
+        reply = await self.cluster.send(process.base_url + "/readyz")
         return (reply.status, reply.code) == AWAY and not reply.json["checks"]["storage"]
 
     async def wait_back(self) -> None:
-        for seat in self.seats:
-            await seat.wait_ready()
+        for process in self.processes:
+            await process.wait_ready()
         await self.wait_served(what="calls after the trouble")
 
     async def show_unseen(self) -> Any:
@@ -109,20 +113,20 @@ class Callers:
 
     async def check(self) -> Counter[str]:
         """The state of every call, counted. `held`: its outcome was lost with the power, and only its provider can tell."""
-        gateway = self.seats[0].gateway
+        gateway = self.processes[0]
         assert (await self.show_unseen()).status == 200
         await poll(lambda: self._is_settled(gateway), deadline_s=BACK_DEADLINE_S, what="recovery")
-        seen = {key: count for key, count in self.upstream.seen.items() if f"/{self.run}/" in key[1]}
+        seen = {key: count for key, count in self.upstream.heads.items() if f"/{self.run}/" in key[1]}
         assert set(seen.values()) <= {1}, "sent twice"
         states: dict[tuple[str, str], str] = {}
         for payer, tx_hash in zip(self.payers, self.payments, strict=True):
-            calls = await self.street.history(gateway, payer)
+            calls = await self.cluster.history(gateway, payer)
             assert len(calls) < 1000
             own = {(call["method"], call["path"]): call["payment"]["state"] for call in calls}
             assert len(own) == len(calls), "two records for one call"
             states |= own
             taken = sum(PRICE_UNITS for state in own.values() if state != "released")
-            shown = await self.street.payment(gateway, payer, tx_hash)
+            shown = await self.cluster.payment(gateway, payer, tx_hash)
             assert int(shown["credit"]) == int(shown["amount"]) - taken
         taking = {key for key, state in states.items() if state in ("charged", "held")}
         assert set(seen) <= taking, "sent without a record"
@@ -133,27 +137,29 @@ class Callers:
         unclaimed = {key for key, told in self.refused.items() if told == AWAY}
         assert not unclaimed & set(seen), "sent, and told that nothing was taken"
         assert set(self.refused.values()) <= {AWAY, UNKNOWN}
-        assert (await self.street.audit(gateway)).wrong == ()
+        assert (await self.cluster.audit(gateway)).wrong == ()
         return Counter(states.values())
 
     async def _is_settled(self, gateway: Any) -> bool:
-        pending = [await self.street.history(gateway, one, "&status=pending") for one in self.payers]
+        pending = [await self.cluster.history(gateway, one, "&status=pending") for one in self.payers]
         return not any(pending)
 
 
 class Place:
     """Gateways on one database, an upstream, and a listing; each scene brings callers of its own."""
 
-    def __init__(self, street: Any, seats: list[Any], upstream: Any, *, provider: Any, api_id: str) -> None:
-        self.street, self.seats, self.upstream = street, seats, upstream
+    def __init__(
+        self, cluster: Any, processes: list[Any], upstream: Any, *, provider: Any, api_id: str
+    ) -> None:
+        self.cluster, self.processes, self.upstream = cluster, processes, upstream
         self.provider, self.api_id = provider, api_id
 
     async def gather(self) -> Callers:
-        payers = await self.street.wallets(CALLERS + 1)
-        payments = await pay_in_bulk(self.street, payers, self.provider.address, each=5_000)
+        payers = await self.cluster.wallets(CALLERS + 1)
+        payments = await self.cluster.pay_in_bulk(payers, self.provider.address, each=5_000)
         return Callers(
-            street=self.street,
-            seats=self.seats,
+            cluster=self.cluster,
+            processes=self.processes,
             upstream=self.upstream,
             api_id=self.api_id,
             payers=payers,
@@ -164,22 +170,20 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def open_place(
-    street: Any, zygote: Any, database_url: str, *, gateways: int, settings: dict[str, str] | None = None
+    cluster: Any, database_url: str, *, gateways: int, settings: dict[str, str] | None = None
 ) -> AsyncIterator[Place]:
-    seats = open_seats(
-        zygote, street, gateways, database_url=database_url, settings={**QUICK, **(settings or {})}
-    )
-    async with run_upstream() as upstream, seats as opened:
-        provider = await street.wallet()
-        api_id = await street.publish(opened[0].gateway, provider, endpoint=upstream.base_url)
-        yield Place(street, opened, upstream, provider=provider, api_id=api_id)
+    processes = cluster.gateways(gateways, database_url=database_url, settings={**QUICK, **(settings or {})})
+    async with run_scripted_upstream(turns_default=ALWAYS) as upstream, processes as opened:
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(opened[0], provider, endpoint=upstream.base_url)
+        yield Place(cluster, opened, upstream, provider=provider, api_id=api_id)
 
 
-async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(street: Any, zygote: Any, torture: Any) -> None:
+async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(cluster: Any, torture: Any) -> None:
     """By a limit on the size of files of the gateway's process."""
-    path = street.folder / "full.sqlite3"
-    async with open_place(street, zygote, f"sqlite:///{path}", gateways=1) as place:
-        pid = place.seats[0].gateway.process.pid
+    path = cluster.folder / "full.sqlite3"
+    async with open_place(cluster, f"sqlite:///{path}", gateways=1) as place:
+        pid = place.processes[0].pid
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         refused, states = 0, Counter[str]()
         for _ in range(torture.pick(short=1, long=5)):
@@ -195,7 +199,7 @@ async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(street: Any, zygot
                 await callers.wait_back()
             refused += len(callers.refused)
             states += await callers.check()
-        log = place.seats[0].gateway.read_log()
+        log = place.processes[0].read_log()
         assert ("storage_away" in log, "disk_error" in log or "disk_full" in log) == (True, True)
         torture.tell(refused=refused, **states)
 
@@ -208,9 +212,9 @@ async def pair() -> AsyncIterator[Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place(street: Any, zygote: Any, pair: Any) -> AsyncIterator[Place]:
+async def place(cluster: Any, pair: Any) -> AsyncIterator[Place]:
     """Two gateways on the pair."""
-    async with open_place(street, zygote, pair.url, gateways=2) as it:
+    async with open_place(cluster, pair.url, gateways=2) as it:
         yield it
 
 
@@ -248,10 +252,10 @@ async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: An
             "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"
         )
         await callers.wait_trouble()
-        reached = sum(place.upstream.seen.values())
+        reached = sum(place.upstream.heads.values())
         refused = len(callers.refused)
         await poll(lambda: len(callers.refused) > refused + 10, deadline_s=20, what="refusals")
-        assert sum(place.upstream.seen.values()) == reached
+        assert sum(place.upstream.heads.values()) == reached
         await pair.primary.ask(
             "SET default_transaction_read_only = off",
             "ALTER SYSTEM RESET default_transaction_read_only",
@@ -259,7 +263,7 @@ async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: An
         )
         await callers.wait_back()
     torture.tell(refused=len(callers.refused), **await callers.check())
-    assert "is read-only" in "".join(seat.gateway.read_log() for seat in place.seats)
+    assert "is read-only" in "".join(process.read_log() for process in place.processes)
 
 
 @pytest.mark.postgres
@@ -278,7 +282,7 @@ async def test_a_full_disk_of_the_database_server_serves_nothing_unpaid(
         pair.primary.limit_files(None)
         await callers.wait_back()
     torture.tell(refused=len(callers.refused), **await callers.check())
-    logs = "".join(seat.gateway.read_log() for seat in place.seats)
+    logs = "".join(process.read_log() for process in place.processes)
     assert "File too large" in logs
 
 

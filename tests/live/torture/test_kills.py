@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.live.torture.rig import Seat, open_seats, run_upstream, stopwatch
-from tests.live.torture.storm import KINDS, Storm
+from tests.kit.gateway_process import GatewayProcess
+from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
+from tests.live.torture.kill_load import KINDS, Storm
+from tests.live.torture.measures import stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
@@ -44,8 +46,7 @@ QUICK = {
     ids=["three-on-postgresql", "one-on-sqlite"],
 )
 async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_every_payment_explained(
-    street: Any,
-    zygote: Any,
+    cluster: Any,
     torture: Any,
     kind: str,
     gateways: int,
@@ -56,32 +57,34 @@ async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_ever
         torture.pick(short=kills[0], long=kills[1]),
         torture.pick(short=callers[0], long=callers[1]),
     )
-    url = await street.make_postgres() if kind == "postgresql" else f"sqlite:///{street.folder}/kills.sqlite3"
-    gas = await street.wallet()
+    url = (
+        await cluster.make_postgres() if kind == "postgresql" else f"sqlite:///{cluster.folder}/kills.sqlite3"
+    )
+    gas = await cluster.wallet()
     settings = {**SETTINGS, **torture.pick(short=QUICK, long={}), "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
     async with (
-        run_upstream() as upstream,
-        open_seats(zygote, street, gateways, database_url=url, settings=settings) as seats,
+        run_scripted_upstream(turns_default=ALWAYS) as upstream,
+        cluster.gateways(gateways, database_url=url, settings=settings) as processes,
     ):
-        storm = await Storm.brew(street, seats, upstream, url=url, dice=child(torture.random))
+        storm = await Storm.brew(cluster, processes, upstream, url=url, dice=child(torture.random))
         with stopwatch() as storm_s:
             last_kill_s, settled_s = await blow(
-                storm, seats, storm_s, kills=count, callers=crowd, dice=torture.random
+                storm, processes, storm_s, kills=count, callers=crowd, dice=torture.random
             )
-        for seat in seats:
-            await seat.wait_ready()
+        for process in processes:
+            await process.wait_ready()
         await storm.finish()
         await storm.wait_settled(deadline_s=LAST_LOOK_S)
         states = await storm.check_upstream()
-        fates = await storm.check_payers(seats[-1].gateway)
+        fates = await storm.check_payers(processes[-1])
         settled = await storm.check_chain()
-        assert (await street.audit(seats[0].gateway)).wrong == ()
+        assert (await cluster.audit(processes[0])).wrong == ()
     torture.tell(
         gateways=gateways,
         kills=count,
         errands=len(storm.errands),
         answers=storm.answered.count,
-        upstream=upstream.seen.total(),
+        upstream=upstream.heads.total(),
         kills_per_s=round(count / last_kill_s, 2),
         settled_s=round(settled_s, 1),
         transfers=settled,
@@ -92,7 +95,7 @@ async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_ever
 
 async def blow(
     storm: Storm,
-    seats: list[Seat],
+    processes: list[GatewayProcess],
     elapsed_s: Callable[[], float],
     *,
     kills: int,
@@ -109,7 +112,7 @@ async def blow(
         for _ in range(kills):
             more = dice.randrange(ANSWERS_BETWEEN)
             await storm.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")
-            dice.choice(seats).kill_and_restart()
+            dice.choice(processes).kill_and_restart()
             last_kill_s = elapsed_s()
         is_over = True
         await storm.wait_settled(deadline_s=SETTLED_WITHIN_S)

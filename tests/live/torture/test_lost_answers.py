@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import update
 
-from tests.live.signed_calls import QUICK, Stall
-from tests.live.street import PRICE_UNITS, plain, poll
-from tests.live.torture.puppet import Puppet, run_puppet
-from tests.live.torture.rig import open_seats, pay_in_bulk
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.scripted_upstream import ScriptedUpstream, run_scripted_upstream
+from tests.kit.signed_calls import QUICK, PaidListing
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import call_table
 
@@ -42,20 +42,20 @@ _NUMBERS = itertools.count(1)
 class Desk:
     """Two gateways on one PostgreSQL, behind one name, and an upstream that loses answers."""
 
-    street: Any
-    puppet: Puppet
-    stall: Stall
+    cluster: Any
+    upstream: ScriptedUpstream
+    stall: PaidListing
 
     @property
     def gateways(self) -> list[Any]:
         return self.stall.gateways
 
     async def make_calls(self, rail: str, count: int, **options: Any) -> "list[Lost]":
-        payers = await self.street.wallets(count)
+        payers = await self.cluster.wallets(count)
         if rail == "x402":
             shown = [[self.stall.sign(payer, "/").header] for payer in payers]
         else:
-            hashes = await pay_in_bulk(self.street, payers, self.stall.provider.address)
+            hashes = await self.cluster.pay_in_bulk(payers, self.stall.provider.address)
             shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
         return [
             Lost(desk=self, payer=payer, shown=headers, number=next(_NUMBERS), **options)
@@ -64,7 +64,7 @@ class Desk:
 
     async def resolve(self, call_id: str, outcome: str) -> Any:
         path = f"/history/{call_id}/resolution"
-        return await self.street.control(
+        return await self.cluster.control(
             self.gateways[0], self.stall.provider, "POST", path, {"outcome": outcome}
         )
 
@@ -79,7 +79,7 @@ class Desk:
             await database.close()
 
     async def check_ledger(self) -> None:
-        assert (await self.street.audit(self.gateways[0])).wrong == ()
+        assert (await self.cluster.audit(self.gateways[0])).wrong == ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +100,11 @@ class Lost:
 
     @property
     def seen(self) -> int:
-        return self.desk.puppet.count(self.path, self.method)
+        return self.desk.upstream.count(self.path, self.method)
 
     async def send(self, at: int = 0, *, path: str | None = None) -> Any:
         key = [("Idempotency-Key", f"{self.key}-{self.number}")] if self.key and path is None else []
-        return await self.desk.street.call(
+        return await self.desk.cluster.call(
             self.desk.gateways[at],
             self.desk.stall.api_id,
             path or self.path,
@@ -127,7 +127,7 @@ class Lost:
         return str(record["id"])
 
     async def record(self, at: int = 0) -> Any:
-        (call,) = await self.desk.street.history(self.desk.gateways[at], self.payer)
+        (call,) = await self.desk.cluster.history(self.desk.gateways[at], self.payer)
         return call
 
     async def check_refused(self, reply: Any, call_id: str, state: str) -> None:
@@ -147,17 +147,18 @@ class Lost:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(street: Any, zygote: Any) -> AsyncIterator[Desk]:
-    (gas,) = await street.wallets(1)
+async def desk(cluster: Any) -> AsyncIterator[Desk]:
+    (gas,) = await cluster.wallets(1)
     settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
-    url = await street.make_postgres()
+    url = await cluster.make_postgres()
     async with (
-        run_puppet() as puppet,
-        open_seats(zygote, street, 2, database_url=url, settings=settings) as seats,
+        run_scripted_upstream() as upstream,
+        cluster.gateways(2, database_url=url, settings=settings) as gateways,
     ):
-        gateways = [seat.gateway for seat in seats]
-        stall = await Stall.open(street, gateways, endpoint=puppet.base_url, timeoutSeconds=TIMEOUT_S)
-        yield Desk(street=street, puppet=puppet, stall=stall)
+        stall = await PaidListing.open(
+            cluster, gateways, endpoint=upstream.base_url, timeoutSeconds=TIMEOUT_S
+        )
+        yield Desk(cluster=cluster, upstream=upstream, stall=stall)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
@@ -240,7 +241,7 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     desk: Desk, method: str, key: str | None
 ) -> None:
     (call,) = await desk.make_calls("tx", 1, method=method, key=key)
-    desk.puppet.turns[call.path] = 9
+    desk.upstream.turns[call.path] = 9
     call_ids = {await call.lose(at) for at in (0, 1, 0)}
     (call_id,) = call_ids
     for at in (1, 0):
@@ -254,7 +255,7 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     await poll(is_released, deadline_s=DEADLINE_S, what="the release after a day")
     other = await call.send(1, path="/echo/other")
     assert (other.status, other.state) == (200, "charged"), other.body
-    payments = await desk.street.control(desk.gateways[0], call.payer, "GET", "/payments")
+    payments = await desk.cluster.control(desk.gateways[0], call.payer, "GET", "/payments")
     assert [payment["amount"] for payment in payments.json["payments"]] == [str(PRICE_UNITS)]
     await desk.check_ledger()
 

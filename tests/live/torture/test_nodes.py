@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from tests.live.rpc_line import (
-    RpcLine,
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import (
+    NodeProxy,
     answer_for_another_chain,
     answer_null,
     answer_with,
     name_nodes,
-    run_rpc_line,
+    run_node_proxy,
 )
-from tests.live.signed_calls import SignedCall, Stall
-from tests.live.street import PRICE_UNITS, plain, poll
-from tests.live.torture.rig import open_seats
+from tests.kit.signed_calls import PaidListing, SignedCall
 from tollway.ids import TxHash
 from tollway.sandbox.chain import START_USDC_UNITS
 
@@ -38,7 +38,7 @@ LAG_BLOCKS = 5
 LARGE_PRICE = "6"
 LARGE_UNITS = 600 * PRICE_UNITS
 
-Fault = Callable[[RpcLine], object]
+Fault = Callable[[NodeProxy], object]
 SILENT: dict[str, Fault] = {
     "hangs": lambda line: line.hang(),
     "fails": lambda line: line.fail(),
@@ -56,10 +56,10 @@ _NUMBERS = itertools.count(1)
 class Shop:
     """A gateway with nodes of its own; `credit` is a payment that it knows."""
 
-    street: Any
-    lines: list[RpcLine]
-    small: Stall
-    large: Stall
+    cluster: Any
+    lines: list[NodeProxy]
+    small: PaidListing
+    large: PaidListing
     payer: Any
     credit: TxHash
     recoveries_s: list[float] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Shop:
     def gateway(self) -> Any:
         return self.small.gateways[0]
 
-    async def show(self, wallet: Any, tx_hash: TxHash, stall: Stall, path: str) -> Any:
-        return await self.street.call(self.gateway, stall.api_id, path, headers=plain(wallet, tx_hash))
+    async def show(self, wallet: Any, tx_hash: TxHash, stall: PaidListing, path: str) -> Any:
+        return await self.cluster.call(self.gateway, stall.api_id, path, headers=plain(wallet, tx_hash))
 
     def path(self, name: str) -> str:
         return f"/echo/{name}-{next(_NUMBERS)}"
@@ -78,7 +78,7 @@ class Shop:
         """One call of what is known: whatever the nodes do, it is served."""
         path = self.path("credit")
         reply = await self.show(self.payer, self.credit, self.small, path)
-        assert (reply.status, self.street.provider.count(path)) == (200, 1), reply.body
+        assert (reply.status, self.cluster.provider.count(path)) == (200, 1), reply.body
 
     async def recover(self, send: Callable[[], Any]) -> Any:
         """What is served at last, within the promise; what is heard until then asks nobody to pay."""
@@ -99,31 +99,29 @@ class Shop:
             line.mend()
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.gateway)
+        report = await self.cluster.audit(self.gateway)
         assert (report.wrong, report.held_calls) == ((), ())
 
 
 @contextlib.asynccontextmanager
-async def open_shop(street: Any, zygote: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
+async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
     async with contextlib.AsyncExitStack() as stack:
         lines = [
-            await stack.enter_async_context(run_rpc_line(street.session, street.driver.rpc_url))
+            await stack.enter_async_context(run_node_proxy(cluster.session, cluster.driver.rpc_url))
             for _ in range(nodes)
         ]
-        gas, payer = await street.wallets(2)
+        gas, payer = await cluster.wallets(2)
         settings = {
-            **name_nodes(street.folder, lines, **agreement),
+            **name_nodes(cluster.folder, lines, **agreement),
             "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
             "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1",
         }
-        url = f"sqlite:///{street.folder}/shop-{next(_NUMBERS)}.sqlite3"
-        (seat,) = await stack.enter_async_context(
-            open_seats(zygote, street, 1, database_url=url, settings=settings)
-        )
-        small = await Stall.open(street, [seat.gateway])
-        large = await Stall.open(street, [seat.gateway], pricePerRequest=LARGE_PRICE)
-        credit = await street.send_tokens(payer, small.provider.address, 50 * PRICE_UNITS)
-        shop = Shop(street=street, lines=lines, small=small, large=large, payer=payer, credit=credit)
+        url = f"sqlite:///{cluster.folder}/shop-{next(_NUMBERS)}.sqlite3"
+        (process,) = await stack.enter_async_context(cluster.gateways(1, database_url=url, settings=settings))
+        small = await PaidListing.open(cluster, [process])
+        large = await PaidListing.open(cluster, [process], pricePerRequest=LARGE_PRICE)
+        credit = await cluster.send_tokens(payer, small.provider.address, 50 * PRICE_UNITS)
+        shop = Shop(cluster=cluster, lines=lines, small=small, large=large, payer=payer, credit=credit)
         await shop.spend_credit()
         yield shop
 
@@ -134,19 +132,19 @@ def assert_patient(reply: Any, *codes: str) -> None:
     assert reply.code in codes, (reply.status, reply.body)
 
 
-async def pay(shop: Shop, stall: Stall, units: int) -> tuple[Any, TxHash]:
+async def pay(shop: Shop, stall: PaidListing, units: int) -> tuple[Any, TxHash]:
     wallet = await rich(shop)
-    return wallet, await shop.street.send_tokens(wallet, stall.provider.address, units)
+    return wallet, await shop.cluster.send_tokens(wallet, stall.provider.address, units)
 
 
 async def rich(shop: Shop) -> Any:
     """A wallet that a node which lags has heard of too."""
-    wallet = await shop.street.wallet()
-    await shop.street.driver.mine(LAG_BLOCKS)
+    wallet = await shop.cluster.wallet()
+    await shop.cluster.driver.mine(LAG_BLOCKS)
     return wallet
 
 
-async def suffer(shop: Shop, name: str, *, stall: Stall, units: int) -> None:
+async def suffer(shop: Shop, name: str, *, stall: PaidListing, units: int) -> None:
     """A fault of all nodes: an unseen payment, a known one and a signed one; then the nodes are back."""
     signer = await rich(shop)
     wallet, unseen = await pay(shop, stall, units)
@@ -159,18 +157,18 @@ async def suffer(shop: Shop, name: str, *, stall: Stall, units: int) -> None:
     )
     assert_patient(paid, "chain_unavailable", "payment_pending")
     assert_patient(settled, "chain_unavailable", "payment_outcome_unknown")
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     shop.mend()
     await asyncio.gather(
         shop.recover(lambda: shop.show(wallet, unseen, stall, path)), shop.recover(signed.send)
     )
-    assert shop.street.provider.count(path) == 1
+    assert shop.cluster.provider.count(path) == 1
     assert signed.seen == 1
     assert len(await signed.transfers()) == 1
 
 
-async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, zygote: Any, torture: Any) -> None:
-    async with open_shop(street, zygote, 1) as shop:
+async def test_a_lone_node_that_is_no_use_harms_nobody(cluster: Any, torture: Any) -> None:
+    async with open_shop(cluster, 1) as shop:
         for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
             await suffer(shop, name, stall=shop.small, units=PRICE_UNITS)
         await shop.check_ledger()
@@ -178,10 +176,10 @@ async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, zygote: Any,
 
 
 async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
-    street: Any, zygote: Any, torture: Any
+    cluster: Any, torture: Any
 ) -> None:
     """Above a value; below it one node is enough, and the other may lie in its bed."""
-    async with open_shop(street, zygote, 2, agreement_min=2, above=ABOVE) as shop:
+    async with open_shop(cluster, 2, agreement_min=2, above=ABOVE) as shop:
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
         for name in lies:
             await doubt(shop, shop.lines[torture.random.randrange(2)], name)
@@ -195,7 +193,7 @@ async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
         )
 
 
-async def doubt(shop: Shop, liar: RpcLine, name: str) -> None:
+async def doubt(shop: Shop, liar: NodeProxy, name: str) -> None:
     """One of two tells of a large payment what the other does not."""
     paid = {"invents": LARGE_UNITS, "tells of more": LARGE_UNITS - 1, "lags": LARGE_UNITS}[name]
     wallet, tx_hash = await pay(shop, shop.large, paid)
@@ -210,26 +208,26 @@ async def doubt(shop: Shop, liar: RpcLine, name: str) -> None:
         liar.lag(LAG_BLOCKS)
     reply, _ = await asyncio.gather(shop.show(wallet, shown, shop.large, path), shop.spend_credit())
     assert_patient(reply, "chain_unavailable", "payment_pending")
-    assert shop.street.provider.count(path) == 0
+    assert shop.cluster.provider.count(path) == 0
     shop.mend()
     if name == "tells of more":
         reply = await shop.show(wallet, shown, shop.large, path)
         assert (reply.status, reply.code) == (402, "payment_insufficient"), reply.body
         return
     await shop.recover(lambda: shop.show(wallet, tx_hash, shop.large, path))
-    told = await shop.street.payment(shop.gateway, wallet, tx_hash)
+    told = await shop.cluster.payment(shop.gateway, wallet, tx_hash)
     assert told["amount"] == str(LARGE_UNITS)
     if name == "invents":
         assert_patient(await shop.show(wallet, shown, shop.large, path), "payment_pending")
 
 
-async def doubt_balance(shop: Shop, liar: RpcLine, told: int) -> None:
+async def doubt_balance(shop: Shop, liar: NodeProxy, told: int) -> None:
     """One of two tells of another balance than a wallet has that signs a large payment: of none, or of more than all."""
     signer = await rich(shop)
     real = START_USDC_UNITS
     if told > real:
         real = LARGE_UNITS - 1
-        await shop.street.send_tokens(signer, shop.small.provider.address, START_USDC_UNITS - real)
+        await shop.cluster.send_tokens(signer, shop.small.provider.address, START_USDC_UNITS - real)
     signed: SignedCall = shop.large.sign(signer, shop.path("balance"))
     liar.lie(answer_with(real, told))
     reply, _ = await asyncio.gather(signed.send(), shop.spend_credit())
@@ -243,7 +241,7 @@ async def doubt_balance(shop: Shop, liar: RpcLine, told: int) -> None:
         assert (signed.seen, len(await signed.transfers())) == (1, 1)
 
 
-async def lose_one(shop: Shop, line: RpcLine, name: str) -> None:
+async def lose_one(shop: Shop, line: NodeProxy, name: str) -> None:
     """One of two is no use: what is small is sold on, what is large has to wait."""
     signer = await rich(shop)
     small_wallet, small = await pay(shop, shop.small, PRICE_UNITS)
@@ -262,18 +260,18 @@ async def lose_one(shop: Shop, line: RpcLine, name: str) -> None:
     await asyncio.gather(
         shop.recover(lambda: shop.show(large_wallet, large, shop.large, path)), shop.recover(dear.send)
     )
-    assert (dear.seen, shop.street.provider.count(path)) == (1, 1)
+    assert (dear.seen, shop.cluster.provider.count(path)) == (1, 1)
 
 
-async def test_two_of_three_decide_against_the_third(street: Any, zygote: Any, torture: Any) -> None:
-    async with open_shop(street, zygote, 3, agreement_min=2) as shop:
+async def test_two_of_three_decide_against_the_third(cluster: Any, torture: Any) -> None:
+    async with open_shop(cluster, 3, agreement_min=2) as shop:
         for _ in range(torture.pick(short=1, long=4)):
             liar = shop.lines[torture.random.randrange(3)]
             wallet, tx_hash = await pay(shop, shop.small, 2 * PRICE_UNITS)
             liar.lie(answer_with(2 * PRICE_UNITS, 900 * PRICE_UNITS))
             reply = await shop.show(wallet, tx_hash, shop.small, shop.path("three"))
             assert reply.status == 200, reply.body
-            assert (await shop.street.payment(shop.gateway, wallet, tx_hash))["amount"] == str(
+            assert (await shop.cluster.payment(shop.gateway, wallet, tx_hash))["amount"] == str(
                 2 * PRICE_UNITS
             )
             shop.mend()

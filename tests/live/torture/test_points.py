@@ -20,10 +20,15 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import select
 
-from tests.live.hand_payer import MPP, HandPayer, Header, Quote
-from tests.live.signed_calls import QUICK, Stall
-from tests.live.street import API, plain, poll
-from tests.live.torture.points import (
+from tests.kit.authorization_payer import MPP, AuthorizationPayer, Header, Quote
+from tests.kit.fault_injection import POINTS, find_mark
+from tests.kit.gateway_cluster import API, plain
+from tests.kit.gateway_process import GatewayProcess, poll
+from tests.kit.process_dump import dump_gateway, dump_postgres
+from tests.kit.raw_callers import RawCaller, RawResponse
+from tests.kit.scripted_upstream import REST, ScriptedUpstream, run_scripted_upstream
+from tests.kit.signed_calls import QUICK, PaidListing
+from tests.live.torture.outcome_table import (
     FAILED,
     KILLED,
     LEFT,
@@ -35,17 +40,12 @@ from tests.live.torture.points import (
     USED,
     Row,
 )
-from tests.live.torture.process_dump import dump_gateway, dump_postgres
-from tests.live.torture.puppet import REST, Caller, Puppet, Told, run_puppet
-from tests.live.torture.rig import Seat, open_seats, pay_in_bulk
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import call_table
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 IS_LONG = os.environ.get("TORTURE") == "long"
-PROGRAM = "TEST_PROGRAM"
-HALTING = Path(__file__).parents[1] / "halting_gateway.py"
 DEADLINE_S = 60.0
 RENEW_OFTEN = {"TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1"}
 LEASE = "TOLLWAY_LIMIT_OWNER_LEASE_S"
@@ -103,7 +103,7 @@ class Deal:
     payer: Any
     shown: list[tuple[str, str]]
     path: str
-    told: Told | None = None
+    told: RawResponse | None = None
     is_answered: bool = False  # as far as the head
 
     @property
@@ -122,20 +122,20 @@ class Deal:
 class Place:
     """A gateway on one database. `closed_id` is a listing whose endpoint nobody listens at."""
 
-    street: Any
-    puppet: Puppet
-    seat: Seat
-    stall: Stall
+    cluster: Any
+    upstream: ScriptedUpstream
+    gateway: GatewayProcess
+    stall: PaidListing
     closed_id: str
     rail: str
     dump: str = ""  # of the first failure
 
     async def deal(self, rows: list[Row]) -> list[Deal]:
         """Each with a wallet of its own and a payment worth one call."""
-        payers = await self.street.wallets(len(rows))
+        payers = await self.cluster.wallets(len(rows))
         deals = [self._make(row, payer) for row, payer in zip(rows, payers, strict=True)]
         if self.rail == "tx":
-            hashes = await pay_in_bulk(self.street, payers, self.stall.provider.address)
+            hashes = await self.cluster.pay_in_bulk(payers, self.stall.provider.address)
             shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
         else:
             shown = [[await self._sign(deal)] for deal in deals]
@@ -147,8 +147,8 @@ class Place:
         if self.rail == "x402":
             return self.stall.sign(deal.payer, "/").header
         quote = Quote.read(await self.call(deal))  # good for this route and no other
-        payer = HandPayer(
-            street=self.street, gateway=self.seat.gateway, api_id=self.stall.api_id, signer=deal.payer
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=self.gateway, api_id=self.stall.api_id, signer=deal.payer
         )
         return payer.show(quote, MPP, valid_before=int(time.time()) + 3_600)
 
@@ -158,10 +158,10 @@ class Place:
         key = [("Idempotency-Key", f"order-{number}")] if row.is_keyed else []
         return Deal(row=row, payer=payer, shown=key, path=path)
 
-    async def send(self, deal: Deal, *, bytes_max: int | None = None) -> Caller:
+    async def send(self, deal: Deal, *, bytes_max: int | None = None) -> RawCaller:
         api_id = self.stall.api_id if deal.row.act else self.closed_id
-        return await Caller.send(
-            self.seat.port,
+        return await RawCaller.send(
+            self.gateway.port,
             f"{API}/gateway/{api_id}{deal.path}",
             deal.shown,
             method=deal.row.method,
@@ -170,8 +170,8 @@ class Place:
         )
 
     async def call(self, deal: Deal, path: str = "") -> Any:
-        return await self.street.call(
-            self.seat.gateway,
+        return await self.cluster.call(
+            self.gateway,
             self.stall.api_id,
             path or deal.path,
             method=deal.row.method,
@@ -180,7 +180,7 @@ class Place:
         )
 
     async def record(self, deal: Deal) -> Any:
-        calls = await self.street.history(self.seat.gateway, deal.payer)
+        calls = await self.cluster.history(self.gateway, deal.payer)
         assert len(calls) <= 1, calls
         return calls[0] if calls else None
 
@@ -202,7 +202,7 @@ class Place:
         every = [await self.deal(rows) for rows in (killed, left, left_halted, failed)]
         halted, leaving, leaving_halted, failing = every
         self.restart(halts=True)
-        await self.seat.wait_ready()
+        await self.gateway.wait_ready()
         await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
         await self.halt(halted)
         await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
@@ -222,12 +222,12 @@ class Place:
             async with self.dumped_on_failure():  # before the group ends its callers
                 await self._wait_there(deals)
             self.restart(is_heir=True)
-        await self.seat.wait_ready()
+        await self.gateway.wait_ready()
         for deal in deals:  # one after the other: to be asked for all at once would keep it from its renewals
             if deal.row.state is not None:
                 await self._wait_decided(deal)
         self.restart()
-        await self.seat.wait_ready()
+        await self.gateway.wait_ready()
 
     async def _wait_there(self, deals: list[Deal]) -> None:
         """Names the calls that are not at their points at the deadline, or that have been answered instead."""
@@ -256,21 +256,21 @@ class Place:
 
     async def _dump(self) -> str:
         """What cannot be asked says why."""
-        url, parts = self.seat.gateway.env["TOLLWAY_DATABASE_URL"], [dump_gateway(self.seat.gateway)]
+        url, parts = self.gateway.env["TOLLWAY_DATABASE_URL"], [dump_gateway(self.gateway)]
         if not url.startswith("sqlite"):
             parts.append(dump_postgres(url))
-        parts.append(self.street.driver.rpc("txpool_inspect"))
+        parts.append(self.cluster.driver.rpc("txpool_inspect"))
         return "\n".join(map(str, await asyncio.gather(*parts, return_exceptions=True)))
 
     def restart(self, *, halts: bool = False, is_heir: bool = False) -> None:
-        env = self.seat.gateway.env
-        for name in (PROGRAM, LEASE):
+        env = self.gateway.env
+        for name in (*POINTS, LEASE):
             env.pop(name, None)
         if halts:
-            env[PROGRAM] = str(HALTING)
+            env.update(POINTS)
         if is_heir:
             env[LEASE] = LEASE_S
-        self.seat.kill_and_restart()
+        self.gateway.kill_and_restart()
 
     async def _halt(self, deal: Deal) -> None:
         caller = await self.send(deal, bytes_max=deal.row.sends)
@@ -286,10 +286,10 @@ class Place:
             return self._mark(deal).exists() and (row.told is None or deal.told is not None)
         if row.act == "hold":
             return deal.is_answered
-        return (self.puppet.heads if row.act == "deaf" else self.puppet.wholes)[key] == 1
+        return (self.upstream.heads if row.act == "deaf" else self.upstream.wholes)[key] == 1
 
     def _mark(self, deal: Deal) -> Path:
-        return Path(self.street.folder / ("halted" + deal.path.replace("/", "-")))
+        return find_mark(self.cluster.folder, deal.path)
 
     async def leave_halted(self, deal: Deal) -> None:
         """Its caller leaves while the gateway stands still; then it goes on."""
@@ -298,18 +298,18 @@ class Place:
         await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{deal.path} there")
         if row.act != "hold":
             caller.leave()
-        deal.told = Told(status=None, is_whole=False)
+        deal.told = RawResponse(status=None, is_whole=False)
         if row.halt == "dialled":
             await poll(lambda: is_old(mark), deadline_s=DEADLINE_S, what="a dial that takes too long")
             if row.act != "hold":
-                pid = self.seat.gateway.process.pid
+                pid = self.gateway.pid
                 what = "a server that has seen its caller leave"
                 await poll(lambda: not caller.is_known_to(pid), deadline_s=DEADLINE_S, what=what)
         mark.with_suffix(".go").touch()
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
             caller.leave()
-            left = self.puppet.left
+            left = self.upstream.left
             await poll(lambda: deal.path in left, deadline_s=DEADLINE_S, what="the upstream left")
         if row.state is not None:
             await self._wait_decided(deal)
@@ -322,34 +322,34 @@ class Place:
         return record is not None and record["status"] != "pending"
 
     async def leave(self, deal: Deal) -> None:
-        row, puppet, key = deal.row, self.puppet, (deal.row.method, deal.path)
+        row, upstream, key = deal.row, self.upstream, (deal.row.method, deal.path)
         caller = await self.send(deal, bytes_max=row.sends)
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
-        arrived = puppet.heads if row.sends is not None else puppet.wholes
+        arrived = upstream.heads if row.sends is not None else upstream.wholes
         await poll(lambda: arrived[key] == 1, deadline_s=DEADLINE_S, what=f"{deal.path} at the upstream")
         caller.leave()
-        deal.told = Told(status=row.told, is_whole=True)
+        deal.told = RawResponse(status=row.told, is_whole=True)
         if row.act == "late":
-            puppet.let(deal.path)
+            upstream.let(deal.path)
         if row.is_keyed:
-            puppet.let(deal.path + (REST if row.act == "late" else ""))
+            upstream.let(deal.path + (REST if row.act == "late" else ""))
         else:
             deadline_s = CANCELLED_S if row.act == "hold" else DEADLINE_S  # the latter settles first
-            await poll(lambda: deal.path in puppet.left, deadline_s=deadline_s, what="the upstream left")
+            await poll(lambda: deal.path in upstream.left, deadline_s=deadline_s, what="the upstream left")
 
     async def fail(self, deal: Deal) -> None:
         caller = await self.send(deal)
         if deal.row.act == "cut":
             await caller.hear(b"\r\n\r\n")
-            self.puppet.let(deal.path)
+            self.upstream.let(deal.path)
         deal.told = await caller.listen()
 
     # ---- What is found.
 
     async def check(self, deal: Deal) -> None:
         """Everything that its row says; then nothing is left of its payment."""
-        row, count = deal.row, self.puppet.count
+        row, count = deal.row, self.upstream.count
         assert deal.told is not None
         if row.told is not None:
             assert (deal.told.status, deal.told.is_whole) == (row.told, not row.is_cut), deal.told
@@ -392,7 +392,7 @@ class Place:
     async def _wait_delivered(self, call_id: str) -> str:
         """The books know it, and the history does not tell it. Written lazily."""
         query = select(call_table.c.delivery).where(call_table.c.id == call_id)
-        database = connect_database(self.seat.gateway.env["TOLLWAY_DATABASE_URL"])
+        database = connect_database(self.gateway.env["TOLLWAY_DATABASE_URL"])
         try:
             return await poll(
                 lambda: database.read(lambda connection: connection.execute(query).scalar_one()),
@@ -402,7 +402,7 @@ class Place:
         finally:
             await database.close()
 
-    def _check_problem(self, row: Row, told: Told) -> None:
+    def _check_problem(self, row: Row, told: RawResponse) -> None:
         problem = told.problem
         assert problem["code"] == row.code
         assert "payment" not in problem
@@ -415,10 +415,10 @@ class Place:
         reply = await self.call(deal, DIFFERENT)
         assert (reply.status, reply.code) == USED, reply.body
         assert not reply.asks_for_money
-        assert self.puppet.count(DIFFERENT, deal.row.method) == 0
+        assert self.upstream.count(DIFFERENT, deal.row.method) == 0
 
     async def check_ledger(self) -> None:
-        assert (await self.street.audit(self.seat.gateway)).wrong == ()
+        assert (await self.cluster.audit(self.gateway)).wrong == ()
 
 
 def is_old(mark: Path) -> bool:
@@ -426,42 +426,42 @@ def is_old(mark: Path) -> bool:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def puppet() -> AsyncIterator[Puppet]:
-    async with run_puppet() as running:
+async def upstream() -> AsyncIterator[ScriptedUpstream]:
+    async with run_scripted_upstream() as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def open_shop(street: Any, zygote: Any, puppet: Puppet) -> AsyncIterator[Any]:
+async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[Any]:
     """One gateway for each kind of database, as it is first asked for."""
     async with contextlib.AsyncExitStack() as stack:
-        shops: dict[str, tuple[Seat, Stall, str]] = {}
+        shops: dict[str, tuple[GatewayProcess, PaidListing, str]] = {}
         nobody = stack.enter_context(socket.socket())
         nobody.bind(("127.0.0.1", 0))  # and nobody listens there
 
-        async def open_it(database: str) -> tuple[Seat, Stall, str]:
+        async def open_it(database: str) -> tuple[GatewayProcess, PaidListing, str]:
             if database in shops:
                 return shops[database]
-            (gas,) = await street.wallets(1)
+            (gas,) = await cluster.wallets(1)
             settings = {**QUICK, **RENEW_OFTEN, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
-            url = f"sqlite:///{street.folder}/points.sqlite3"
+            url = f"sqlite:///{cluster.folder}/points.sqlite3"
             if database == "postgresql":
-                url = await street.make_postgres()
-            (seat,) = await stack.enter_async_context(
-                open_seats(zygote, street, 1, database_url=url, settings=settings)
+                url = await cluster.make_postgres()
+            (process,) = await stack.enter_async_context(
+                cluster.gateways(1, database_url=url, settings=settings)
             )
-            stall = await Stall.open(street, [seat.gateway], endpoint=puppet.base_url)
-            closed = await street.publish(
-                seat.gateway, stall.provider, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            stall = await PaidListing.open(cluster, [process], endpoint=upstream.base_url)
+            closed = await cluster.publish(
+                process, stall.provider, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}"
             )
-            shops[database] = seat, stall, closed
+            shops[database] = process, stall, closed
             return shops[database]
 
         yield open_it
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
+async def judge_place(cluster: Any, upstream: ScriptedUpstream, open_shop: Any) -> Any:
     """Everything at a place happens at once, and once. Gives what is wrong with each row, by its id, and the dump of the
     first failure."""
     judged: dict[str, tuple[dict[str, Exception | None], str]] = {}
@@ -469,8 +469,10 @@ async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
     async def judge(name: str) -> tuple[dict[str, Exception | None], str]:
         if name not in judged:
             rail, _, database = name.split(" ")
-            seat, stall, closed = await open_shop(database)
-            judging = Place(street=street, puppet=puppet, seat=seat, stall=stall, closed_id=closed, rail=rail)
+            process, stall, closed = await open_shop(database)
+            judging = Place(
+                cluster=cluster, upstream=upstream, gateway=process, stall=stall, closed_id=closed, rail=rail
+            )
             try:
                 async with judging.dumped_on_failure():
                     found = await judging.judge(*(rows_at(name, rows) for rows in TABLE))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from tests.live.rpc_line import RpcLine, run_rpc_line
-from tests.live.signed_calls import QUICK, SignedCall, Stall, find_pending
-from tests.live.street import PRICE_UNITS, plain, poll
-from tests.live.torture.rig import open_seats
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import NodeProxy, run_node_proxy
+from tests.kit.signed_calls import QUICK, PaidListing, SignedCall, find_pending
 from tollway.ids import TxHash, keccak256
 from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.database import connect_database
@@ -57,16 +57,16 @@ class Customer:
 class Reef:
     """A gateway whose chain is not safe."""
 
-    street: Any
-    stall: Stall
+    cluster: Any
+    stall: PaidListing
     gas: Any
     thief: Any
-    line: RpcLine
+    line: NodeProxy
     database: Any
 
     @property
     def driver(self) -> Any:
-        return self.street.driver
+        return self.cluster.driver
 
     @property
     def gateway(self) -> Any:
@@ -74,14 +74,14 @@ class Reef:
 
     async def show(self, customer: Customer, tx_hash: TxHash) -> Any:
         headers = plain(customer.wallet, tx_hash)
-        return await self.street.call(self.gateway, self.stall.api_id, customer.path, headers=headers)
+        return await self.cluster.call(self.gateway, self.stall.api_id, customer.path, headers=headers)
 
     def served(self, customer: Customer) -> int:
         signed = 0 if customer.signed is None else customer.signed.seen
-        return signed + int(self.street.provider.count(customer.path))
+        return signed + int(self.cluster.provider.count(customer.path))
 
     async def state(self, customer: Customer, tx_hash: TxHash) -> str:
-        return str((await self.street.payment(self.gateway, customer.wallet, tx_hash))["state"])
+        return str((await self.cluster.payment(self.gateway, customer.wallet, tx_hash))["state"])
 
     async def read_payments(self, tx_hashes: list[TxHash]) -> dict[TxHash, tuple[str, bytes]]:
         """State and block of each, in the books."""
@@ -108,7 +108,7 @@ class Reef:
         await poll(are_known, deadline_s=DEADLINE_S, what="the new blocks in the books")
 
     async def sign_transfer(self, customer: Customer, calls: int) -> tuple[bytes, TxHash]:
-        token = self.street.playground.token
+        token = self.cluster.playground.token
         payload = token.artifact.function("transfer").encode(
             (str(self.stall.provider.address), calls * PRICE_UNITS)
         )
@@ -129,7 +129,7 @@ class Reef:
 
     async def sign_theft(self, customer: Customer, nonce: int) -> bytes:
         """It takes all that the wallet has, which has allowed it: then whatever comes after it fails."""
-        token = self.street.playground.token
+        token = self.cluster.playground.token
         payload = token.artifact.function("transferFrom").encode(
             (str(customer.wallet.address), str(self.thief.address), START_USDC_UNITS)
         )
@@ -139,36 +139,36 @@ class Reef:
         return bytes(raw)
 
     async def give(self, customer: Customer) -> None:
-        await self.street.send_tokens(self.thief, customer.wallet.address, 100 * PRICE_UNITS)
+        await self.cluster.send_tokens(self.thief, customer.wallet.address, 100 * PRICE_UNITS)
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.gateway)
+        report = await self.cluster.audit(self.gateway)
         assert report.wrong == ()
 
 
 @contextlib.asynccontextmanager
-async def open_reef(street: Any, zygote: Any, **settings: str) -> AsyncIterator[Reef]:
-    gas, thief = await street.wallets(2)
-    async with run_rpc_line(street.session, street.driver.rpc_url) as line:
+async def open_reef(cluster: Any, **settings: str) -> AsyncIterator[Reef]:
+    gas, thief = await cluster.wallets(2)
+    async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         line.is_final = False
         env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        url = f"sqlite:///{street.folder}/reef-{next(_NUMBERS)}.sqlite3"
+        url = f"sqlite:///{cluster.folder}/reef-{next(_NUMBERS)}.sqlite3"
         wanted = {**SETTINGS, **env, **settings}
-        async with open_seats(zygote, street, 1, database_url=url, settings=wanted) as (seat,):
-            stall = await Stall.open(street, [seat.gateway])
+        async with cluster.gateways(1, database_url=url, settings=wanted) as (process,):
+            stall = await PaidListing.open(cluster, [process])
             database = connect_database(url)
             try:
-                yield Reef(street=street, stall=stall, gas=gas, thief=thief, line=line, database=database)
+                yield Reef(cluster=cluster, stall=stall, gas=gas, thief=thief, line=line, database=database)
             finally:
                 await database.close()
 
 
 async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
-    quiet_street: Any, zygote: Any, torture: Any
+    own_chain_cluster: Any, torture: Any
 ) -> None:
     depths = torture.pick(short=[torture.random.randint(1, 10)], long=list(range(1, 11)))
     debts = 0
-    async with open_reef(quiet_street, zygote) as reef:
+    async with open_reef(own_chain_cluster) as reef:
         for depth in depths:
             await reef.driver.rpc("evm_setTime", int(time.time()))
             customers = await open_accounts(reef)
@@ -197,12 +197,12 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
 
 
 async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
-    quiet_street: Any, zygote: Any, torture: Any
+    own_chain_cluster: Any, torture: Any
 ) -> None:
     """The most that a reorganisation can cost."""
-    async with open_reef(quiet_street, zygote, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
+    async with open_reef(own_chain_cluster, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
         await reef.driver.rpc("evm_setTime", int(time.time()))
-        customer = Customer(kind="dropped", spent=2, wallet=await quiet_street.wallet())
+        customer = Customer(kind="dropped", spent=2, wallet=await own_chain_cluster.wallet())
         tx_hash = await reef.pay(customer, 5)
         await spend(reef, customer, tx_hash, 2)
         reply = await reef.show(customer, tx_hash)
@@ -210,7 +210,7 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
         await reef.driver.reorg(1)
         await reef.wait_gone([tx_hash])
         assert await reef.state(customer, tx_hash) == "reorged"
-        told = await quiet_street.history(reef.gateway, customer.wallet)
+        told = await own_chain_cluster.history(reef.gateway, customer.wallet)
         assert [call["payment"]["state"] for call in told] == ["reorged"] * 2
         await assert_spent(reef, customer, await reef.pay(customer, 1), "payer_in_debt")
         rest = await reef.pay(customer, 2)
@@ -229,12 +229,12 @@ async def is_served(reef: Reef, customer: Customer, tx_hash: TxHash) -> bool:
 async def open_accounts(reef: Reef) -> list[Customer]:
     """Of each kind one that is to be unspent, partly spent, spent; and one that pays by authorisation."""
     kinds = [(kind, spent) for kind in KINDS for spent in (0, 1, WORTH)] + [(kind, 1) for kind in KINDS]
-    wallets = await reef.street.wallets(len(kinds))
+    wallets = await reef.cluster.wallets(len(kinds))
     customers = [
         Customer(kind=kind, spent=spent, wallet=wallet)
         for (kind, spent), wallet in zip(kinds, wallets, strict=True)
     ]
-    token = reef.street.playground.token
+    token = reef.cluster.playground.token
     approvals = [
         await reef.driver.transact(token, "approve", str(reef.thief.address), 2**255, key=wallet.key)
         for wallet in wallets
@@ -262,7 +262,7 @@ async def mine_together(reef: Reef, customers: list[Customer]) -> None:
                     await reef.broadcast(customer.raw)
 
             async def are_waiting() -> bool:
-                return len(await find_pending(reef.street, reef.gas.address)) == len(signed)
+                return len(await find_pending(reef.cluster, reef.gas.address)) == len(signed)
 
             await poll(are_waiting, deadline_s=DEADLINE_S, what="the settlements")
             await reef.driver.mine(1)
@@ -294,7 +294,7 @@ async def spend_some(reef: Reef, customers: list[Customer]) -> None:
     for customer in customers:
         if customer.signed is None:
             headers = plain(customer.wallet, customer.paid[0])
-            reply = await reef.street.call(reef.gateway, reef.stall.api_id, "/status/500", headers=headers)
+            reply = await reef.cluster.call(reef.gateway, reef.stall.api_id, "/status/500", headers=headers)
             assert (reply.status, reply.state) == (500, "released")  # so the books know what is unspent too
             await spend(reef, customer, customer.paid[0], customer.spent)
         assert reef.served(customer) == customer.spent
@@ -358,7 +358,7 @@ async def check_fate(reef: Reef, customer: Customer) -> None:
         if customer.signed is None:
             codes = ["payment_pending"] if customer.kind == "dropped" else ["payment_verification_failed"]
             await assert_spent(reef, customer, tx_hash, *codes, "payer_in_debt")
-    told = await reef.street.history(reef.gateway, customer.wallet)
+    told = await reef.cluster.history(reef.gateway, customer.wallet)
     owed = 0 if customer.kind == "moved" else customer.spent
     assert sum(call["payment"]["state"] == "reorged" for call in told) == owed
 
@@ -411,7 +411,7 @@ async def come_back(reef: Reef, customer: Customer) -> None:
 
 async def check_paid(reef: Reef, customer: Customer) -> None:
     """The upstream has seen no more calls than the chain has transfers for."""
-    token = str(reef.street.playground.token.address)
+    token = str(reef.cluster.playground.token.address)
     topics = [
         _TRANSFER,
         *(f"0x{bytes(one.address).hex():0>64}" for one in (customer.wallet, reef.stall.provider)),

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.gateway_cluster import PRICE_UNITS, plain
+from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_ports
+from tests.kit.signed_calls import QUICK, PaidListing
 from tests.kit.valkey import run_valkey
-from tests.live.signed_calls import QUICK, Stall
-from tests.live.street import PRICE_UNITS, plain, poll
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -44,18 +45,18 @@ _NUMBERS = itertools.count(1)
 class Pair:
     """Two gateways on one database, behind one name. `admins`: where each tells its metrics."""
 
-    street: Any
+    cluster: Any
     gateways: list[Any]
     admins: list[str]
     server: Any
-    stall: Stall
+    stall: PaidListing
 
     async def wait_shared(self, value: int) -> None:
         """Until every gateway says that it counts with the others (1), or alone (0)."""
 
         async def is_told() -> bool:
             for admin in self.admins:
-                reply = await self.street.send(f"{admin}/metrics")
+                reply = await self.cluster.send(f"{admin}/metrics")
                 if f"tollway_shared_rates_up {value}.0" not in reply.body.decode():
                     return False
             return True
@@ -69,7 +70,7 @@ class Pair:
 
     async def call_for_nothing(self, times: int) -> list[int]:
         """So many free calls of one new listing at each gateway, all at once: how many each lets pass."""
-        api_id = await self.street.publish(self.gateways[0], self.stall.provider, pricePerRequest="0")
+        api_id = await self.cluster.publish(self.gateways[0], self.stall.provider, pricePerRequest="0")
         for gateway in self.gateways:
             await poll(
                 lambda gateway=gateway: self._knows(gateway, api_id), deadline_s=10, what="the listing"
@@ -77,7 +78,7 @@ class Pair:
 
         async def count_passed(gateway: Any) -> int:
             replies = await asyncio.gather(
-                *(self.street.call(gateway, api_id, "/echo/free") for _ in range(times))
+                *(self.cluster.call(gateway, api_id, "/echo/free") for _ in range(times))
             )
             assert {(reply.status, reply.code) for reply in replies} <= {(200, None), (429, "rate_limited")}
             return sum(reply.status == 200 for reply in replies)
@@ -86,16 +87,16 @@ class Pair:
 
     async def _knows(self, gateway: Any, api_id: str) -> bool:
         """Asked without a call: that would count."""
-        return (await self.street.send(f"{gateway.base_url}/api/v2/apis/{api_id}")).status == 200
+        return (await self.cluster.send(f"{gateway.base_url}/api/v2/apis/{api_id}")).status == 200
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(street: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    (gas,) = await street.wallets(1)
+async def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    (gas,) = await cluster.wallets(1)
     admins = [f"127.0.0.1:{port}" for port in find_low_ports(2)]
     with run_valkey(Path(tmp_path_factory.mktemp("valkey"))) as server:
         options = {
-            "database_url": await street.make_postgres(),
+            "database_url": await cluster.make_postgres(),
             "settings": {
                 **SETTINGS,
                 "TOLLWAY_RATE_LIMIT_URL": server.url,
@@ -107,13 +108,13 @@ async def pair(street: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
             return {**options, "settings": {**options["settings"], "TOLLWAY_ADMIN_LISTEN": admin}}
 
         async with (
-            street.gateway(**given(admins[0])) as first,
-            street.gateway(**given(admins[1]), public_url=first.public_url) as second,
+            cluster.gateway(**given(admins[0])) as first,
+            cluster.gateway(**given(admins[1]), public_url=first.public_url) as second,
         ):
             gateways = [first, second]
-            stall = await Stall.open(street, gateways)
+            stall = await PaidListing.open(cluster, gateways)
             yield Pair(
-                street=street,
+                cluster=cluster,
                 gateways=gateways,
                 admins=[f"http://{admin}" for admin in admins],
                 server=server,
@@ -136,18 +137,18 @@ class Load:
         await asyncio.gather(*(self._run_one(rounds, wallet) for wallet in self.wallets))
 
     async def _run_one(self, rounds: int, wallet: Any) -> None:
-        street, stall = self.pair.street, self.pair.stall
+        cluster, stall = self.pair.cluster, self.pair.stall
         for one, other in itertools.islice(
             itertools.cycle(itertools.permutations(self.pair.gateways)), rounds
         ):
             path = self._path("credit")
-            self._note("credit", await street.call(one, stall.api_id, path, headers=self._proof()))
+            self._note("credit", await cluster.call(one, stall.api_id, path, headers=self._proof()))
             call = stall.sign(wallet, self._path("signed"))
             self._note("signed", await call.send(other))
             path = self._path("keyed")
             headers = [*self._proof(), ("Idempotency-Key", secrets.token_hex(8))]
             for gateway in (one, other):
-                reply = await street.call(gateway, stall.api_id, path, method="POST", headers=headers)
+                reply = await cluster.call(gateway, stall.api_id, path, method="POST", headers=headers)
                 self._note("keyed", reply)
             if reply.headers.get("Idempotency-Replayed") == "true":
                 self.heard["replayed", 200, None] += 1
@@ -167,11 +168,11 @@ class Load:
 async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
     pair: Pair, torture: Any
 ) -> None:
-    street, rounds = pair.street, torture.pick(short=3, long=8)
+    cluster, rounds = pair.cluster, torture.pick(short=3, long=8)
     workers = torture.pick(short=3, long=6)
     calls = rounds * workers
-    (payer, *wallets) = await street.wallets(1 + workers)
-    tx_hash = await street.send_tokens(payer, pair.stall.provider.address, 3 * 2 * calls * PRICE_UNITS)
+    (payer, *wallets) = await cluster.wallets(1 + workers)
+    tx_hash = await cluster.send_tokens(payer, pair.stall.provider.address, 3 * 2 * calls * PRICE_UNITS)
     load = Load(pair=pair, payer=payer, tx_hash=tx_hash, wallets=wallets, heard=Counter(), paths=[])
     await pair.wait_shared(1)
 
@@ -204,7 +205,7 @@ async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
         ("keyed", 200, None): 2 * paid,
         ("replayed", 200, None): paid,
     }
-    assert Counter(street.provider.count(path) for path in load.paths) == {1: 3 * paid}
+    assert Counter(cluster.provider.count(path) for path in load.paths) == {1: 3 * paid}
     await pair.stall.check_ledger()
     torture.tell(
         paid_calls=3 * paid, keyed_repeats=paid, free_together=together, free_alone=alone, free_again=again
@@ -213,9 +214,9 @@ async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
 
 async def test_a_server_that_hangs_delays_nobody_who_pays_on_credit(pair: Pair, torture: Any) -> None:
     """Its connections stay open. Whoever has no rate of his own to be counted in does not notice."""
-    street, calls = pair.street, torture.pick(short=20, long=400)
-    payer = await street.wallet()
-    tx_hash = await street.send_tokens(payer, pair.stall.provider.address, calls * PRICE_UNITS)
+    cluster, calls = pair.cluster, torture.pick(short=20, long=400)
+    payer = await cluster.wallet()
+    tx_hash = await cluster.send_tokens(payer, pair.stall.provider.address, calls * PRICE_UNITS)
     await pair.wait_shared(1)
     pair.server.halt()
     try:
@@ -223,13 +224,13 @@ async def test_a_server_that_hangs_delays_nobody_who_pays_on_credit(pair: Pair, 
         gateways = itertools.cycle(pair.gateways)
         replies = await asyncio.gather(
             *(
-                street.call(next(gateways), pair.stall.api_id, path, headers=plain(payer, tx_hash))
+                cluster.call(next(gateways), pair.stall.api_id, path, headers=plain(payer, tx_hash))
                 for path in paths
             )
         )
     finally:
         pair.server.go_on()
     assert Counter(reply.status for reply in replies) == {200: calls}
-    assert Counter(street.provider.count(path) for path in paths) == {1: calls}
+    assert Counter(cluster.provider.count(path) for path in paths) == {1: calls}
     await pair.wait_shared(1)
     torture.tell(paid_calls=calls)

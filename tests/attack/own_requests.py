@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attacked_gateway import AttackedGateway, free_listing
 from eth_account import Account
 
+from tests.attack.attacked_gateway import AttackedGateway, free_listing
 from tollway.client.wallet import Wallet
 
 IS_LONG = os.environ.get("ATTACK") == "long"
@@ -62,7 +62,7 @@ def write_settings(folder: Path) -> None:
     path.chmod(0o600)
 
 
-class Errands:
+class OwnRequests:
     """`asked`: how often each name was asked for, by the name server of this network."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Errands:
             raise RuntimeError(f"{endpoint}: {answer.status_code} {answer.text[:300]}")
         return str(answer.json()["id"])
 
-    # ---- Each kind of errand.
+    # ---- Each kind of request.
 
     async def _prove(self) -> None:
         """A name that was fine when it was listed, and from then on leads where nobody may go."""
@@ -217,13 +217,13 @@ class Errands:
         return await self._http.post(f"/mcp/{api_id}", json=question, headers=headers)
 
 
-async def _crowd(errands: Iterable[Awaitable[None]]) -> None:
+async def _crowd(own_requests: Iterable[Awaitable[None]]) -> None:
     """A few at a time."""
-    turns = iter(errands)
+    turns = iter(own_requests)
 
     async def run() -> None:
-        for errand in turns:
-            await errand
+        for request in turns:
+            await request
 
     await asyncio.gather(*(run() for _ in range(CROWD)))
 

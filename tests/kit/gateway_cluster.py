@@ -1,7 +1,6 @@
-"""A street for the live tests: a chain, a sample provider, and real gateways in processes of their own.
+"""Real gateways in processes of their own, on one chain: how live tests start them, pay them and call them.
 
-Loaded by `conftest.py` and handed out as the fixture `street`. The provider runs in the test's process: its own log is
-the counter of truth.
+The sample provider runs in the test's process: its own log is the counter of truth.
 """
 
 import asyncio
@@ -9,12 +8,7 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import secrets
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +22,9 @@ from multidict import CIMultiDict
 from typer.testing import CliRunner
 from yarl import URL
 
+from tests.kit.forkserver import Forkserver
+from tests.kit.gateway_process import GatewayProcess, clean_environment
+from tests.kit.ports import find_low_ports
 from tollway.cli.main import make_app
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
@@ -42,13 +39,10 @@ from tollway.storage.history import audit
 API = "/api/v2"
 PRICE_UNITS = 10_000
 """Base units of a call at 0.01 USDC."""
-SERVE = (sys.executable, "-c", "from tollway.cli import main; main()", "serve")
-READY_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 20.0
-POLL_S = 0.01
 
 Headers = Sequence[tuple[str, str]]
 
+_TRANSFER_GAS = 100_000
 _SECRET_KEY = secrets.token_hex(32)
 _NUMBERS = itertools.count(1)
 
@@ -68,55 +62,21 @@ class Reply:
         """The code of a problem; None for any other answer."""
         if self.headers.get("Content-Type") != "application/problem+json":
             return None
-        return self.json.get("code")
+        code: str | None = self.json.get("code")
+        return code
 
     @property
     def state(self) -> str | None:
-        return self.headers.get("Tollway-Payment-State")
+        state: str | None = self.headers.get("Tollway-Payment-State")
+        return state
 
     @property
     def asks_for_money(self) -> bool:
         return self.status == 402 or "payment" in (self.json if self.code else {})
 
 
-class Gateway:
-    """A gateway process. `base_url` is where it listens; `public_url` what it believes to be."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], *, port: int, public_url: str, env: dict[str, str], log: Path
-    ) -> None:
-        self.process = process
-        self.base_url = f"http://127.0.0.1:{port}"
-        self.public_url = public_url
-        self.env = env
-        self.log = log
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def read_log(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    async def wait_ended(self) -> int:
-        """Its exit code; minus the signal's number when one ended it."""
-        await poll(lambda: not self.is_running, deadline_s=STOP_DEADLINE_S, what="the gateway's end")
-        return self.process.returncode
-
-    async def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return await self.wait_ended()
-
-    def memory_kib(self, kind: str = "VmHWM") -> int:
-        """Resident memory: now (`VmRSS`) or at most so far (`VmHWM`)."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith(kind + ":"):
-                return int(line.split()[1])
-        raise LookupError(kind)
-
-
-class Street:
-    """Everything that a test with real processes needs."""
+class GatewayCluster:
+    """Real gateways on one chain, with one sample provider, and the wallets and requests of their callers."""
 
     def __init__(
         self,
@@ -126,6 +86,7 @@ class Street:
         provider: SampleProvider,
         session: aiohttp.ClientSession,
         folder: Path,
+        forkserver: Forkserver,
         make_postgres: Callable[[], Awaitable[str]],
     ) -> None:
         self.driver = driver
@@ -133,6 +94,7 @@ class Street:
         self.provider = provider
         self.session = session
         self.folder = folder
+        self.forkserver = forkserver
         self.make_postgres = make_postgres
 
     # ---- Gateways.
@@ -143,69 +105,69 @@ class Street:
         *,
         database_url: str | None = None,
         public_url: str | None = None,
-        command: tuple[str, ...] = SERVE,
         settings: dict[str, str] | None = None,
-    ) -> AsyncIterator[Gateway]:
-        """A gateway that is ready; killed on the way out if it still runs. Its log is shown when the test fails."""
-        number, port = next(_NUMBERS), find_free_port()
-        public_url = public_url or f"http://127.0.0.1:{port}"
-        url = database_url or f"sqlite:///{self.folder}/gateway-{number}.sqlite3"
-        env = self.environment(database_url=url, public_url=public_url, port=port, settings=settings)
-        log = self.folder / f"gateway-{number}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        gateway = Gateway(process, port=port, public_url=public_url, env=env, log=log)
-        try:
-            await self.wait_ready(gateway)
+    ) -> AsyncIterator[GatewayProcess]:
+        """A gateway that is ready, with a database of its own unless a URL is given; killed on the way out if it still
+        runs. Its log is printed when the test fails."""
+        url = database_url or f"sqlite:///{self.folder}/gateway-{next(_NUMBERS)}.sqlite3"
+        async with self.gateways(1, database_url=url, public_url=public_url, settings=settings) as (gateway,):
             yield gateway
+
+    @contextlib.asynccontextmanager
+    async def gateways(
+        self,
+        count: int,
+        *,
+        database_url: str,
+        public_url: str | None = None,
+        settings: dict[str, str] | None = None,
+        own_settings: Sequence[dict[str, str]] = (),
+    ) -> AsyncIterator[list[GatewayProcess]]:
+        """The same for gateways on one database that have one public URL: that of the first, unless one is given.
+        `own_settings`: of each of them, beside those of all."""
+        ports = find_low_ports(count)
+        given = {"database_url": database_url, "public_url": public_url or f"http://127.0.0.1:{ports[0]}"}
+        started: list[GatewayProcess] = []
+        try:
+            for port, own in zip(ports, own_settings or [{}] * count, strict=True):
+                env = self.environment(**given, port=port, settings={**(settings or {}), **own})
+                name = f"gateway-{next(_NUMBERS)}"
+                started.append(
+                    GatewayProcess(env=env, folder=self.folder, name=name, forkserver=self.forkserver)
+                )
+            for gateway in started:
+                await gateway.wait_ready()
+            yield started
         except BaseException:
-            print(f"---- log of {gateway.base_url}, exit code {process.poll()}\n{gateway.read_log()[-8000:]}")
+            for gateway in started:
+                gateway.print_log()
             raise
         finally:
-            if gateway.is_running:
-                process.kill()
-            process.wait(STOP_DEADLINE_S)
+            for gateway in started:
+                gateway.kill()
 
     def environment(
         self, *, database_url: str, public_url: str, port: int, settings: dict[str, str] | None = None
     ) -> dict[str, str]:
-        """The settings of a gateway on this street, as its process gets them."""
-        return {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")},
-            "PYTHONFAULTHANDLER": "1",
-            "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
-            "TOLLWAY_DATABASE_URL": database_url,
-            "TOLLWAY_SECRET_KEY": _SECRET_KEY,
-            "TOLLWAY_PUBLIC_URL": public_url,
-            "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
-            "TOLLWAY_ADMIN_LISTEN": "off",
-            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
-            "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
-            "TOLLWAY_LIMIT_EDITS_PER_HOUR": "100000",
-            "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": "100000",
-            **(settings or {}),
-        }
+        """The environment of a gateway of this cluster."""
+        return clean_environment(
+            {
+                "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
+                "TOLLWAY_DATABASE_URL": database_url,
+                "TOLLWAY_SECRET_KEY": _SECRET_KEY,
+                "TOLLWAY_PUBLIC_URL": public_url,
+                "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
+                "TOLLWAY_ADMIN_LISTEN": "off",
+                "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+                "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
+                "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
+                "TOLLWAY_LIMIT_EDITS_PER_HOUR": "100000",
+                "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": "100000",
+                **(settings or {}),
+            }
+        )
 
-    async def wait_ready(self, gateway: Gateway) -> None:
-        async def is_ready() -> bool:
-            assert gateway.is_running, "the gateway stopped at once"
-            try:
-                async with self.session.get(gateway.base_url + "/readyz") as response:
-                    return response.status == 200
-            except aiohttp.ClientError:
-                return False
-
-        await poll(is_ready, deadline_s=READY_DEADLINE_S, what="readiness")
-
-    async def audit(self, gateway: Gateway) -> AuditReport:
+    async def audit(self, gateway: GatewayProcess) -> AuditReport:
         """The balance equation, checked on the gateway's database from outside."""
         database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
         try:
@@ -213,31 +175,14 @@ class Street:
         finally:
             await database.close()
 
-    async def operate(
-        self, gateway: Gateway, *arguments: str, command: tuple[str, ...] = SERVE[:-1]
-    ) -> tuple[int, Any]:
-        """An operator's command with the settings of that gateway: exit code, and what it printed as JSON."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *arguments,
-            "--json",
-            env=gateway.env,
-            cwd=self.folder,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(STOP_DEADLINE_S):
-            told, complaint = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, json.loads(told or complaint)
-
-    async def operate_here(self, gateway: Gateway, *arguments: str) -> tuple[int, Any]:
-        """The same inside this process, which has everything loaded: a second for each command less."""
+    async def operate(self, gateway: GatewayProcess, *arguments: str) -> tuple[int, Any]:
+        """An operator's command with the settings of that gateway: exit code, and what it printed as JSON. Runs in this
+        process, which has everything imported."""
         runner = CliRunner(env={name: value for name, value in gateway.env.items() if name[:8] == "TOLLWAY_"})
         outcome = await asyncio.to_thread(runner.invoke, make_app(), [*arguments, "--json"])
         return outcome.exit_code, json.loads(outcome.stdout or outcome.stderr)
 
-    # ---- People.
+    # ---- Wallets.
 
     async def wallets(self, count: int) -> list[FundedAccount]:
         """New wallets with 10 ETH and 1,000 USDC each."""
@@ -256,6 +201,25 @@ class Street:
         )
         await self.driver.wait_receipt(tx_hash)
         return tx_hash
+
+    async def pay_in_bulk(self, payers: list[FundedAccount], to: Address, *, each: int = 1) -> list[TxHash]:
+        """A payment worth `each` calls by each of these new wallets, all in a block or two."""
+        driver, token = self.driver, self.playground.token
+        payload = token.artifact.function("transfer").encode((str(to), each * PRICE_UNITS))
+        await driver.rpc("evm_setAutomine", False)
+        try:
+            sent = await asyncio.gather(
+                *(
+                    driver.send(key=payer.key, to=token.address, payload=payload, gas=_TRANSFER_GAS, nonce=0)
+                    for payer in payers
+                )
+            )
+        finally:
+            await driver.rpc("evm_setAutomine", True)
+            await driver.mine(1)
+        for tx_hash in sent:
+            assert (await driver.wait_receipt(tx_hash)).succeeded
+        return list(sent)
 
     # ---- Requests.
 
@@ -279,12 +243,12 @@ class Street:
         ) as response:
             return Reply(status=response.status, headers=response.headers, body=await response.read())
 
-    async def call(self, gateway: Gateway, api_id: str, rest: str = "", **options: Any) -> Reply:
+    async def call(self, gateway: GatewayProcess, api_id: str, rest: str = "", **options: Any) -> Reply:
         return await self.send(f"{gateway.base_url}{API}/gateway/{api_id}{rest}", **options)
 
     async def control(
         self,
-        gateway: Gateway,
+        gateway: GatewayProcess,
         account: FundedAccount,
         method: str,
         path: str,
@@ -300,7 +264,7 @@ class Street:
         )
 
     def sign_control(
-        self, gateway: Gateway, account: FundedAccount, method: str, path: str, content: bytes = b""
+        self, gateway: GatewayProcess, account: FundedAccount, method: str, path: str, content: bytes = b""
     ) -> list[tuple[str, str]]:
         """The headers of such a request, good for one time."""
         headers = [("Content-Type", "application/json")] if content else []
@@ -322,7 +286,7 @@ class Street:
             )
         )
 
-    async def publish(self, gateway: Gateway, provider: FundedAccount, **fields: Any) -> str:
+    async def publish(self, gateway: GatewayProcess, provider: FundedAccount, **fields: Any) -> str:
         """The id of a new listing; 0.01 USDC a call at the sample provider unless `fields` say otherwise."""
         reply = await self.control(gateway, provider, "POST", "/apis", self.draft(**fields))
         assert reply.status == 201, reply.body
@@ -337,12 +301,12 @@ class Street:
             **fields,
         }
 
-    async def history(self, gateway: Gateway, account: FundedAccount, query: str = "") -> list[Any]:
+    async def history(self, gateway: GatewayProcess, account: FundedAccount, query: str = "") -> list[Any]:
         reply = await self.control(gateway, account, "GET", f"/history?limit=1000{query}")
         assert reply.status == 200, reply.body
         return list(reply.json["calls"])
 
-    async def payment(self, gateway: Gateway, account: FundedAccount, tx_hash: TxHash) -> Any:
+    async def payment(self, gateway: GatewayProcess, account: FundedAccount, tx_hash: TxHash) -> Any:
         reply = await self.control(gateway, account, "GET", f"/payments/{tx_hash}")
         assert reply.status == 200, reply.body
         return reply.json
@@ -360,7 +324,7 @@ def sign_text(account: FundedAccount, text: str) -> str:
 def bound(
     account: FundedAccount,
     tx_hash: TxHash,
-    gateway: Gateway,
+    gateway: GatewayProcess,
     api_id: str,
     rest: str,
     *,
@@ -383,21 +347,3 @@ def bound(
             nonce=nonce or secrets.token_bytes(32),
         )
     )
-
-
-async def poll(test: Callable[[], Any], *, deadline_s: float, what: str) -> Any:
-    """What `test` gives once it gives something; a failed assertion after the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        found = test()
-        found = await found if asyncio.iscoroutine(found) else found
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not come within {deadline_s} s"
-        await asyncio.sleep(POLL_S)
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

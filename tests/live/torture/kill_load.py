@@ -17,17 +17,19 @@ from typing import Any
 import aiohttp
 from sqlalchemy import Connection, select
 
-from tests.live.hand_payer import V2, HandPayer, Quote
-from tests.live.signed_calls import balance_of
-from tests.live.street import API, PRICE_UNITS, bound, plain, poll
-from tests.live.torture.rig import Progress, Seat, Upstream
+from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote
+from tests.kit.gateway_cluster import API, PRICE_UNITS, bound, plain
+from tests.kit.gateway_process import GatewayProcess, poll
+from tests.kit.scripted_upstream import ScriptedUpstream
+from tests.kit.signed_calls import balance_of
+from tests.live.torture.measures import Progress
 from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import call_table, payment_table
 
 KINDS = ("credit", "bound", "keyed", "tx", "x402")
-SHAPES = ("echo", "echo", "echo", "slow", "long", "cut", "fail")
-"""How the upstream behaves: see `rig.Upstream`."""
+SHAPES = ("echo", "echo", "echo", "slow", "long", "broken", "fail")
+"""How the upstream behaves: see `ScriptedUpstream`."""
 CREDIT_CALLS = 20_000
 TRIES = 6
 TRY_DEADLINE_S = 60.0
@@ -111,13 +113,13 @@ def find_claims(connection: Connection, *, states: Collection[str] = ()) -> list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    street: Any
-    seats: list[Seat]
-    upstream: Upstream
+    cluster: Any
+    processes: list[GatewayProcess]
+    upstream: ScriptedUpstream
     provider: Any
     api_id: str
     url: str
-    seats_dice: random.Random
+    process_dice: random.Random
     quote: Quote
     errands: list[Errand] = field(default_factory=list)
     answered: Progress = field(default_factory=Progress)
@@ -126,21 +128,27 @@ class Storm:
 
     @classmethod
     async def brew(
-        cls, street: Any, seats: list[Seat], upstream: Upstream, *, url: str, dice: random.Random
+        cls,
+        cluster: Any,
+        processes: list[GatewayProcess],
+        upstream: ScriptedUpstream,
+        *,
+        url: str,
+        dice: random.Random,
     ) -> "Storm":
-        provider = await street.wallet()
-        first = seats[0].gateway
-        api_id = await street.publish(first, provider, endpoint=upstream.base_url)
-        quote = Quote.read(await street.call(first, api_id, "/echo/quote"))
-        upstream.seen.clear()  # the gateway has looked whether somebody is there
+        provider = await cluster.wallet()
+        first = processes[0]
+        api_id = await cluster.publish(first, provider, endpoint=upstream.base_url)
+        quote = Quote.read(await cluster.call(first, api_id, "/echo/quote"))
+        upstream.heads.clear()  # the gateway has looked whether somebody is there
         return cls(
-            street=street,
-            seats=seats,
+            cluster=cluster,
+            processes=processes,
             upstream=upstream,
             provider=provider,
             api_id=api_id,
             url=url,
-            seats_dice=dice,
+            process_dice=dice,
             quote=quote,
         )
 
@@ -148,7 +156,7 @@ class Storm:
 
     async def call_on(self, kind: str, dice: random.Random, is_over: Callable[[], bool]) -> None:
         """One caller: an errand after the other, each tried until it is told. `dice` draw the errands."""
-        payer = await self.street.wallet()
+        payer = await self.cluster.wallet()
         credit = None if kind in ("tx", "x402") else await self.pay(payer, CREDIT_CALLS)
         nonces = itertools.count()
         while not is_over():
@@ -173,7 +181,7 @@ class Storm:
 
     async def pay(self, payer: Any, calls: int, *, nonce: int = 0) -> Any:
         """A transfer worth so many calls, mined."""
-        driver, token = self.street.driver, self.street.playground.token
+        driver, token = self.cluster.driver, self.cluster.playground.token
         if calls > 1:
             minted = await driver.transact(token, "mint", payer.address, calls * PRICE_UNITS, key=payer.key)
             await driver.wait_receipt(minted)
@@ -204,13 +212,15 @@ class Storm:
     def _show(
         self, kind: str, payer: Any, tx_hash: Any, rest: str, *, method: str, body: bytes
     ) -> list[tuple[str, str]]:
-        gateway = self.seats[0].gateway
+        gateway = self.processes[0]
         match kind:
             case "x402":
-                hand = HandPayer(street=self.street, gateway=gateway, api_id=self.api_id, signer=payer)
+                hand = AuthorizationPayer(
+                    cluster=self.cluster, gateway=gateway, api_id=self.api_id, signer=payer
+                )
                 return [hand.show(self.quote, V2, valid_before=int(time.time()) + 3_600)]
             case "bound":
-                chain_id = self.street.driver.chain_id
+                chain_id = self.cluster.driver.chain_id
                 return bound(
                     payer, tx_hash, gateway, self.api_id, rest, chain_id=chain_id, method=method, body=body
                 )
@@ -220,8 +230,8 @@ class Storm:
 
     async def run(self, errand: Errand) -> None:
         """Sends it to whichever gateway, and takes down what that one says. A dead one says nothing."""
-        url = f"{self.seats_dice.choice(self.seats).gateway.base_url}{API}/gateway/{self.api_id}"
-        reply = await self.street.send(
+        url = f"{self.process_dice.choice(self.processes).base_url}{API}/gateway/{self.api_id}"
+        reply = await self.cluster.send(
             url + errand.path + errand.query,
             method=errand.method,
             headers=errand.headers,
@@ -269,7 +279,7 @@ class Storm:
         untold = [
             (errand.method, errand.path, errand.told[-1:])
             for errand in open_errands
-            if not errand.is_done and not errand.path.startswith("/cut/")
+            if not errand.is_done and not errand.path.startswith("/broken/")
         ]
         assert not untold, untold
 
@@ -289,10 +299,10 @@ class Storm:
             rows = await database.read(find_claims)
         for claim in rows:
             claims.setdefault((claim.method, claim.path), []).append(claim)
-        assert not set(self.upstream.seen) - set(claims), "the upstream saw what nobody claimed"
+        assert not set(self.upstream.heads) - set(claims), "the upstream saw what nobody claimed"
         for errand in self.errands:
             mine = claims.get((errand.method, errand.path), [])
-            self._check_errand(errand, mine, self.upstream.seen[errand.method, errand.path])
+            self._check_errand(errand, mine, self.upstream.heads[errand.method, errand.path])
         return Counter(claim.state for found in claims.values() for claim in found)
 
     def _check_errand(self, errand: Errand, claims: list[Claimed], seen: int) -> None:
@@ -340,7 +350,7 @@ class Storm:
     async def _check_payer(self, gateway: Any, errand: Errand) -> str:
         if errand.kind == "x402":
             return await self._check_signed(gateway, errand)
-        shown = await self.street.payment(gateway, errand.payer, errand.tx_hash)
+        shown = await self.cluster.payment(gateway, errand.payer, errand.tx_hash)
         story = (errand, shown)
         calls = await self._history(gateway, errand.payer)
         mine = [call for call in calls if call["payment"]["transaction"] == str(errand.tx_hash)]
@@ -368,7 +378,7 @@ class Storm:
         path, headers = f"/echo/after{errand.path}", plain(errand.payer, errand.tx_hash)
 
         async def ask() -> Any:
-            reply = await self.street.call(gateway, self.api_id, path, headers=headers)
+            reply = await self.cluster.call(gateway, self.api_id, path, headers=headers)
             is_in_its_own_way = reply.code in USED and reply.json["callId"] not in known
             return None if reply.code in WAITING or is_in_its_own_way else reply
 
@@ -392,9 +402,9 @@ class Storm:
     async def _history(self, gateway: Any, payer: Any) -> list[Any]:
         """Every call of a payer."""
         if payer.address not in self._histories:
-            calls = page = await self.street.history(gateway, payer)
+            calls = page = await self.cluster.history(gateway, payer)
             while len(page) == HISTORY_PAGE:
-                page = await self.street.history(gateway, payer, f"&before={page[-1]['id']}")
+                page = await self.cluster.history(gateway, payer, f"&before={page[-1]['id']}")
                 calls = [*calls, *page]
             self._histories[payer.address] = calls
         return self._histories[payer.address]
@@ -405,6 +415,6 @@ class Storm:
         query = select(columns.value_units).where(columns.is_authorized)
         async with self._open_ledger() as database:
             settled = sum(await database.read(lambda connection: connection.execute(query).scalars().all()))
-        earned = await balance_of(self.street, self.provider.address) - START_USDC_UNITS
+        earned = await balance_of(self.cluster, self.provider.address) - START_USDC_UNITS
         assert earned == self.paid["units"] + settled
         return settled // PRICE_UNITS

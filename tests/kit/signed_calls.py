@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.live.hand_payer import V2, HandPayer, Header, Quote, undress
-from tests.live.street import plain
+from tests.kit.authorization_payer import V2, AuthorizationPayer, Header, Quote, undress
+from tests.kit.gateway_cluster import plain
 from tollway.chain.signer import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.ids import Address, TxHash, keccak256
@@ -33,7 +33,7 @@ _DEAR_TIP_WEI = 400 * 10**9
 class SignedCall:
     """One request with one signed payment. `send` sends exactly the same each time."""
 
-    payer: HandPayer
+    payer: AuthorizationPayer
     path: str
     header: Header
     method: str = "GET"
@@ -46,7 +46,7 @@ class SignedCall:
     async def send(self, gateway: Any = None, *, headers: list[Header] | None = None, **options: Any) -> Any:
         """`headers`: shown instead of the signed payment."""
         payer = self.payer
-        return await payer.street.call(
+        return await payer.cluster.call(
             gateway or payer.gateway,
             payer.api_id,
             self.path,
@@ -63,15 +63,15 @@ class SignedCall:
     @property
     def seen(self) -> int:
         """How often it has reached the upstream."""
-        return int(self.payer.street.provider.count(self.path.partition("?")[0], method=self.method))
+        return int(self.payer.cluster.provider.count(self.path.partition("?")[0], method=self.method))
 
     async def transfers(self) -> list[TxHash]:
         """What its wallet's authorisations have moved."""
-        return await transfers_of(self.payer.street, self.wallet.address)
+        return await transfers_of(self.payer.cluster, self.wallet.address)
 
     async def record(self, gateway: Any = None) -> Any:
         """The one call of its path in its wallet's history."""
-        calls = await self.payer.street.history(gateway or self.payer.gateway, self.wallet)
+        calls = await self.payer.cluster.history(gateway or self.payer.gateway, self.wallet)
         (call,) = (call for call in calls if call["path"] == self.path.partition("?")[0])
         return call
 
@@ -92,51 +92,53 @@ class SignedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class PaidListing:
     """One listing of one or more gateways on one database; `quote` is what its 402 asks for."""
 
-    street: Any
+    cluster: Any
     gateways: list[Any]
     provider: FundedAccount
     api_id: str
     quote: Quote
 
     @classmethod
-    async def open(cls, street: Any, gateways: list[Any], **fields: Any) -> "Stall":
-        provider = await street.wallet()
-        api_id = await street.publish(gateways[0], provider, **fields)
-        quote = Quote.read(await street.call(gateways[0], api_id, "/echo/quote"))
-        return cls(street=street, gateways=gateways, provider=provider, api_id=api_id, quote=quote)
+    async def open(cls, cluster: Any, gateways: list[Any], **fields: Any) -> "PaidListing":
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(gateways[0], provider, **fields)
+        quote = Quote.read(await cluster.call(gateways[0], api_id, "/echo/quote"))
+        return cls(cluster=cluster, gateways=gateways, provider=provider, api_id=api_id, quote=quote)
 
     def sign(self, wallet: FundedAccount, path: str, **options: Any) -> SignedCall:
         """Good for an hour: on a busy machine what a 402 asks for may be over before the last repeat."""
-        payer = HandPayer(street=self.street, gateway=self.gateways[0], api_id=self.api_id, signer=wallet)
+        payer = AuthorizationPayer(
+            cluster=self.cluster, gateway=self.gateways[0], api_id=self.api_id, signer=wallet
+        )
         header = payer.show(self.quote, V2, valid_before=int(time.time()) + 3_600)
         return SignedCall(payer=payer, path=path, header=header, **options)
 
     async def earned(self) -> int:
         """Base units that its provider has got."""
-        return await balance_of(self.street, self.provider.address) - START_USDC_UNITS
+        return await balance_of(self.cluster, self.provider.address) - START_USDC_UNITS
 
     async def check_ledger(self) -> None:
-        report = await self.street.audit(self.gateways[0])
+        report = await self.cluster.audit(self.gateways[0])
         assert (report.wrong, report.held_calls) == ((), ())
 
 
-async def transfers_of(street: Any, payer: Address) -> list[TxHash]:
+async def transfers_of(cluster: Any, payer: Address) -> list[TxHash]:
     topics = ["0x" + _AUTHORIZATION_USED.hex(), "0x" + payer.hex().zfill(64)]
-    wanted = {"address": str(street.playground.token.address), "fromBlock": "0x0", "topics": topics}
-    return [TxHash.parse(log["transactionHash"]) for log in await street.driver.rpc("eth_getLogs", wanted)]
+    wanted = {"address": str(cluster.playground.token.address), "fromBlock": "0x0", "topics": topics}
+    return [TxHash.parse(log["transactionHash"]) for log in await cluster.driver.rpc("eth_getLogs", wanted)]
 
 
-async def balance_of(street: Any, address: Address) -> int:
-    return int(await street.driver.call(street.playground.token, "balanceOf", str(address)))
+async def balance_of(cluster: Any, address: Address) -> int:
+    return int(await cluster.driver.call(cluster.playground.token, "balanceOf", str(address)))
 
 
-async def count_sent(street: Any, account: FundedAccount) -> int:
+async def count_sent(cluster: Any, account: FundedAccount) -> int:
     """How many of its transactions are mined; none is waiting."""
     counts = [
-        int(await street.driver.rpc("eth_getTransactionCount", str(account.address), tag), 16)
+        int(await cluster.driver.rpc("eth_getTransactionCount", str(account.address), tag), 16)
         for tag in ("latest", "pending")
     ]
     assert counts[0] == counts[1], "something waits in the pool"
@@ -154,19 +156,21 @@ async def unmined(driver: Any) -> AsyncIterator[None]:
         await driver.mine(1)
 
 
-async def find_pending(street: Any, sender: Address) -> list[TxHash]:
+async def find_pending(cluster: Any, sender: Address) -> list[TxHash]:
     """The hashes of an account's transactions in the pool, by nonce."""
-    pool = (await street.driver.rpc("txpool_content"))["pending"]
-    mine = next((sent for address, sent in pool.items() if Address.parse(address) == sender), {})
+    pool = (await cluster.driver.rpc("txpool_content"))["pending"]
+    mine: dict[str, Any] = next(
+        (sent for address, sent in pool.items() if Address.parse(address) == sender), {}
+    )
     return [TxHash.parse(mine[nonce]["hash"]) for nonce in sorted(mine, key=int)]
 
 
-async def send_dearly(street: Any, account: FundedAccount, token: Address, calldata: bytes) -> TxHash:
+async def send_dearly(cluster: Any, account: FundedAccount, token: Address, calldata: bytes) -> TxHash:
     """Somebody else's transaction, paid so well that it stands first in its block."""
     key = GasKey.parse(account.private_key)
-    count = await street.driver.rpc("eth_getTransactionCount", str(key.address), "pending")
+    count = await cluster.driver.rpc("eth_getTransactionCount", str(key.address), "pending")
     signed = key.sign(
-        chain_id=street.driver.chain_id,
+        chain_id=cluster.driver.chain_id,
         nonce=int(count, 16),
         to=token,
         calldata=calldata,
@@ -174,5 +178,5 @@ async def send_dearly(street: Any, account: FundedAccount, token: Address, calld
         max_fee_wei=_DEAR_TIP_WEI + 100 * 10**9,
         tip_wei=_DEAR_TIP_WEI,
     )
-    await street.driver.rpc("eth_sendRawTransaction", "0x" + signed.raw.hex())
+    await cluster.driver.rpc("eth_sendRawTransaction", "0x" + signed.raw.hex())
     return signed.tx_hash

@@ -82,7 +82,7 @@ async def dump_gateway(gateway: Any) -> str:
     if not gateway.is_running:
         return f"---- {gateway.base_url} has ended: {gateway.process.returncode}\n{gateway.read_log()[-LOG_CHARS_MAX:]}"
     before = len(gateway.read_log())
-    state = Path(f"/proc/{gateway.process.pid}/stat").read_text()
+    state = Path(f"/proc/{gateway.pid}/stat").read_text()
     for number in (SHOW_THREADS, SHOW_TASKS):
         gateway.process.send_signal(number)
     deadline = time.monotonic() + ANSWER_DEADLINE_S
@@ -91,7 +91,7 @@ async def dump_gateway(gateway: Any) -> str:
     log = gateway.read_log()
     return (
         f"---- log of {gateway.base_url}\n{log[max(0, before - LOG_CHARS_MAX) : before]}\n"
-        f"---- /proc/{gateway.process.pid}/stat {state}{log[before:]}"
+        f"---- /proc/{gateway.pid}/stat {state}{log[before:]}"
     )
 
 

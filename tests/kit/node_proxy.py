@@ -1,30 +1,17 @@
-"""The line between a gateway and its node, which a test can cut at a named question, and a stall whose gateway asks its
-node over it. Loaded by `conftest.py`.
-"""
+"""A proxy between a gateway and its node, which a test can cut at a named question, and which can hang, fail, lag and lie."""
 
 import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from tests.live.signed_calls import QUICK, SignedCall, Stall, count_sent
-from tests.live.street import poll
-
 SEND = "eth_sendRawTransaction"
-DEADLINE_S = 60.0
-SETTINGS = {
-    **QUICK,
-    "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",
-    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.1",
-    "TOLLWAY_LIMIT_GAS_REFRESH_S": "1",
-}
 _NUMBERS = itertools.count(1)
 
 
@@ -33,7 +20,7 @@ Bend = Callable[[list[Call], list[Call]], list[Call]]
 """What a lying node makes of the answers to a batch: (questions as they came, honest answers) -> its answers."""
 
 
-class RpcLine:
+class NodeProxy:
     """Passes JSON-RPC on. Cut, it drops every connection without an answer, as a dead node does; `hang`, `fail` and `lie`
     are other bad days of a node. Where it `is_final` no more, only the first block is: all others may still be replaced."""
 
@@ -177,10 +164,10 @@ def answer_with(real: int, told: int) -> Bend:
 
 
 def name_nodes(
-    folder: Path, lines: Sequence[RpcLine], *, agreement_min: int = 1, above: str | None = None
+    folder: Path, proxies: Sequence[NodeProxy], *, agreement_min: int = 1, above: str | None = None
 ) -> dict[str, str]:
-    """Settings of a gateway whose nodes are at the ends of these lines."""
-    urls = ",".join(line.url for line in lines)
+    """Settings of a gateway that reads its nodes through these proxies."""
+    urls = ",".join(proxy.url for proxy in proxies)
     config = folder / f"nodes-{next(_NUMBERS)}.toml"
     value = "" if above is None else f'agreement_above = {{USDC = "{above}"}}\n'
     config.write_text(f'[[networks]]\npreset = "local"\nagreement_min = {agreement_min}\n{value}')
@@ -188,8 +175,8 @@ def name_nodes(
 
 
 @asynccontextmanager
-async def run_rpc_line(session: aiohttp.ClientSession, rpc_url: str) -> AsyncIterator[RpcLine]:
-    line = RpcLine(session, rpc_url)
+async def run_node_proxy(session: aiohttp.ClientSession, rpc_url: str) -> AsyncIterator[NodeProxy]:
+    line = NodeProxy(session, rpc_url)
     runner = web.ServerRunner(web.Server(line.handle, access_log=None), handle_signals=False)
     await runner.setup()
     try:
@@ -198,72 +185,3 @@ async def run_rpc_line(session: aiohttp.ClientSession, rpc_url: str) -> AsyncIte
         yield line
     finally:
         await runner.cleanup()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """A stall whose gateway asks its node over a line that can be cut."""
-
-    stall: Stall
-    gas: Any
-    line: RpcLine
-
-    @property
-    def street(self) -> Any:
-        return self.stall.street
-
-    async def sign(self, name: str, *, method: str = "GET") -> SignedCall:
-        """`name`: of a path of the provider's; each call has a number of its own."""
-        body = b"{}" if method == "POST" else None
-        wallet = await self.street.wallet()
-        return self.stall.sign(wallet, f"{name}{next(_NUMBERS)}", method=method, body=body)
-
-    async def wait_served(self, call: SignedCall) -> Any:
-        """The answer, as soon as a repeat gets it; until then it hears that nobody knows."""
-        replies: list[Any] = []
-
-        async def is_served() -> bool:
-            replies.append(await call.send())
-            return bool(replies[-1].status == 200)
-
-        await poll(is_served, deadline_s=DEADLINE_S, what="the answer that was paid for")
-        for reply in replies[:-1]:
-            assert_undecided(reply)
-        return replies[-1]
-
-    async def wait_offered(self) -> None:
-        """The gateway has looked at its node since it was away, and sells again."""
-
-        async def is_offered() -> bool:
-            reply = await self.street.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
-            return "PAYMENT-REQUIRED" in reply.headers
-
-        await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
-
-    async def check_settled(self, call: SignedCall) -> None:
-        """One transfer, one record, and the next one can be settled as well."""
-        (moved,) = await call.transfers()
-        record = await call.record()
-        assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
-        assert record["payment"]["transaction"] == str(moved)
-        await self.wait_offered()
-        sent = await count_sent(self.street, self.gas)
-        assert (await (await self.sign("/echo/next-")).send()).status == 200
-        assert await count_sent(self.street, self.gas) == sent + 1
-        await self.stall.check_ledger()
-
-
-def assert_undecided(reply: Any) -> None:
-    assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
-    assert not reply.asks_for_money
-    assert reply.json["paymentState"] == "held"
-    assert reply.json["call"].endswith(reply.json["callId"])
-
-
-@asynccontextmanager
-async def open_trouble(street: Any, **settings: str) -> AsyncIterator[Trouble]:
-    gas = await street.wallet()
-    async with run_rpc_line(street.session, street.driver.rpc_url) as line:
-        env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        async with street.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
-            yield Trouble(stall=await Stall.open(street, [gateway]), gas=gas, line=line)

@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 import coincurve
 from aiohttp import web
 
-from tests.live.rpc_line import RpcLine
-from tests.live.street import poll
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import NodeProxy
 from tollway.storage import database as database_module
 
 _SSL_REQUEST = 80877103
@@ -180,7 +180,7 @@ def _is_read(transaction: Transaction) -> bool:
 @contextlib.contextmanager
 def count_sqlite(counter: WorkCounter) -> Iterator[None]:
     """Connections to SQLite that are made inside are traced, for as long as they live."""
-    module: Any = database_module.sqlite_module
+    module: Any = vars(database_module)["sqlite_module"]
     connect = module.connect
 
     def connect_traced(*args: Any, **options: Any) -> Any:
@@ -211,7 +211,7 @@ def count_recoveries(counter: WorkCounter) -> Iterator[None]:
         setattr(coincurve.PublicKey, "from_signature_and_message", staticmethod(recover))  # noqa: B010
 
 
-class CountedLine(RpcLine):
+class CountedNodeProxy(NodeProxy):
     """The line to the node, counted."""
 
     def __init__(self, session: Any, rpc_url: str, counter: WorkCounter) -> None:
@@ -230,7 +230,7 @@ class CountedLine(RpcLine):
 @contextlib.asynccontextmanager
 async def count_rpc(session: Any, rpc_url: str, counter: WorkCounter) -> AsyncIterator[str]:
     """The URL of a line to that node."""
-    line = CountedLine(session, rpc_url, counter)
+    line = CountedNodeProxy(session, rpc_url, counter)
     runner = web.ServerRunner(web.Server(line.handle, access_log=None), handle_signals=False)
     await runner.setup()
     try:
@@ -314,11 +314,11 @@ class _Wire:
                 if sql.strip():
                     self._session.note(sql.strip())
         elif kind == b"P":
-            name, sql, *_ = body.split(b"\0", 2)
-            self._statements[name] = sql.decode()
+            name, query, *_ = body.split(b"\0", 2)
+            self._statements[name] = query.decode()
         elif kind == b"B":
-            portal, name, *_ = body.split(b"\0", 2)
-            self._portals[portal] = self._statements.get(name, "?")
+            portal, statement, *_ = body.split(b"\0", 2)
+            self._portals[portal] = self._statements.get(statement, "?")
         elif kind == b"E":
             self._session.note(self._portals[body.partition(b"\0")[0]].strip())
         elif kind == b"S":

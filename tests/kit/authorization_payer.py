@@ -96,10 +96,10 @@ class Signed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandPayer:
+class AuthorizationPayer:
     """`payer`: the wallet that pays, where it is a contract and the key only signs for it."""
 
-    street: Any
+    cluster: Any
     gateway: Any
     api_id: str
     signer: FundedAccount
@@ -110,7 +110,7 @@ class HandPayer:
         return self.payer or self.signer.address
 
     async def call(self, rest: str, headers: list[Header] | tuple[Header, ...] = (), **options: Any) -> Any:
-        return await self.street.call(self.gateway, self.api_id, rest, headers=list(headers), **options)
+        return await self.cluster.call(self.gateway, self.api_id, rest, headers=list(headers), **options)
 
     async def quote(self, rest: str) -> Quote:
         return Quote.read(await self.call(rest))
@@ -121,7 +121,7 @@ class HandPayer:
 
     async def balance(self) -> int:
         return int(
-            await self.street.driver.call(self.street.playground.token, "balanceOf", str(self.address))
+            await self.cluster.driver.call(self.cluster.playground.token, "balanceOf", str(self.address))
         )
 
     def show(self, quote: Quote, dialect: str = V2, *, edit: Edit | None = None, **changes: Any) -> Header:
@@ -164,7 +164,7 @@ class HandPayer:
             nonce=bind_nonce(quote.challenge) if is_mpp else secrets.token_bytes(32),
             domain={
                 **accepted["extra"],
-                "chainId": self.street.driver.chain_id,
+                "chainId": self.cluster.driver.chain_id,
                 "verifyingContract": accepted["asset"],
             },
         )

@@ -1,5 +1,5 @@
-"""An upstream that does to each path what the test says, byte by byte, and counts what reached it; and callers who send as
-much of a request as they like and leave when they like. Loaded by `conftest.py`.
+"""An upstream that does to each path what the path says, byte by byte, and counts what reached it. For tests with real
+gateways; `tests/kit/upstream.py` answers every path in the same way.
 """
 
 import asyncio
@@ -8,34 +8,37 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import psutil
+from urllib.parse import parse_qsl
 
 from tests.kit.upstream import reset_connection
-from tests.live.torture.rig import write_request
 
 ANSWER_BYTES = 4_096
-GOES_ON = "echo"
+ANSWERED = "echo"
 REST = "+"
+PIECES = 4
+PAUSE_S = 0.05
+ALWAYS = 10**9
 
 
 @dataclass(slots=True, kw_only=True)
-class Puppet:
-    """`/ACT/...`: the first `turns` requests of a path are played as the act says (one, unless the test says more), all
-    later ones are answered at once with 200.
+class ScriptedUpstream:
+    """`/ACT/...`: the first `turns` requests of a path are answered as the act says (`turns_default`, unless the test says
+    otherwise for a path), all later ones at once with 200. `heads`, `wholes`: requests whose head, whose body has come, by
+    method and path; `left`: paths whose gateway has closed the connection before the answer ended.
 
     `echo` at once; `fail` is a 500; `silent` says nothing; `late` says 200 and half the body once the test lets it,
     the rest once it lets `path + REST`; `reset`, `close`: the
     connection, and no answer; `half` a head, then it closes; `stall` half a head, then silence; `hold` half the
     body, the rest once the test lets it; `cut` half the body, then a reset once the test lets it, which would overtake
-    what was sent; `deaf` does not read the request's body.
+    what was sent; `deaf` does not read the request's body. `slow` after the seconds of the query's `s`; `long` sends its
+    body in pieces with pauses of that length; `broken` does so, and closes after two of four.
     """
 
     base_url: str = ""
     heads: Counter[tuple[str, str]] = field(default_factory=Counter)
     wholes: Counter[tuple[str, str]] = field(default_factory=Counter)
     turns: dict[str, int] = field(default_factory=dict)
+    turns_default: int = 1
     left: set[str] = field(default_factory=set)
     _gates: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -61,23 +64,30 @@ class Puppet:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, target, _ = head.split(" ", 2)
-        path = target.partition("?")[0]
+        path, _, query = target.partition("?")
         self.heads[method, path] += 1
-        is_played = self.heads[method, path] <= self.turns.get(path, 1)
-        act = path.split("/")[1] if is_played else GOES_ON
+        is_played = self.heads[method, path] <= self.turns.get(path, self.turns_default)
+        act = path.split("/")[1] if is_played else ANSWERED
         try:
             if act == "deaf":
                 await self._gate(path).wait()
                 return False
             await _read_body(reader, head)
             self.wholes[method, path] += 1
-            return await self._play(act, path, reader, writer)
+            pause_s = float(dict(parse_qsl(query)).get("s", PAUSE_S))
+            return await self._play(act, path, reader, writer, pause_s=pause_s)
         except (ConnectionError, asyncio.IncompleteReadError):
             self.left.add(path)
             raise
 
     async def _play(
-        self, act: str, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        act: str,
+        path: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        pause_s: float,
     ) -> bool:
         body = json.dumps({"path": path}).encode().ljust(ANSWER_BYTES)
         status = b"500 Oh No" if act == "fail" else b"200 OK"
@@ -105,6 +115,16 @@ class Puppet:
                 return False
             case "close":
                 return False
+            case "slow":
+                await asyncio.sleep(pause_s)
+            case "long" | "broken":
+                writer.write(head)
+                size = ANSWER_BYTES // PIECES
+                for piece in range(PIECES if act == "long" else PIECES // 2):
+                    writer.write(body[piece * size : (piece + 1) * size])
+                    await writer.drain()
+                    await asyncio.sleep(pause_s)
+                return act == "long"
             case "hold":
                 writer.write(head + body[: ANSWER_BYTES // 2])
                 await self._wait(path, reader)
@@ -144,98 +164,11 @@ async def _read_body(reader: asyncio.StreamReader, head: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def run_puppet() -> AsyncIterator[Puppet]:
-    puppet = Puppet()
-    server = await asyncio.start_server(puppet.serve, "127.0.0.1", 0, backlog=1_024)
+async def run_scripted_upstream(*, turns_default: int = 1) -> AsyncIterator[ScriptedUpstream]:
+    upstream = ScriptedUpstream(turns_default=turns_default)
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=4_096)
     try:
-        puppet.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield puppet
+        upstream.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield upstream
     finally:
         server.close()
-
-
-# ---- Callers.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a caller got. `status` None: nothing at all."""
-
-    status: int | None
-    is_whole: bool
-    head: str = ""
-    body: bytes = b""
-
-    @property
-    def problem(self) -> Any:
-        return json.loads(self.body)
-
-
-class Caller:
-    """One connection and one request."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._heard = b""
-        self._port: int = writer.get_extra_info("sockname")[1]
-
-    @classmethod
-    async def send(
-        cls,
-        port: int,
-        target: str,
-        headers: list[tuple[str, str]],
-        *,
-        method: str,
-        body: bytes,
-        bytes_max: int | None = None,
-    ) -> "Caller":
-        """`bytes_max`: so much of the body and no more."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        request = write_request(port, target, headers, method=method, body=body)
-        writer.write(request if bytes_max is None else request[: len(request) - len(body) + bytes_max])
-        await writer.drain()
-        return cls(reader, writer)
-
-    def leave(self) -> None:
-        self._writer.transport.abort()
-
-    def is_known_to(self, pid: int) -> bool:
-        """Whether that process still has its end of the connection. A server that has seen the caller leave has not."""
-        ends = psutil.Process(pid).net_connections(kind="tcp")
-        return any(end.raddr and end.raddr.port == self._port for end in ends)
-
-    async def hear(self, mark: bytes, *, deadline_s: float = 30.0) -> None:
-        """Until this much of the answer has come."""
-        async with asyncio.timeout(deadline_s):
-            while mark not in self._heard:
-                piece = await self._reader.read(65_536)
-                assert piece, f"it ended before {mark!r}: {self._heard!r}"
-                self._heard += piece
-
-    async def listen(self, *, deadline_s: float = 60.0) -> Told:
-        """Until the answer ends, whole or not."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                while not _is_whole(self._heard) and (piece := await self._reader.read(65_536)):
-                    self._heard += piece
-        except ConnectionError:
-            pass
-        finally:
-            self._writer.close()
-        head, _, body = self._heard.partition(b"\r\n\r\n")
-        if not head:
-            return Told(status=None, is_whole=False)
-        is_whole = _is_whole(self._heard)
-        return Told(status=int(head[9:12]), is_whole=is_whole, head=head.decode("latin-1"), body=body)
-
-
-def _is_whole(heard: bytes) -> bool:
-    head, parted, body = heard.partition(b"\r\n\r\n")
-    if not parted:
-        return False
-    for line in head.lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            return len(body) >= int(line.partition(b":")[2])
-    return body.endswith(b"0\r\n\r\n")

@@ -1,0 +1,298 @@
+"""Faults of a gateway process: points at which it kills itself or at which a call stands still, a wrong time of day, and the
+migrations of the release after this one. `install` runs in the process, before the gateway; its environment says which.
+
+The path of a call names its point: `/echo/…/kill/POINT` kills the process with SIGKILL there, once; `/echo/…/halt/POINT`
+lets that call stand still there. A file in the process's folder says that a call is at its point (`find_mark`); where its
+neighbour `.go` lies, the call goes on. Calls of other paths are left alone.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.kit.gateway_process import poll
+from tollway.app import lifecycle
+from tollway.app.runtime import now_ms
+from tollway.chain.port import SendRefused
+from tollway.chain.rpc import RpcReader
+from tollway.cli import doctor, operator
+from tollway.identity.siwe import PublicOrigin
+from tollway.ids import CallId, ChainId
+from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
+from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
+from tollway.outbound.client import HttpClient, UpstreamRequest
+from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
+from tollway.web import gateway_app
+
+POINTS = {"TEST_POINTS": "on"}
+"""Settings of a gateway whose calls obey `/kill/` and `/halt/`."""
+RECOVERY_HALTS = "TEST_RECOVERY_HALTS"
+"""At which of its steps (`swept`, `noted`) the settlement recovery stands still. With `POINTS`."""
+CLOCK = "TEST_CLOCK"
+MIGRATIONS = "TEST_MIGRATIONS"
+"""The folder of the migrations of a newer release."""
+GO_ON_POLL_S = 0.01
+DISCONNECT_CHECK_S = 2.0
+"""How long a gateway with `POINTS` waits for its server to report that a caller has left. On a busy machine the server's own thread may
+report it later than the tenth of a second that a gateway usually waits; a report ends the wait."""
+SENT_POLL_S = 0.001
+
+
+def install(environment: Mapping[str, str]) -> None:
+    if MIGRATIONS in environment:
+        use_migrations(Path(environment[MIGRATIONS]))
+    if CLOCK in environment:
+        _skew_clock(Path(environment[CLOCK]))
+        vars(lifecycle)["App"] = SkewedApp
+    elif "TEST_POINTS" in environment:
+        vars(lifecycle)["RpcReader"] = PointReader
+        vars(gateway_app)["DISCONNECT_CHECK_S"] = DISCONNECT_CHECK_S
+        vars(lifecycle)["App"] = PointApp
+
+
+# ---- Points of a call.
+
+
+def find_mark(folder: Path, path: str) -> Path:
+    """The file that says that the call of this path is at its point."""
+    return folder / ("at-point" + path.partition("?")[0].replace("/", "-"))
+
+
+def _point_of(path: str, action: str) -> str:
+    return path.partition("?")[0].partition(f"/{action}/")[2]
+
+
+class Points:
+    """`kill` and `halt` are the actions. The points, in order: `dialled`, `before-claim`, `claimed`, `sent-no-head`,
+    `at-head`, `closed` (the outcome is written, the head is not sent, on any rail), `mid-body`, `unfinished` (the end of the
+    answer is not written, and the caller has it all the same); of settlements `stored`, `sent`, `mined`, `concluded`,
+    `answer-kept`, `adrift`."""
+
+    def __init__(self) -> None:
+        self._paths: dict[CallId, str] = {}
+        self._sent: dict[bytes, CallId] = {}
+
+    def note_claim(self, claim: Claim) -> None:
+        self._paths[claim.call_id] = claim.path
+
+    def note_sent(self, raw: bytes, call_id: CallId) -> None:
+        self._sent[raw] = call_id
+
+    async def reach(self, point: str, call_id: CallId) -> None:
+        await self.reach_by_path(point, self._paths.get(call_id, ""))
+
+    async def reach_sent(self, raw: bytes) -> None:
+        if raw in self._sent:
+            await self.reach("sent", self._sent[raw])
+
+    async def reach_by_path(self, point: str, path: str) -> None:
+        self.kill_at(point, path)
+        if _point_of(path, "halt") == point:
+            await self._stand_still(path)
+
+    async def reach_recovery(self, point: str) -> None:
+        if os.environ.get(RECOVERY_HALTS) == point:
+            await self._stand_still("/" + point)
+
+    def kill_at(self, point: str, path: str) -> None:
+        """Once: a repeat of the call goes on."""
+        mark = find_mark(Path(), path)
+        if _point_of(path, "kill") == point and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave_unfinished(self, call_id: CallId) -> bool:
+        """Whether the end of this call stays unwritten."""
+        path = self._paths.get(call_id, "")
+        self.kill_at("unfinished", path)
+        if _point_of(path, "halt") != "unfinished":
+            return False
+        find_mark(Path(), path).touch()
+        return True
+
+    async def _stand_still(self, path: str) -> None:
+        mark = find_mark(Path(), path)
+        mark.touch()
+        while not mark.with_suffix(".go").exists():
+            await asyncio.sleep(GO_ON_POLL_S)
+
+
+_POINTS = Points()
+
+
+class PointLedger(LedgerStore):
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        _POINTS.note_claim(claim)
+        await _POINTS.reach("before-claim", claim.call_id)
+        outcome = await super().claim(claim)
+        await _POINTS.reach("claimed", claim.call_id)
+        return outcome
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        await _POINTS.reach("at-head", close.call_id)
+        outcome = await super().close(close)
+        await _POINTS.reach("closed", close.call_id)
+        return outcome
+
+    def finish(self, finish: Finish) -> None:
+        if not _POINTS.leave_unfinished(finish.call_id):
+            super().finish(finish)
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | NonceUnavailable:
+        await _POINTS.reach("at-head", close.call_id)
+        stored = await super().settle(close, attempt=attempt, digest=digest)
+        if attempt is not None:
+            _POINTS.note_sent(attempt.raw, close.call_id)
+        if isinstance(stored, Closed):
+            await _POINTS.reach("stored", close.call_id)
+        return stored
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
+    ) -> CallState | None:
+        await (_POINTS.reach_recovery("swept") if is_orphaned else _POINTS.reach("mined", call_id))
+        state = await super().conclude(
+            call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms
+        )
+        await (_POINTS.reach_recovery("noted") if is_orphaned else _POINTS.reach("concluded", call_id))
+        if not is_orphaned:
+            await _POINTS.reach("closed", call_id)
+        return state
+
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+        await _POINTS.reach("answer-kept", call_id)
+        is_orphaned = await super().mark_orphaned(call_id, epoch=epoch)
+        await _POINTS.reach("adrift", call_id)
+        return is_orphaned
+
+
+class PointHttpClient(HttpClient):
+    async def send(
+        self, request: UpstreamRequest, *, before_send: Callable[[], Awaitable[None]], **options: Any
+    ) -> Any:
+        path = request.target.partition("?")[0]
+
+        async def reach_dialled() -> None:
+            await _POINTS.reach_by_path("dialled", path)
+            await before_send()
+
+        send = partial(super().send, request, before_send=reach_dialled, **options)
+        if _point_of(path, "kill") != "sent-no-head":
+            return KilledBody(await send(), path) if _point_of(path, "kill") == "mid-body" else await send()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._kill_when_sent(options["progress"], path))
+            return await send()
+
+    async def _kill_when_sent(self, progress: Any, path: str) -> None:
+        while not progress.body_wholly_sent:
+            await asyncio.sleep(SENT_POLL_S)
+        _POINTS.kill_at("sent-no-head", path)
+
+
+class KilledBody:
+    """An upstream's answer at whose first chunk the process ends."""
+
+    def __init__(self, response: Any, path: str) -> None:
+        self._response = response
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    async def read_chunk(self) -> bytes:
+        chunk: bytes = await self._response.read_chunk()
+        _POINTS.kill_at("mid-body", self._path)
+        return chunk
+
+
+class PointReader(RpcReader):
+    async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        refused = await super().send_transaction(chain_id, raw)
+        await _POINTS.reach_sent(raw)
+        return refused
+
+
+class PointApp(lifecycle.App):
+    def _make_ledger(self) -> LedgerStore:
+        return PointLedger(
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=now_ms
+        )
+
+    def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
+        return PointHttpClient(limits=self.settings.limits, allow_private=True)
+
+
+# ---- A wrong time of day.
+
+
+class SkewedClock:
+    """The time of day of one gateway process, wrong by what a file says, in seconds; it may jump while the process runs. The
+    monotonic clocks are right, as they are when an operator sets a machine's clock."""
+
+    def __init__(self, folder: Path, *, skew_s: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self._file = folder / "clock"
+        self.set(skew_s)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {CLOCK: str(self._file)}
+
+    def set(self, skew_s: int) -> None:
+        _write_whole(self._file, str(skew_s))
+
+    async def wait_rounds(self, count: int = 3, *, deadline_s: float = 30.0) -> None:
+        """Until the gateway has recovered and pruned so often since now. It renews its lease more often."""
+        goal = self._rounds() + count
+        await poll(lambda: self._rounds() >= goal, deadline_s=deadline_s, what="rounds of recovery")
+
+    def _rounds(self) -> int:
+        path = self._file.with_suffix(".rounds")
+        return int(path.read_text()) if path.exists() else 0
+
+
+def _skew_clock(file: Path) -> None:
+    true_ns = time.time_ns
+
+    def skewed_ns() -> int:
+        return true_ns() + int(file.read_text()) * 1_000_000_000
+
+    time.time_ns = skewed_ns
+    time.time = lambda: skewed_ns() / 1_000_000_000
+
+
+class SkewedApp(lifecycle.App):
+    _rounds = 0
+
+    async def _recover(self) -> None:
+        """Each round prunes too, which takes minutes otherwise, and is counted."""
+        await super()._recover()
+        await self._prune()
+        self._rounds += 1
+        _write_whole(Path(os.environ[CLOCK]).with_suffix(".rounds"), str(self._rounds))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    draft = path.with_suffix(path.suffix + ".draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+# ---- The release after this one.
+
+
+def use_migrations(migrations: Path) -> None:
+    """Makes this process one of the release with these migrations."""
+    vars(lifecycle)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
+    vars(doctor)["schema_state"] = vars(operator)["schema_state"] = partial(
+        schema_state, migrations=migrations
+    )
+    vars(operator)["upgrade"] = partial(upgrade, migrations=migrations)

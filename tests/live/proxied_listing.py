@@ -1,0 +1,89 @@
+"""A listing whose gateway reads its node through a proxy that can be cut: for settlements that a node's failure interrupts."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kit.gateway_process import poll
+from tests.kit.node_proxy import NodeProxy, run_node_proxy
+from tests.kit.signed_calls import QUICK, PaidListing, SignedCall, count_sent
+
+DEADLINE_S = 60.0
+SETTINGS = {
+    **QUICK,
+    "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",
+    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.1",
+    "TOLLWAY_LIMIT_GAS_REFRESH_S": "1",
+}
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxiedListing:
+    """`listing`, of one gateway, whose node is behind `line`."""
+
+    stall: PaidListing
+    gas: Any
+    line: NodeProxy
+
+    @property
+    def cluster(self) -> Any:
+        return self.stall.cluster
+
+    async def sign(self, name: str, *, method: str = "GET") -> SignedCall:
+        """`name`: of a path of the provider's; each call has a number of its own."""
+        body = b"{}" if method == "POST" else None
+        wallet = await self.cluster.wallet()
+        return self.stall.sign(wallet, f"{name}{next(_NUMBERS)}", method=method, body=body)
+
+    async def wait_served(self, call: SignedCall) -> Any:
+        """The answer, as soon as a repeat gets it; until then it hears that nobody knows."""
+        replies: list[Any] = []
+
+        async def is_served() -> bool:
+            replies.append(await call.send())
+            return bool(replies[-1].status == 200)
+
+        await poll(is_served, deadline_s=DEADLINE_S, what="the answer that was paid for")
+        for reply in replies[:-1]:
+            assert_undecided(reply)
+        return replies[-1]
+
+    async def wait_offered(self) -> None:
+        """The gateway has looked at its node since it was away, and sells again."""
+
+        async def is_offered() -> bool:
+            reply = await self.cluster.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
+            return "PAYMENT-REQUIRED" in reply.headers
+
+        await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
+
+    async def check_settled(self, call: SignedCall) -> None:
+        """One transfer, one record, and the next one can be settled as well."""
+        (moved,) = await call.transfers()
+        record = await call.record()
+        assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
+        assert record["payment"]["transaction"] == str(moved)
+        await self.wait_offered()
+        sent = await count_sent(self.cluster, self.gas)
+        assert (await (await self.sign("/echo/next-")).send()).status == 200
+        assert await count_sent(self.cluster, self.gas) == sent + 1
+        await self.stall.check_ledger()
+
+
+def assert_undecided(reply: Any) -> None:
+    assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
+    assert not reply.asks_for_money
+    assert reply.json["paymentState"] == "held"
+    assert reply.json["call"].endswith(reply.json["callId"])
+
+
+@asynccontextmanager
+async def open_proxied_listing(cluster: Any, **settings: str) -> AsyncIterator[ProxiedListing]:
+    gas = await cluster.wallet()
+    async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
+        env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        async with cluster.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
+            yield ProxiedListing(stall=await PaidListing.open(cluster, [gateway]), gas=gas, line=line)
