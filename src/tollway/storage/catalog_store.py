@@ -66,7 +66,7 @@ DOCUMENT_BYTES_MAX = 64 * MIB
 
 @dataclass(slots=True, kw_only=True)
 class _CachedListing:
-    entry: CatalogEntry
+    catalog_entry: CatalogEntry
     weight: int
     checked_ms: int
     is_checking: bool = False
@@ -86,30 +86,30 @@ class ListingCache:
         return len(self._entries)
 
     def find(self, listing_id: ListingId, *, now_ms: int) -> CatalogEntry | Literal["stale"] | None:
-        """The shelf when it may be served. `stale`: known, and the asker must look whether it has changed."""
+        """The entry when it may be served. `stale`: known, and the asker must look whether it has changed."""
         entry = self._entries.get(listing_id)
         if entry is None:
             return None
         self._entries.move_to_end(listing_id)
         age_ms = now_ms - entry.checked_ms
         if 0 <= age_ms < REFRESH_MS or (0 <= age_ms < FRESH_MS and entry.is_checking):
-            return entry.entry
+            return entry.catalog_entry
         entry.is_checking = True
         return "stale"
 
     def confirm(
         self, listing_id: ListingId, revision: int | None, *, read_ms: int, writes: int
     ) -> CatalogEntry | None:
-        """After a look that began at `read_ms`: the shelf when it still has that revision, else it is dropped."""
+        """After a look that began at `read_ms`: the entry when it still has that revision, else it is dropped."""
         entry = self._entries.get(listing_id)
         if entry is None:
             return None
-        if writes != self.writes or revision != entry.entry.listing.revision:
+        if writes != self.writes or revision != entry.catalog_entry.listing.revision:
             self._drop(listing_id)
             return None
         entry.checked_ms = read_ms
         entry.is_checking = False
-        return entry.entry
+        return entry.catalog_entry
 
     def end_check(self, listing_id: ListingId) -> None:
         """The look failed: the next asker looks for itself."""
@@ -121,7 +121,9 @@ class ListingCache:
         if writes != self.writes or weight > self._bytes_max:
             return
         self._drop(entry.listing.id)
-        self._entries[entry.listing.id] = _CachedListing(entry=entry, weight=weight, checked_ms=read_ms)
+        self._entries[entry.listing.id] = _CachedListing(
+            catalog_entry=entry, weight=weight, checked_ms=read_ms
+        )
         self._weight += weight
         while len(self._entries) > self._entries_max or self._weight > self._bytes_max:
             self._drop(next(iter(self._entries)))

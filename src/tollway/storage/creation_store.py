@@ -2,8 +2,8 @@
 
 Leases and ages are measured by the clock that all gateways share: PostgreSQL's own, on SQLite that of the one process.
 
-Whoever begins makes room for its answer. The size of all is looked up now and then; in between this process counts as if
-each answer were as long as any may be. With several gateways the house may so hold a little more than its maximum.
+A creation that begins frees space for its response. The size of all is looked up now and then; in between this process counts as if
+each answer were as long as any may be. With several gateways the sum can exceed its maximum for a moment.
 """
 
 from collections.abc import Callable, Mapping
@@ -106,7 +106,7 @@ class CreationStore:
     ) -> CreationOutcome:
         known = self._take_key(connection, request, claim)
         if must_count and isinstance(known, CreationBegun):
-            # What may be added before the next count is made room for now.
+            # Space for what may be added before the next count is freed now.
             most = self._limits.creation_answers_bytes_max
             _clear_oldest_bodies(connection, most - max(self._answer_bytes, most // RECOUNT_PART))
         return known
@@ -202,7 +202,7 @@ def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
         .where(columns.body.is_not(None))
         .order_by(columns.created_ms)
         .limit(CLEAR_BATCH_MAX)
-        .with_for_update(skip_locked=True)  # others may be making room as well
+        .with_for_update(skip_locked=True)  # another gateway may clear bodies at the same time
     )
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:

@@ -61,7 +61,7 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""Every table of the cellar. Each store module adds its own."""
+"""Every table. Each store module adds its own."""
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
@@ -72,7 +72,7 @@ BUSY_TIMEOUT_MS = 5_000
 COMMAND_TIMEOUT_S = 5.0
 """For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
 POOL_TIMEOUT_S = 15.0
-"""Longer than a statement: in a crowd it is a queue, and in an outage whoever holds a connection finds out first."""
+"""Longer than a statement: under load it is a queue, and in an outage the task that holds a connection finds out first."""
 CONNECTIONS, CONNECTIONS_MORE = 10, 10
 
 
@@ -237,7 +237,7 @@ def list_auxiliary_files(path: Path) -> list[Path]:
 
 
 class PostgresDatabase:
-    """PostgreSQL through asyncpg. Many gateways may share it. `connector` makes its connections; other rooms may dial there
+    """PostgreSQL through asyncpg. Many gateways may share it. `connector` makes its connections; other modules may connect there
     for one of their own.
 
     A connection that an outage has touched is never used again: after a deadline, a read-only answer or a lost

@@ -1,4 +1,4 @@
-"""The lanes of the gas keys in SQL: nonces, transactions on their way, and what they cost. Signs and sends nothing.
+"""Gas keys in SQL: their next nonces, their pending transactions, and what those cost. Signs and sends nothing.
 
 The functions over a connection are shared with `settlement`, which takes a nonce in the commit that stores its hash.
 """
@@ -170,7 +170,7 @@ class GasStore:
 
 
 def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[SignerKey, int]:
-    """The next nonce of each lane, locked, in one order; a lane that is new begins at 0."""
+    """The next nonce of each signer, locked, in one order; a new signer begins at 0."""
     if not signers:
         return {}
     wanted = sorted(set(signers))
@@ -206,7 +206,7 @@ def write_nonces(connection: Connection, signers: dict[SignerKey, int]) -> None:
 
 
 def is_nonce_open(connection: Connection, attempt: SettlementAttempt) -> bool:
-    """Whether any call has a transaction with this nonce that is not known to be mined. The lane is locked."""
+    """Whether any call has a transaction with this nonce that is not known to be mined. The signer's next nonce is locked."""
     columns = attempt_table.c
     query = select(columns.nonce).where(
         columns.sender == attempt.sender,

@@ -199,7 +199,7 @@ class GroupCommit:
         self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
-        """Writes until `stop` was called and the queue is empty. Run it once, as a task of the house."""
+        """Writes until `stop` was called and the queue is empty. Run it once, as a background task."""
         try:
             while self._queue or not self._is_stopping:
                 if not self._is_urgent():

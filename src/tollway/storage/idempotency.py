@@ -115,7 +115,7 @@ class ResponseStore:
         own = columns.payer == row["payer"]
         _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
         if must_count:
-            # What may be added before the next count is made room for now.
+            # Space for what may be added before the next count is freed now.
             ahead = limits.answers_bytes_max // RECOUNT_PART
             _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
@@ -137,7 +137,7 @@ def _delete_oldest(connection: Connection, which: ColumnElement[bool] | None, by
     oldest = select(columns.call_id, columns.bytes).order_by(columns.created_ms, columns.call_id)
     if which is not None:
         total, oldest = total.where(which), oldest.where(which)
-    # Others may be making room as well: what they hold is theirs to drop.
+    # Another gateway may delete at the same time: it deletes the rows that it has locked.
     oldest = oldest.limit(DELETE_BATCH_MAX).with_for_update(skip_locked=True)
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:

@@ -144,7 +144,7 @@ class LedgerBatch:
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
         """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
-        lanes."""
+        nonces."""
         lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
         settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])

@@ -94,7 +94,7 @@ class LedgerReader:
         self._database = database
         self._now_ms = now_ms
         self._limits = limits
-        # What each of a crowd asks when it shows one payment.
+        # What many callers ask at once with the proof of one payment.
         self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
         self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
@@ -276,7 +276,7 @@ class LedgerStore(LedgerReader):
         await self.recover(now_ms=now_ms)
 
     async def run(self) -> None:
-        """Writes the batches until `stop`. A task of the house, for as long as calls are made."""
+        """Writes the batches until `stop`. A background task of the gateway, for as long as calls are made."""
         await self._group_commit.run()
 
     def stop(self) -> None:
@@ -504,7 +504,7 @@ class LedgerStore(LedgerReader):
         ]
 
     def _plan_lost_call(self, call: OwnOpenCall) -> AbandonedCall:
-        """Nothing was sent for a claim or a repeat of doubtful outcome: it goes back to where it was."""
+        """Nothing was sent for a claim or a repeat of unknown outcome: it goes back to where it was."""
         if call.state is CallState.SETTLING:
             return AbandonedCall(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
         key = OpenKey(call.call_id, call.epoch)

@@ -508,7 +508,7 @@ def find_abandoned(
     boot_mark: BootMark,
 ) -> list[AbandonedCall]:
     """What dead gateways were forwarding, and the unknown calls that the clock releases now. Not those that an
-    authorisation is to pay: it may have moved its money meanwhile, so a sweeper looks at the chain first."""
+    authorisation is to pay: it may have moved its money meanwhile, so settlement recovery looks at the chain first."""
     columns = call_table.c
     shared_ms = shared_clock(connection, now_ms)
     abandoned = []

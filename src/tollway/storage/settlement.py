@@ -274,7 +274,7 @@ def add_attempt(
     connection: Connection, *, attempt: SettlementAttempt, is_filling: bool
 ) -> bool | NonceUnavailable:
     """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
-    one that the lane has passed and that nothing has."""
+    one below the signer's next nonce that no transaction has."""
     locked_rows = LockedRows(connection)
     call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
     if call is None or (call.state is not CallState.SETTLING and not is_filling):
