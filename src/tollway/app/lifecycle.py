@@ -72,7 +72,7 @@ MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
 
-_NO_TRANSACTION = TxHash(32)  # any question to the ledger tells whether they answer
+_NO_TRANSACTION = TxHash(32)  # any question to the ledger says whether it answers
 
 
 class App:
@@ -82,7 +82,7 @@ class App:
         self.settings = ensure_secret_key(settings)
         self.database = self._connect_database()
         self.schema = SchemaCheck(self.database)
-        self._is_writing = True  # opening the ledger writes to them; from then on, the renewals tell
+        self._is_writing = True  # opening the ledger writes to it; from then on, the renewals say
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
@@ -239,7 +239,7 @@ class App:
         )
 
     def _make_ledger(self) -> LedgerStore:
-        """A gateway that is to die at a named step puts its own ledger here, and its own dialer below."""
+        """A test gateway that ends at a named step puts its own ledger here, and its own dialer below."""
         return LedgerStore(
             self.database,
             owner_id=uuid.uuid4().hex,
@@ -393,7 +393,7 @@ class App:
         self.server.stop()
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """What `/readyz` shows: there is room, no background task has ended, the ledger can be read and written, and each network's nodes serve the chain they should."""
+        """What `/readyz` shows: there is capacity, no background task has ended, the ledger can be read and written, and each network's nodes serve the chain they should."""
         is_running = not self.background.ended
         checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
         try:

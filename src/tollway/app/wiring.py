@@ -174,7 +174,7 @@ class SettlementServices:
         await self._facilitator_http.close()
 
     def start(self, tasks: BackgroundTaskGroup, *, sweeping: Leadership) -> None:
-        """What has to run beside the calls. Its own strays each gateway marks orphaned itself; one sweeps for all."""
+        """Starts the background tasks. Its own orphaned settlements each gateway marks orphaned itself; one sweeps for all."""
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)

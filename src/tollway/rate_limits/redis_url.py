@@ -1,4 +1,4 @@
-"""The URL of the server whose windows gateways share: read and checked here, asked by `shared_windows`."""
+"""The URL of the server whose windows gateways share: parsed here, used by `redis_windows`."""
 
 import re
 from urllib.parse import parse_qs, urlsplit

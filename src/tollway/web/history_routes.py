@@ -1,5 +1,5 @@
-"""A wallet's calls and payments, as the ledger has them: `/history` and `/payments`, and `/history` once more at the
-door of x402 clients. Reads only, except that a provider may decide a call whose outcome is unknown. It never shows one
+"""A wallet's calls and payments, as the ledger has them: `/history` and `/payments`, and `/history` once more for
+x402 clients. Reads only, except that a provider may decide a call whose outcome is unknown. It never shows one
 wallet what belongs to another.
 """
 
@@ -32,7 +32,7 @@ _STATUSES = ("pending", "succeeded", "failed", "unknown")
 _ERROR_STATUS_MIN = 400
 
 FindAsset = Callable[[ChainId, str], Asset | None]
-"""The asset that the ledger calls by that key on that chain; None when it is configured no more."""
+"""The asset that the ledger calls by that key on that chain; None when it is no longer configured."""
 
 
 LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | None]]
