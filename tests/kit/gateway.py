@@ -532,6 +532,7 @@ async def open_gateway(
                 yield gateway
         finally:
             await gateway.http_client.close()
+            await gateway.database.close()
 
 
 def gateway_listing(name: str = "api_quotes", upstream_url: str = "http://127.0.0.1:1") -> Listing:

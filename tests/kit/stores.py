@@ -52,21 +52,25 @@ class InlineDatabase:
 
     def __init__(self, *, beside: "InlineDatabase | None" = None) -> None:
         self._beside = beside
+        self._release: weakref.finalize[..., InlineDatabase] | None
         if beside is None:
             self._engine = _FREE.pop() if _FREE else _create_engine()
             connection = self._engine.raw_connection()
             _migrated().backup(connection.driver_connection)
             connection.close()
-            weakref.finalize(self, _FREE.append, self._engine)
+            self._release = weakref.finalize(self, _FREE.append, self._engine)
         else:
-            self._engine = beside._engine
+            self._engine, self._release = beside._engine, None
         self.is_away = False
         self.before_write: Callable[[], Awaitable[object]] | None = None
         self.reads = self.writes = 0
 
     async def open(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Lets the next database have the engine. One that is never closed gives it back when it is collected."""
+        if self._release is not None:
+            self._release()
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
         self.reads += 1
