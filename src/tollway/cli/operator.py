@@ -56,7 +56,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal."
 
 
 class OperatorServices(Protocol):
-    """The rooms that an operator works in. A `App` that is not opened is one."""
+    """The parts of the gateway that the operator's commands use. An `App` that is not opened has them."""
 
     @property
     def settings(self) -> Settings: ...
@@ -87,7 +87,7 @@ class CommandFailed(Exception):
 
 
 def wire_services(settings: Settings) -> OperatorServices:
-    """The real rooms, wired but not opened."""
+    """The app, wired but not opened."""
     from tollway.app.lifecycle import App  # the trader's commands do not wait for the server to load
 
     return App(settings)
@@ -95,7 +95,7 @@ def wire_services(settings: Settings) -> OperatorServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorEnvironment:
-    """Where the commands find their rooms, and whether two processes may write to one SQLite file."""
+    """Where the commands find the app, and whether two processes may write to one SQLite file."""
 
     make_services: MakeServices = wire_services
     is_write_safe: Callable[[], bool] = is_shared_write_safe
@@ -164,7 +164,7 @@ def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> Non
 
         with explained_failures(as_json=as_json):
             given = load_settings(os.environ, config=config)
-            # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
+            # Without a key of its own yet, the app gets a temporary one, so that no file is made.
             wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
             asyncio.run(_use_services(environment, wired, work, access="look"))
 
@@ -503,7 +503,7 @@ def register_backups(app: typer.Typer) -> None:
 
 
 def _find_database(settings: Settings) -> SqliteDatabase:
-    """No rooms are furnished for this: that would make a secret key where there is none."""
+    """Does not build the app: that would make a secret key where there is none."""
     database = connect_database(settings.database_url.reveal())
     if not isinstance(database, SqliteDatabase):
         raise CommandFailed(POSTGRES_NOTICE)
@@ -685,7 +685,7 @@ async def _use_keys(
     environment: OperatorEnvironment,
     access: Access,
 ) -> None:
-    """No rooms are furnished for this: it needs the database and the keys."""
+    """Does not build the app: it needs the database and the keys."""
     database = connect_database(settings.database_url.reveal())
     with guard_database(database, access, environment):
         if access == "write":

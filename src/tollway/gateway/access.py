@@ -157,11 +157,11 @@ class FailureBudget:
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
             failing = [key for key in keys if self._is_failing(key)]
-            rooms = {key: await self._rate_limiter.peek(self._item_of(key), key) for key in failing}
-            waits = [allowance.wait_s for allowance in rooms.values() if allowance.wait_s is not None]
+            allowances = {key: await self._rate_limiter.peek(self._item_of(key), key) for key in failing}
+            waits = [allowance.wait_s for allowance in allowances.values() if allowance.wait_s is not None]
             if waits:
                 return max(waits)  # until calls are accepted again
-            full = next((key for key, allowance in rooms.items() if self._is_full(key, allowance)), None)
+            full = next((key for key, allowance in allowances.items() if self._is_full(key, allowance)), None)
             if full is None:
                 break
             if not await self._wait_ended(full, until):

@@ -310,10 +310,10 @@ class AuthorizationQuota:
     async def _find_wait(self, keys: Sequence[str], ahead: dict[str, int]) -> int | None:
         waits = [self._unresolved.find_wait(keys)]
         for key in keys:
-            room = await self._rate_limiter.peek(self._item, key)
+            allowance = await self._rate_limiter.peek(self._item, key)
             failed = self._lately.amount - self._failed.peek(self._lately, key).left
-            is_full = room.left <= min(ahead[key], failed)
-            waits.append(room.wait_s or 1 if is_full else None)
+            is_full = allowance.left <= min(ahead[key], failed)
+            waits.append(allowance.wait_s or 1 if is_full else None)
         return max((wait_s for wait_s in waits if wait_s is not None), default=None)
 
 

@@ -415,7 +415,7 @@ class TransactionVerifier:
         )
 
     async def _load_older_terms(self, entry: CatalogEntry, block_time_s: int) -> CatalogEntry:
-        """The shelf with all versions that count for a payment of that time: a shelf forgets old ones."""
+        """The catalog entry with all versions that count for a payment of that time: an entry in memory drops old ones."""
         moment_s = block_time_s - self._limits.payee_memory_s
         if moment_s >= self._now_ms() // 1000 - TERMS_RETENTION_S:
             return entry

@@ -576,7 +576,7 @@ class FundedAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playground:
-    """A furnished chain. `token` is the contract, `usdc` and `native` the assets as the books know them."""
+    """A chain with the sandbox's token and accounts. `token` is the contract, `usdc` and `native` the assets as the ledger knows them."""
 
     rpc_url: str
     token: Contract
