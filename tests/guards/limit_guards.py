@@ -255,8 +255,8 @@ LIMIT_GUARDS = (
         "P7",
         "running look-ups of authorisations count as far as others came to nothing",
         "payments.authorization_onchain:AuthorizationQuota._find_wait",
-        "room.left <= min(ahead[key], failed)",
-        "room.left <= 0",
+        "allowance.left <= min(ahead[key], failed)",
+        "allowance.left <= 0",
         test="payments/test_authorization_onchain_quota.py::test_running_calls_count_as_far_as_look_ups_came_to_nothing",
     ),
     guard(
