@@ -121,7 +121,7 @@ class Refusal(TollwayError):
 
 
 class StorageUnavailable(TollwayError):
-    """The ledger cannot be read or written right now."""
+    """The books cannot be read or written right now."""
 
     code = Code.STORAGE_UNAVAILABLE
 
