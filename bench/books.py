@@ -54,7 +54,7 @@ class NoLedger:
     def finish(self, finish: Any) -> None: ...
 
 
-class Crowd:
+class CallLoad:
     """So many callers, each with a call at a time."""
 
     def __init__(self, ledger: Any, payments: list[Any], options: argparse.Namespace) -> None:
@@ -169,29 +169,29 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
     database = make()
     async with opened(database) as ledger:
         payments = await pay(ledger, options.payments, "timed")
-        crowd = Crowd(ledger, payments, options)
-        await crowd.run(seconds=1.0)
+        load = CallLoad(ledger, payments, options)
+        await load.run(seconds=1.0)
         pids = postgres_pids(server.postmaster) if server else []
         profile = cProfile.Profile() if options.profile else None
         ticks, before, started = cpu_ticks(pids), own_cpu_s(), time.monotonic()
         if profile:
             _where_written(database, profile.enable)
-        await crowd.run(seconds=options.seconds)
+        await load.run(seconds=options.seconds)
         if profile:
             _where_written(database, profile.disable)
             profile.dump_stats(options.profile)
         wall_s, cpu_s = time.monotonic() - started, own_cpu_s() - before
         server_us = (cpu_ticks(pids) - ticks) * TICK_US
-    idle = Crowd(NoLedger(), payments, options)
+    idle = CallLoad(NoLedger(), payments, options)
     before = own_cpu_s()
     await idle.run(seconds=1.0)
     load_us = (own_cpu_s() - before) * 1e6 / idle.pairs
-    waits = sorted(crowd.claim_s)
+    waits = sorted(load.claim_s)
     return {
-        "pairs_per_s": round(crowd.pairs / wall_s),
-        "cpu_us_per_pair": round(cpu_s * 1e6 / crowd.pairs - load_us, 1),
+        "pairs_per_s": round(load.pairs / wall_s),
+        "cpu_us_per_pair": round(cpu_s * 1e6 / load.pairs - load_us, 1),
         "load_us": round(load_us, 1),
-        "server_cpu_us_per_pair": round(server_us / crowd.pairs, 1) if server else None,
+        "server_cpu_us_per_pair": round(server_us / load.pairs, 1) if server else None,
         "claim_p50_ms": round(waits[len(waits) // 2] * 1e3, 2),
         "claim_p99_ms": round(waits[len(waits) * 99 // 100] * 1e3, 2),
     }
@@ -210,16 +210,16 @@ async def count(make: Any, server: Server | None, options: argparse.Namespace) -
     tally = Tally()
     with traced(tally):
         async with opened(make()) as ledger:
-            crowd = Crowd(ledger, await pay(ledger, options.payments, "counted"), options)
-            await crowd.run(seconds=0.5)
+            load = CallLoad(ledger, await pay(ledger, options.payments, "counted"), options)
+            await load.run(seconds=0.5)
             tally.is_on = True
             async with logged(server, tally):
-                await crowd.run(seconds=1.0)
+                await load.run(seconds=1.0)
             tally.is_on = False
     words = tally.words
     return {
-        "statements_per_pair": round(words["STATEMENT"] / crowd.pairs, 2),
-        "commits_per_pair": round(words["COMMIT"] / crowd.pairs, 2),
+        "statements_per_pair": round(words["STATEMENT"] / load.pairs, 2),
+        "commits_per_pair": round(words["COMMIT"] / load.pairs, 2),
         "statements_per_commit": round(words["STATEMENT"] / max(words["COMMIT"], 1), 1),
     }
 

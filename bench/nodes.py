@@ -54,7 +54,7 @@ SELECT (SELECT wal_records FROM pg_stat_wal) AS wal_records,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class PaidListing:
     """What is sold, and to whom: a payment for each connection."""
 
     api_id: str
@@ -137,36 +137,42 @@ async def gateways(urls: list[str], environment: dict[str, str]) -> AsyncIterato
             await asyncio.to_thread(process.wait)
 
 
-async def load(urls: list[str], market: Market, *, seconds: float) -> float:
+async def load(urls: list[str], paid_listing: PaidListing, *, seconds: float) -> float:
     """Every connection pays with a payment of its own, on one node for as long as it lasts."""
     rates = await asyncio.gather(
         *(
             measure(
-                f"{urls[number % len(urls)]}/api/v2/gateway/{market.api_id}/quote/ETH",
+                f"{urls[number % len(urls)]}/api/v2/gateway/{paid_listing.api_id}/quote/ETH",
                 proof,
                 connections=1,
                 seconds=seconds,
             )
-            for number, proof in enumerate(market.proofs)
+            for number, proof in enumerate(paid_listing.proofs)
         )
     )
     return sum(rates)
 
 
 async def measure_nodes(
-    count: int, *, server: Server, database: str, market: Market, environment: dict[str, str], seconds: float
+    count: int,
+    *,
+    server: Server,
+    database: str,
+    paid_listing: PaidListing,
+    environment: dict[str, str],
+    seconds: float,
 ) -> dict[str, object]:
     urls = [f"http://127.0.0.1:{port}" for port in PORTS[:count]]
     async with gateways(urls, environment) as pids:
-        await load(urls, market, seconds=1.0)
+        await load(urls, paid_listing, seconds=1.0)
         before = await server.ask(COUNTERS, database=database)
         servers = postgres_pids(server.postmaster)
         ticks = cpu_ticks(pids), cpu_ticks(servers)
-        rate = await load(urls, market, seconds=seconds)
+        rate = await load(urls, paid_listing, seconds=seconds)
         spent = cpu_ticks(pids) - ticks[0], cpu_ticks(servers) - ticks[1]
         await asyncio.sleep(1.2)  # the server's counters lag by up to a second
         after = await server.ask(COUNTERS, database=database)
-        statements = await count_statements(server, urls, market)
+        statements = await count_statements(server, urls, paid_listing)
     calls = after["calls"] - before["calls"]
     tick_us = 1_000_000 / os.sysconf("SC_CLK_TCK")
     per_call = {
@@ -194,13 +200,13 @@ async def measure_nodes(
     }
 
 
-async def count_statements(server: Server, urls: list[str], market: Market) -> float:
+async def count_statements(server: Server, urls: list[str], paid_listing: PaidListing) -> float:
     """In a round of its own, because the log slows the server down."""
     await server.ask("ALTER SYSTEM SET log_statement = 'all'")
     await server.ask("SELECT pg_reload_conf()")
     await asyncio.sleep(0.5)
     logged = server.count_logged()
-    rate = await load(urls, market, seconds=2.0)
+    rate = await load(urls, paid_listing, seconds=2.0)
     logged = server.count_logged() - logged
     await server.ask("ALTER SYSTEM RESET log_statement")
     await server.ask("SELECT pg_reload_conf()")
@@ -231,12 +237,12 @@ async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, object
                         subprocess.run(
                             migrate, env={**os.environ, **environment}, check=True, stdout=subprocess.DEVNULL
                         )
-                        market = await open_market(driver, environment, connections=options.connections)
+                        paid_listing = await open_market(driver, environment, connections=options.connections)
                         yield await measure_nodes(
                             count,
                             server=server,
                             database=f"nodes_{count}",
-                            market=market,
+                            paid_listing=paid_listing,
                             environment=environment,
                             seconds=options.seconds,
                         )
@@ -244,7 +250,7 @@ async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, object
             server.close()
 
 
-async def open_market(driver: ChainDriver, environment: dict[str, str], *, connections: int) -> Market:
+async def open_market(driver: ChainDriver, environment: dict[str, str], *, connections: int) -> PaidListing:
     playground = await prepare_playground(driver)
     provider, url = playground.account("provider"), f"http://127.0.0.1:{PORTS[0]}"
     async with (
@@ -264,7 +270,7 @@ async def open_market(driver: ChainDriver, environment: dict[str, str], *, conne
         await driver.wait_receipt(tx_hash)
         signed = Account.sign_message(encode_defunct(text=str(tx_hash)), caller.private_key)
         proofs.append({"X-Payment-Tx": str(tx_hash), "X-Signature": "0x" + bytes(signed.signature).hex()})
-    return Market(api_id=listing["id"], proofs=proofs)
+    return PaidListing(api_id=listing["id"], proofs=proofs)
 
 
 def main() -> None:

@@ -286,10 +286,10 @@ async def audit_postgres(url: str) -> tuple[int, int]:
     return taken // PRICE, closed
 
 
-class Line:
+class PreparedConnection:
     """One connection of asyncpg's, its statements prepared."""
 
-    async def open(self, url: str) -> "Line":
+    async def open(self, url: str) -> "PreparedConnection":
         self.connection = await asyncpg.connect(url, server_settings=SETTINGS)
         self._claim = await self.connection.prepare(PG_CLAIM)
         self._close = await self.connection.prepare(PG_CLOSE)
@@ -336,14 +336,14 @@ class Line:
 
 
 async def open_lines(url: str, count: int) -> Any:
-    return [await Line().open(url) for _ in range(count)]
+    return [await PreparedConnection().open(url) for _ in range(count)]
 
 
 @asynccontextmanager
 async def open_asyncpg(url: str, *, lines: int = 1) -> Any:
     """A transaction for each entry, one at a time on each connection."""
     opened = await open_lines(url, lines)
-    idle: asyncio.Queue[Line] = asyncio.Queue()
+    idle: asyncio.Queue[PreparedConnection] = asyncio.Queue()
     for line in opened:
         idle.put_nowait(line)
 
@@ -430,7 +430,7 @@ POSTGRES = {
 }
 
 
-class Crowd:
+class CallLoad:
     """So many callers, each with a call at a time."""
 
     def __init__(self, callers: int) -> None:
@@ -480,22 +480,22 @@ async def measure(
     else:
         await fill_postgres(place)
     writers: dict[str, Any] = SQLITE if is_sqlite else POSTGRES
-    crowd = Crowd(callers)
+    load = CallLoad(callers)
     async with writers[writer](place) as submit:
-        await crowd.run(submit, 0.3)
-        before_pairs = crowd.pairs
+        await load.run(submit, 0.3)
+        before_pairs = load.pairs
         family = list_family(postmaster) if postmaster else []
         server_s, own_s, core_s = count_cpu_s(family), count_own_cpu_s(), count_busy_s(GATEWAY_CORE)
-        took = await crowd.run(submit, seconds)
+        took = await load.run(submit, seconds)
         own_s, server_s = count_own_cpu_s() - own_s, count_cpu_s(family) - server_s
         others_s = max(0.0, count_busy_s(GATEWAY_CORE) - core_s - own_s)
-        pairs, cuts = crowd.pairs, statistics.quantiles(crowd.claims_s, n=100)
+        pairs, cuts = load.pairs, statistics.quantiles(load.claims_s, n=100)
     told = audit_sqlite(place) if is_sqlite else await audit_postgres(place)
     if told != (before_pairs + pairs,) * 2:
         raise RuntimeError(f"{before_pairs + pairs} pairs were answered, the books hold {told}")
     own = count_own_cpu_s()
-    await crowd.run(grant, 0.3)
-    load_us = (count_own_cpu_s() - own) / crowd.pairs * 1e6
+    await load.run(grant, 0.3)
+    load_us = (count_own_cpu_s() - own) / load.pairs * 1e6
     return {
         "pairsPerSecond": pairs / took,
         "cpuUsPerPair": own_s / pairs * 1e6 - load_us,

@@ -44,7 +44,7 @@ Headers = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class SettledListing:
     """A listing on a running gateway, and who buys there."""
 
     session: aiohttp.ClientSession
@@ -78,7 +78,7 @@ class Stand:
 
 
 @asynccontextmanager
-async def open_stand(folder: str) -> AsyncIterator[Stand]:
+async def open_stand(folder: str) -> AsyncIterator[SettledListing]:
     async with (
         run_anvil() as anvil,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
@@ -107,7 +107,9 @@ async def open_stand(folder: str) -> AsyncIterator[Stand]:
             yield await furnish_stand(driver, session, playground)
 
 
-async def furnish_stand(driver: ChainDriver, session: aiohttp.ClientSession, playground: Playground) -> Stand:
+async def furnish_stand(
+    driver: ChainDriver, session: aiohttp.ClientSession, playground: Playground
+) -> SettledListing:
     provider, caller = playground.account("provider"), playground.account("caller")
     async with AsyncTollwayClient(GATEWAY_URL, wallet=Wallet.from_key(provider.key)) as client:
         listing = await client.publish(
@@ -118,7 +120,7 @@ async def furnish_stand(driver: ChainDriver, session: aiohttp.ClientSession, pla
     )
     await driver.wait_receipt(tx_hash)
     signed = Account.sign_message(encode_defunct(text=str(tx_hash)), caller.private_key)
-    return Stand(
+    return SettledListing(
         session=session,
         driver=driver,
         playground=playground,
@@ -129,25 +131,25 @@ async def furnish_stand(driver: ChainDriver, session: aiohttp.ClientSession, pla
     )
 
 
-async def time_alone(stand: Stand, count: int) -> dict[str, object]:
+async def time_alone(settled_listing: SettledListing, count: int) -> dict[str, object]:
     """One call after another, directly, on credit and settled in turn."""
-    payments = [stand.sign() for _ in range(count)]
+    payments = [settled_listing.sign() for _ in range(count)]
     kinds: dict[str, list[float]] = {"direct": [], "credit": [], "settled": []}
     for payment in payments:
-        kinds["direct"].append(await stand.ask(UPSTREAM_URL + "/quote/ETH", {}))
-        kinds["credit"].append(await stand.ask(stand.call_url, stand.on_credit))
-        kinds["settled"].append(await stand.ask(stand.call_url, payment))
+        kinds["direct"].append(await settled_listing.ask(UPSTREAM_URL + "/quote/ETH", {}))
+        kinds["credit"].append(await settled_listing.ask(settled_listing.call_url, settled_listing.on_credit))
+        kinds["settled"].append(await settled_listing.ask(settled_listing.call_url, payment))
     told: dict[str, object] = {f"{kind}Ms": summarise(latencies) for kind, latencies in kinds.items()}
     added = [settled - credit for settled, credit in zip(kinds["settled"], kinds["credit"], strict=True)]
     return {**told, "settlingAddsMs": summarise(added)}
 
 
-async def count_per_second(stand: Stand, count: int, *, at_once: int) -> float:
-    payments = iter([stand.sign() for _ in range(count)])
+async def count_per_second(settled_listing: SettledListing, count: int, *, at_once: int) -> float:
+    payments = iter([settled_listing.sign() for _ in range(count)])
 
     async def work() -> None:
         for payment in payments:
-            await stand.ask(stand.call_url, payment)
+            await settled_listing.ask(settled_listing.call_url, payment)
 
     start = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -163,14 +165,18 @@ def summarise(latencies: Sequence[float]) -> dict[str, float]:
 
 async def compare(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        async with open_stand(folder) as stand:
-            await time_alone(stand, 10)  # warm
-            told = await time_alone(stand, options.alone)
+        async with open_stand(folder) as settled_listing:
+            await time_alone(settled_listing, 10)  # warm
+            told = await time_alone(settled_listing, options.alone)
             rates = []
             async with asyncio.TaskGroup() as group:
-                mining = group.create_task(settlements.mine_often(stand.driver, options.block_ms / 1000))
+                mining = group.create_task(
+                    settlements.mine_often(settled_listing.driver, options.block_ms / 1000)
+                )
                 for _ in range(options.rounds):
-                    rates.append(await count_per_second(stand, options.count, at_once=options.at_once))
+                    rates.append(
+                        await count_per_second(settled_listing, options.count, at_once=options.at_once)
+                    )
                 mining.cancel()
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # as settlements.py runs by itself
     alone = await settlements.measure(options)

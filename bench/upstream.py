@@ -99,7 +99,7 @@ def format_answer(body: bytes) -> bytes:
     return head % len(body) + body
 
 
-class Line(asyncio.Protocol):
+class ServedConnection(asyncio.Protocol):
     """One connection: answers each request, whose body may have a Content-Length."""
 
     _SMALL = format_answer(ANSWER)
@@ -152,7 +152,7 @@ class Line(asyncio.Protocol):
 
 
 async def serve_plainly(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Line, "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(ServedConnection, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 

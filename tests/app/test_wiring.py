@@ -40,7 +40,7 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
 
 
 def treasury_of(
-    scene: SettlementHarness,
+    harness: SettlementHarness,
     database: SqliteDatabase,
     *,
     metrics: SettlementMetrics = NO_METRICS,
@@ -49,12 +49,12 @@ def treasury_of(
     return SettlementServices(
         database=database,
         sealer=Sealer(b"k" * 32, entropy=bytes),
-        ledger=scene.ledger,
-        chains=scene.chain,
-        rules=scene.rules,
-        settlement_rules={CHAIN: scene.settlement_rules},
+        ledger=harness.ledger,
+        chains=harness.chain,
+        rules=harness.rules,
+        settlement_rules={CHAIN: harness.settlement_rules},
         limits=LIMITS,
-        now_ms=now_ms or scene.read_clock,
+        now_ms=now_ms or harness.read_clock,
         rate_limiter=RateLimiter(),
         background=BackgroundTasks(),
         metrics=metrics,
@@ -66,19 +66,19 @@ def sweeping(database: SqliteDatabase) -> Leadership:
 
 
 async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
-    async with SettlementHarness() as scene, asyncio.timeout(20):
-        call = await scene.claim()
-        scene.chain.disconnect(CHAIN)
-        assert await scene.settlement.settle(call.order()) == Undecided()
+    async with SettlementHarness() as harness, asyncio.timeout(20):
+        call = await harness.claim()
+        harness.chain.disconnect(CHAIN)
+        assert await harness.settlement.settle(call.order()) == Undecided()
         await call.mark_orphaned()
-        settlement_services = treasury_of(scene, database)
+        settlement_services = treasury_of(harness, database)
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
             settlement_services.start(tasks, sweeping=sweeping(database))
-            looks = scene.chain.request_count
-            while scene.chain.request_count < looks + 3:
+            looks = harness.chain.request_count
+            while harness.chain.request_count < looks + 3:
                 await asyncio.sleep(0.001)
-            scene.chain.reconnect(CHAIN)
+            harness.chain.reconnect(CHAIN)
             while await call.read_state() is not CallState.CONSUMED:
                 await asyncio.sleep(0.001)
         await settlement_services.close()
@@ -88,27 +88,29 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
     database: SqliteDatabase,
 ) -> None:
     """One whose own clock is a week ahead must not throw away what the others keep."""
-    async with SettlementHarness() as scene:
-        settlement_services = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
+    async with SettlementHarness() as harness:
+        settlement_services = treasury_of(
+            harness, database, now_ms=lambda: harness.read_clock() + 7 * 86_400_000
+        )
         call_id, answer = CallId("call_1"), StoredResponse(status=200, headers=(), body=b"kept")
         await settlement_services.stored_responses.keep(
-            call_id, Address(b"\x01" * 20), answer, now_ms=scene.ledger.shared_ms()
+            call_id, Address(b"\x01" * 20), answer, now_ms=harness.ledger.shared_ms()
         )
         await settlement_services._prune()
         assert (
-            await settlement_services.stored_responses.find(call_id, now_ms=scene.ledger.shared_ms())
+            await settlement_services.stored_responses.find(call_id, now_ms=harness.ledger.shared_ms())
             == answer
         )
 
 
 async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
     metrics = Metrics(CollectorRegistry())
-    async with SettlementHarness() as scene, asyncio.timeout(20):
-        settlement_services = treasury_of(scene, database, metrics=make_settlement_metrics(metrics))
+    async with SettlementHarness() as harness, asyncio.timeout(20):
+        settlement_services = treasury_of(harness, database, metrics=make_settlement_metrics(metrics))
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
             settlement_services.start(tasks, sweeping=sweeping(database))
-            call = await scene.claim()
+            call = await harness.claim()
             assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
         await settlement_services.close()
     told = generate_latest(metrics.registry).decode()
@@ -124,15 +126,15 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
 
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
-    async with SettlementHarness() as scene, asyncio.timeout(20):
-        settlement_services = treasury_of(scene, database)
+    async with SettlementHarness() as harness, asyncio.timeout(20):
+        settlement_services = treasury_of(harness, database)
         assert not settlement_services.settlement.is_offered(USDC, 10_000, LISTING)
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
             settlement_services.start(tasks, sweeping=sweeping(database))
             while not settlement_services.settlement.is_offered(USDC, 10_000, LISTING):
                 await asyncio.sleep(0.001)
-            call = await scene.claim()
+            call = await harness.claim()
             assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
         await settlement_services.close()
 

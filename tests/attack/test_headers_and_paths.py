@@ -106,7 +106,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Harness:
     gateway: Any
     upstream: Any
     folder: Path
@@ -147,7 +147,7 @@ class Scene:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     folder, admin_port = tmp_path_factory.mktemp("tables"), find_low_port()
     settings = {
         "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
@@ -160,7 +160,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
     ):
         upstream.extra = b"".join(f"{name}: leaked\r\n".encode() for name in NOT_FROM_UPSTREAM)
         secret = {"in": "header", "name": "X-Api-Key", "value": SEEDED["upstream secret"]}
-        yield Scene(
+        yield Harness(
             gateway=gateway,
             upstream=upstream,
             folder=folder,
@@ -188,7 +188,7 @@ def code_of(reply: Reply) -> str | None:
 
 @pytest.mark.parametrize("name", CONTROL)
 @pytest.mark.parametrize("way", ["nominated", "underscored", "twice", "twice in other case"])
-async def test_a_disguised_control_header_is_refused_and_goes_nowhere(scene, name, way):
+async def test_a_disguised_control_header_is_refused_and_goes_nowhere(harness, name, way):
     rest = f"/{way.replace(' ', '-')}/{name.lower()}"
     value = secrets.token_hex(8)
     lines = {
@@ -197,25 +197,25 @@ async def test_a_disguised_control_header_is_refused_and_goes_nowhere(scene, nam
         "twice": [f"{name}: {value}", f"{name}: {value}"],
         "twice in other case": [f"{name.lower()}: {value}", f"{name.upper()}: {value}"],
     }[way]
-    reply = await scene.call(rest, *lines)
+    reply = await harness.call(rest, *lines)
     assert (reply.status, code_of(reply)) == (400, "invalid_request")
-    assert scene.head_of(rest) is None
+    assert harness.head_of(rest) is None
     assert value.encode() not in reply.body
 
 
 @pytest.mark.parametrize("name", CONTROL)
 @pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
-async def test_in_any_case_it_is_the_gateways_and_not_the_upstreams(scene, name, change):
+async def test_in_any_case_it_is_the_gateways_and_not_the_upstreams(harness, name, change):
     rest, value = f"/{change.__name__}/{name.lower()}", secrets.token_hex(8)
-    reply = await scene.call(rest, f"{change(name)}: {value}")
-    head = scene.head_of(rest)
+    reply = await harness.call(rest, f"{change(name)}: {value}")
+    head = harness.head_of(rest)
     assert value.encode() not in (head or b"")
-    assert value.encode() not in b"".join(scene.upstream.heads)
+    assert value.encode() not in b"".join(harness.upstream.heads)
     assert reply.status < 500
 
 
-async def test_the_upstreams_word_never_passes_for_the_gateways(scene):
-    reply = await scene.call("/answered")
+async def test_the_upstreams_word_never_passes_for_the_gateways(harness):
+    reply = await harness.call("/answered")
     assert reply.status == 200
     assert reply.body == f"{BASE}/answered".encode()
     assert [name for name, value in reply.fields.items() if "leaked" in value] == []
@@ -224,25 +224,25 @@ async def test_the_upstreams_word_never_passes_for_the_gateways(scene):
 # ---- Secrets.
 
 
-async def test_twelve_secrets_are_seen_by_nobody_again(scene):
+async def test_twelve_secrets_are_seen_by_nobody_again(harness):
     """Sent in every request where their kind belongs, to a gateway that logs everything."""
     shown = [f"{name}: {value}" for name, value in SEEDED.items() if " " not in name]
     assert len(SEEDED) == 12
-    answers = [await scene.call(f"/secret-{n}", line) for n, line in enumerate(shown)]
-    answers.append(await scene.call("/guarded", api_id=scene.guarded_id))
-    for path in ("/api/v2/history", "/api/v2/payments", "/api/v2/apis", f"/api/v2/apis/{scene.guarded_id}"):
+    answers = [await harness.call(f"/secret-{n}", line) for n, line in enumerate(shown)]
+    answers.append(await harness.call("/guarded", api_id=harness.guarded_id))
+    for path in ("/api/v2/history", "/api/v2/payments", "/api/v2/apis", f"/api/v2/apis/{harness.guarded_id}"):
         bearer = f"Authorization: Bearer {SEEDED['session token']}"
-        answers += [await scene.send(path, bearer), *[await scene.send(path, line) for line in shown]]
-    async with httpx.AsyncClient(trust_env=False, base_url=scene.gateway.base_url) as http:
+        answers += [await harness.send(path, bearer), *[await harness.send(path, line) for line in shown]]
+    async with httpx.AsyncClient(trust_env=False, base_url=harness.gateway.base_url) as http:
         message = {"message": "sign in", "signature": "0x" + SEEDED["session signature"]}
         told = await http.post("/api/v2/auth/session", json=message)
-        metrics = (await http.get(scene.admin_url + "/metrics")).content
+        metrics = (await http.get(harness.admin_url + "/metrics")).content
     places = {
         "an answer": b"".join(one.body + repr(one.fields).encode() for one in answers) + told.content,
-        "the log": scene.gateway.log.read_bytes(),
+        "the log": harness.gateway.log.read_bytes(),
         "the metrics": metrics,
-        "the database": b"".join(path.read_bytes() for path in scene.folder.glob("attacked.sqlite3*")),
-        "the upstream": b"".join(scene.upstream.heads),
+        "the database": b"".join(path.read_bytes() for path in harness.folder.glob("attacked.sqlite3*")),
+        "the upstream": b"".join(harness.upstream.heads),
     }
     assert all(places.values()), "each place was looked at"
     leaks = [
@@ -345,17 +345,17 @@ def resolve(path: str) -> str:
     return "/" + "/".join(parts)
 
 
-async def test_five_hundred_ways_out_of_the_base_path_end_inside_it_or_in_a_refusal(scene):
+async def test_five_hundred_ways_out_of_the_base_path_end_inside_it_or_in_a_refusal(harness):
     assert len(WAYS_OUT) >= 500
-    begun = len(scene.upstream.targets)
+    begun = len(harness.upstream.targets)
     ways, replies = iter(WAYS_OUT), dict.fromkeys(WAYS_OUT, 0)
 
     async def send() -> None:
         for rest in ways:
-            replies[rest] = (await scene.call(rest)).status
+            replies[rest] = (await harness.call(rest)).status
 
     await asyncio.gather(*(send() for _ in range(CROWD)))
-    arrived = scene.upstream.targets[begun:]
+    arrived = harness.upstream.targets[begun:]
     outside = [
         target
         for target in arrived

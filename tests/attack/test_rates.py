@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass
-class Scene:
+class Harness:
     gateway: Any
     http: httpx.AsyncClient
     endpoint: str
@@ -104,110 +104,110 @@ def new_wallet() -> Wallet:
     return Wallet.from_key(secrets.token_hex(32))
 
 
-async def attack(scene: Scene) -> None:
-    await attack_registry(scene)
-    await attack_door(scene)
-    await attack_free_calls(scene)
+async def attack(harness: Harness) -> None:
+    await attack_registry(harness)
+    await attack_door(harness)
+    await attack_free_calls(harness)
 
 
-async def attack_registry(scene: Scene) -> None:
-    one, here = new_wallet(), scene.somewhere()
-    await scene.run(
-        "a wallet's listings", lambda _: scene.publish(one, address=scene.somewhere()), table="listing"
+async def attack_registry(harness: Harness) -> None:
+    one, here = new_wallet(), harness.somewhere()
+    await harness.run(
+        "a wallet's listings", lambda _: harness.publish(one, address=harness.somewhere()), table="listing"
     )
-    await scene.run(
-        "an address's listings", lambda _: scene.publish(new_wallet(), address=here), table="listing"
+    await harness.run(
+        "an address's listings", lambda _: harness.publish(new_wallet(), address=here), table="listing"
     )
-    there = scene.somewhere()
+    there = harness.somewhere()
 
     def preview(_: int) -> Awaitable[httpx.Response]:
-        draft = free_listing(scene.endpoint)
-        return scene.sign(new_wallet(), "POST", f"{APIS}?dryRun=true", draft, address=there)
+        draft = free_listing(harness.endpoint)
+        return harness.sign(new_wallet(), "POST", f"{APIS}?dryRun=true", draft, address=there)
 
-    await scene.run("an address's looks", preview, table="listing")
+    await harness.run("an address's looks", preview, table="listing")
     owner = new_wallet()
-    place = f"{APIS}/{await scene.open_listing(owner)}"
+    place = f"{APIS}/{await harness.open_listing(owner)}"
 
     def edit(number: int) -> Awaitable[httpx.Response]:
-        draft = free_listing(scene.endpoint, name=f"Name {number}", pricePerRequest=f"0.{number + 1}")
-        return scene.sign(owner, "PUT", place, draft, address=scene.somewhere())
+        draft = free_listing(harness.endpoint, name=f"Name {number}", pricePerRequest=f"0.{number + 1}")
+        return harness.sign(owner, "PUT", place, draft, address=harness.somewhere())
 
-    await scene.run("a wallet's edits", edit, table="listing_terms")
+    await harness.run("a wallet's edits", edit, table="listing_terms")
     checker = new_wallet()
-    mine = f"{APIS}/{await scene.open_listing(checker)}/ownership"
-    await scene.run(
+    mine = f"{APIS}/{await harness.open_listing(checker)}/ownership"
+    await harness.run(
         "a wallet's checks",
-        lambda _: scene.sign(checker, "POST", mine, address=scene.somewhere()),
+        lambda _: harness.sign(checker, "POST", mine, address=harness.somewhere()),
     )
     owners = [new_wallet() for _ in range(WALLETS_PER_ADDRESS + 1)]
-    places = [f"{APIS}/{await scene.open_listing(each)}/ownership" for each in owners]
-    asked_from = scene.somewhere()
+    places = [f"{APIS}/{await harness.open_listing(each)}/ownership" for each in owners]
+    asked_from = harness.somewhere()
 
     def check(number: int) -> Awaitable[httpx.Response]:
         turn = number % len(owners)
-        return scene.sign(owners[turn], "POST", places[turn], address=asked_from)
+        return harness.sign(owners[turn], "POST", places[turn], address=asked_from)
 
-    await scene.run("an address's checks", check)
+    await harness.run("an address's checks", check)
 
 
-async def attack_door(scene: Scene) -> None:
-    one, here = new_wallet(), scene.somewhere()
+async def attack_door(harness: Harness) -> None:
+    one, here = new_wallet(), harness.somewhere()
     history = "/api/v2/history"
-    await scene.run(
+    await harness.run(
         "a wallet's signed requests",
-        lambda _: scene.sign(one, "GET", history, address=scene.somewhere()),
+        lambda _: harness.sign(one, "GET", history, address=harness.somewhere()),
         table="signature_nonce",
     )
-    await scene.run(
+    await harness.run(
         "an address's signed requests",
-        lambda _: scene.sign(new_wallet(), "GET", history, address=here),
+        lambda _: harness.sign(new_wallet(), "GET", history, address=here),
         table="signature_nonce",
     )
-    forwarded = {"X-Forwarded-For": scene.somewhere()}
-    await scene.run(
+    forwarded = {"X-Forwarded-For": harness.somewhere()}
+    await harness.run(
         "an address's nonces",
-        lambda _: scene.http.post("/api/v2/auth/nonce", headers=forwarded),
+        lambda _: harness.http.post("/api/v2/auth/nonce", headers=forwarded),
         table="signin_nonce",
     )
     rubbish = {"message": "Let me in.", "signature": "0x00"}
-    before = scene.count_rows("session")
-    await scene.run(
+    before = harness.count_rows("session")
+    await harness.run(
         "an address's logins",
-        lambda _: scene.http.post("/api/v2/auth/session", json=rubbish, headers=forwarded),
+        lambda _: harness.http.post("/api/v2/auth/session", json=rubbish, headers=forwarded),
     )
-    scene.rows["refused logins"] = 0, scene.count_rows("session") - before
-    await forge(scene)
+    harness.rows["refused logins"] = 0, harness.count_rows("session") - before
+    await forge(harness)
 
 
-async def forge(scene: Scene) -> None:
+async def forge(harness: Harness) -> None:
     """Signed by somebody else than it names; and nobody at all, who is invited to sign in by each 401."""
-    signed_before, nonces_before = scene.count_rows("signature_nonce"), scene.count_rows("signin_nonce")
-    here, history = scene.somewhere(), "/api/v2/history"
+    signed_before, nonces_before = harness.count_rows("signature_nonce"), harness.count_rows("signin_nonce")
+    here, history = harness.somewhere(), "/api/v2/history"
     for _ in range(SIGNED * 3):
-        _, headers = scene.gateway.sign(new_wallet(), "GET", history)
-        _, others = scene.gateway.sign(new_wallet(), "GET", history)
+        _, headers = harness.gateway.sign(new_wallet(), "GET", history)
+        _, others = harness.gateway.sign(new_wallet(), "GET", history)
         forged = {**headers, **{name: value for name, value in others.items() if name.lower() == "signature"}}
         for shown in (forged, {}):
-            answer = await scene.http.get(history, headers={**shown, "X-Forwarded-For": here})
-            scene.junk.append(answer.status_code)
-    scene.rows["forged requests"] = 0, scene.count_rows("signature_nonce") - signed_before
-    scene.rows["invitations"] = NONCES, scene.count_rows("signin_nonce") - nonces_before
+            answer = await harness.http.get(history, headers={**shown, "X-Forwarded-For": here})
+            harness.junk.append(answer.status_code)
+    harness.rows["forged requests"] = 0, harness.count_rows("signature_nonce") - signed_before
+    harness.rows["invitations"] = NONCES, harness.count_rows("signin_nonce") - nonces_before
 
 
-async def attack_free_calls(scene: Scene) -> None:
-    plain = f"/api/v2/gateway/{await scene.open_listing(new_wallet())}"
-    limited = f"/api/v2/gateway/{await scene.open_listing(new_wallet(), rateLimit={'calls': 2, 'perSeconds': 86_400})}"
+async def attack_free_calls(harness: Harness) -> None:
+    plain = f"/api/v2/gateway/{await harness.open_listing(new_wallet())}"
+    limited = f"/api/v2/gateway/{await harness.open_listing(new_wallet(), rateLimit={'calls': 2, 'perSeconds': 86_400})}"
     for what, path in (("free calls", plain), ("free calls with a rate of their own", limited)):
-        forwarded = {"X-Forwarded-For": scene.somewhere()}
+        forwarded = {"X-Forwarded-For": harness.somewhere()}
 
         def call(_: int, path: str = path, told: dict[str, str] = forwarded) -> Awaitable[httpx.Response]:
-            return scene.http.get(path, headers=told)
+            return harness.http.get(path, headers=told)
 
-        await scene.run(f"an address's {what}", call)
+        await harness.run(f"an address's {what}", call)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     folder: Path = tmp_path_factory.mktemp("rates")
     settings = {f"TOLLWAY_LIMIT_{name}": str(most) for name, most in LIMITS.items()}
     settings |= {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_TRUSTED_PROXIES": "127.0.0.1"}
@@ -216,9 +216,9 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         run_upstream() as upstream,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http,
     ):
-        scene = Scene(gateway, http, upstream.url + "/")
-        await attack(scene)
-        yield scene
+        harness = Harness(gateway, http, upstream.url + "/")
+        await attack(harness)
+        yield harness
 
 
 def of_address(amount: int) -> int:
@@ -242,18 +242,18 @@ RATES = [
 
 
 @pytest.mark.parametrize(("what", "policy", "most", "window_s"), RATES)
-def test_so_many_and_no_more(scene: Scene, what: str, policy: str, most: int, window_s: int) -> None:
+def test_so_many_and_no_more(harness: Harness, what: str, policy: str, most: int, window_s: int) -> None:
     """As many again for each window that has passed meanwhile."""
-    run = scene.runs[what]
+    run = harness.runs[what]
     assert most <= run.passed <= most * (1 + int(run.took_s // window_s))
     assert run.refused is not None
 
 
 @pytest.mark.parametrize(("what", "policy", "most", "window_s"), RATES)
 def test_a_refusal_names_its_rate_three_times(
-    scene: Scene, what: str, policy: str, most: int, window_s: int
+    harness: Harness, what: str, policy: str, most: int, window_s: int
 ) -> None:
-    refused = scene.runs[what].refused
+    refused = harness.runs[what].refused
     assert refused is not None
     told, wait_s = refused.json(), int(refused.headers["retry-after"])
     assert 1 <= wait_s <= window_s
@@ -265,11 +265,11 @@ def test_a_refusal_names_its_rate_three_times(
     assert json.dumps(told).isascii()
 
 
-def test_what_goes_through_leaves_its_rows_and_what_is_refused_leaves_none(scene: Scene) -> None:
-    rows = {**scene.rows, "an address's looks": (0, scene.rows["an address's looks"][1])}
+def test_what_goes_through_leaves_its_rows_and_what_is_refused_leaves_none(harness: Harness) -> None:
+    rows = {**harness.rows, "an address's looks": (0, harness.rows["an address's looks"][1])}
     for what, (most, found) in rows.items():
         assert found <= most, what
-    assert scene.rows["an address's listings"][1] == of_address(REGISTRATIONS)
-    assert set(scene.junk) <= {401, 429, 503}, (
+    assert harness.rows["an address's listings"][1] == of_address(REGISTRATIONS)
+    assert set(harness.junk) <= {401, 429, 503}, (
         "another signature might be a contract's, and no chain answers here"
     )

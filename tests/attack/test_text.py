@@ -136,7 +136,7 @@ class Answer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Scene:
+class Harness:
     """What the attack has seen; the tests below only look."""
 
     gateway: Any
@@ -178,9 +178,9 @@ class Scene:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def scene(
+async def harness(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Harness]:
     """SQLite with a log for machines, PostgreSQL with one for people."""
     folder = tmp_path_factory.mktemp("text")
     is_console = request.param == "postgresql"
@@ -201,39 +201,39 @@ async def scene(
         run_attacked_gateway(folder, environment=settings) as gateway,
         httpx.AsyncClient(trust_env=False, timeout=REST_S, limits=limits) as http,
     ):
-        scene = Scene(
+        harness = Harness(
             gateway=gateway,
             http=http,
             is_console=is_console,
             wallet=Wallet.from_key(Account.create().key),
         )
-        await attack(scene, database)
-        yield scene
+        await attack(harness, database)
+        yield harness
 
 
-async def attack(scene: Scene, database: str) -> None:
+async def attack(harness: Harness, database: str) -> None:
     for name, text in STRINGS.items():
-        scene.planted[name] = await plant(scene, text)
-    scene.planted["surrogates"] = await plant_surrogates(scene)
-    scene.ids = [
+        harness.planted[name] = await plant(harness, text)
+    harness.planted["surrogates"] = await plant_surrogates(harness)
+    harness.ids = [
         json.loads(answer.body)["id"]
-        for rows in scene.planted.values()
+        for rows in harness.planted.values()
         for answer in rows
         if answer.status == 201
     ]
-    assert len(scene.ids) >= 2 * len(STRINGS), scene.planted
-    scene.rows_before = await count_rows(database)
-    await gather(scene.shown, [show(scene, target) for target in list_documents(scene.ids)])
-    await gather(scene.asked, [one for text in STRINGS.values() for one in search(scene, text)])
-    await gather(scene.called, [one for text in STRINGS.values() for one in send_headers(scene, text)])
-    await gather(scene.tools, [one for text in STRINGS.values() for one in use_tools(scene, text)])
+    assert len(harness.ids) >= 2 * len(STRINGS), harness.planted
+    harness.rows_before = await count_rows(database)
+    await gather(harness.shown, [show(harness, target) for target in list_documents(harness.ids)])
+    await gather(harness.asked, [one for text in STRINGS.values() for one in search(harness, text)])
+    await gather(harness.called, [one for text in STRINGS.values() for one in send_headers(harness, text)])
+    await gather(harness.tools, [one for text in STRINGS.values() for one in use_tools(harness, text)])
     await gather(
-        scene.tools,
-        [one for api_id in scene.ids[:: 1 if IS_LONG else 2] for one in list_tools(scene, api_id)],
+        harness.tools,
+        [one for api_id in harness.ids[:: 1 if IS_LONG else 2] for one in list_tools(harness, api_id)],
     )
-    scene.rows_after = await count_rows(database)
-    scene.tables = await asyncio.to_thread(print_tables, scene.gateway.base_url, scene.ids[0])
-    scene.log = scene.gateway.read_log()
+    harness.rows_after = await count_rows(database)
+    harness.tables = await asyncio.to_thread(print_tables, harness.gateway.base_url, harness.ids[0])
+    harness.log = harness.gateway.read_log()
 
 
 async def gather(kept: list[Answer], questions: list[Any]) -> None:
@@ -250,7 +250,7 @@ async def gather(kept: list[Answer], questions: list[Any]) -> None:
             group.create_task(ask(question))
 
 
-async def plant(scene: Scene, text: str) -> list[Answer]:
+async def plant(harness: Harness, text: str) -> list[Answer]:
     """Once in each field of a listing alone, and once everywhere in its document."""
     document = evil_document(text)
     ruled: list[dict[str, Any]] = [  # each by a rule of its own, which has no room for words
@@ -282,18 +282,18 @@ async def plant(scene: Scene, text: str) -> list[Answer]:
         *(ruled if IS_LONG else [{name: value for draft in ruled for name, value in draft.items()}]),
     ]
     answers: list[Answer] = []
-    await gather(answers, [publish(scene, draft) for draft in drafts])
+    await gather(answers, [publish(harness, draft) for draft in drafts])
     return answers
 
 
-async def publish(scene: Scene, draft: dict[str, Any]) -> Answer:
+async def publish(harness: Harness, draft: dict[str, Any]) -> Answer:
     full = free_listing("http://127.0.0.1:9009/base", pricePerRequest="0.01")
-    body, headers = scene.gateway.sign_create(scene.wallet, {**full, **draft})
+    body, headers = harness.gateway.sign_create(harness.wallet, {**full, **draft})
     told = f"/api/v2/apis {sorted(draft)!r}"
-    return await scene.ask("POST", "/api/v2/apis", told, content=body, headers=headers)
+    return await harness.ask("POST", "/api/v2/apis", told, content=body, headers=headers)
 
 
-async def plant_surrogates(scene: Scene) -> list[Answer]:
+async def plant_surrogates(harness: Harness) -> list[Answer]:
     answers = []
     for body in (
         b'{"name": "' + SURROGATES + b'"}',
@@ -302,7 +302,7 @@ async def plant_surrogates(scene: Scene) -> list[Answer]:
     ):
         for target in ("/api/v2/apis", "/api/v2/auth/session", "/mcp", "/mcp/api_none"):
             kind = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-            answers.append(await scene.ask("POST", target, target, content=body, headers=kind))
+            answers.append(await harness.ask("POST", target, target, content=body, headers=kind))
     return answers
 
 
@@ -368,11 +368,11 @@ def list_documents(ids: list[str]) -> list[str]:
     return [*SITE, *(every if IS_LONG else every[::4] + every[1::4])]
 
 
-async def show(scene: Scene, target: str) -> Answer:
-    return await scene.ask("GET", target, target)
+async def show(harness: Harness, target: str) -> Answer:
+    return await harness.ask("GET", target, target)
 
 
-def search(scene: Scene, text: str) -> list[Any]:
+def search(harness: Harness, text: str) -> list[Any]:
     """The text as every parameter and as a part of every path; only looked up, never written."""
     told = quote(text, safe="")
     targets = [
@@ -387,14 +387,14 @@ def search(scene: Scene, text: str) -> list[Any]:
         f"/api/v2/apis/{told}",
         *(f"/api/v2/apis/{told}{rest}" for rest in DOCUMENTS[1:]),
         f"/api/v2/gateway/{told}/a",
-        f"/api/v2/gateway/{scene.ids[0]}/{told}?{told}={told}",
+        f"/api/v2/gateway/{harness.ids[0]}/{told}?{told}={told}",
         f"/api/v2/wallets/{told}/calls",
         f"/api/v2/payments/{told}",
         f"/api/v2/calls/{told}",
         f"/mcp/{told}",
         f"/.well-known/{told}",
     ]
-    return [show(scene, target) for target in thin(targets, text)]
+    return [show(harness, target) for target in thin(targets, text)]
 
 
 def thin(rows: Sequence[T], text: str) -> Sequence[T]:
@@ -402,51 +402,51 @@ def thin(rows: Sequence[T], text: str) -> Sequence[T]:
     return rows if IS_LONG else rows[list(STRINGS.values()).index(text) % THIN :: THIN]
 
 
-def send_headers(scene: Scene, text: str) -> list[Any]:
-    targets = ("/api/v2/apis", f"/api/v2/gateway/{scene.ids[0]}/a")
+def send_headers(harness: Harness, text: str) -> list[Any]:
+    targets = ("/api/v2/apis", f"/api/v2/gateway/{harness.ids[0]}/a")
     pairs = [(name, target) for name in HEADERS for target in targets]
-    return [send_header(scene, target, name, text) for name, target in thin(pairs, text)]
+    return [send_header(harness, target, name, text) for name, target in thin(pairs, text)]
 
 
-async def send_header(scene: Scene, target: str, name: str, text: str) -> Answer | None:
+async def send_header(harness: Harness, target: str, name: str, text: str) -> Answer | None:
     try:
-        return await scene.ask("GET", target, f"{target} {name}", headers={name: text.encode()})
+        return await harness.ask("GET", target, f"{target} {name}", headers={name: text.encode()})
     except httpx.LocalProtocolError:  # line ends and the like, which are tried on the raw wire elsewhere
-        scene.unsendable += 1
+        harness.unsendable += 1
         return None
 
 
-def use_tools(scene: Scene, text: str) -> list[Any]:
+def use_tools(harness: Harness, text: str) -> list[Any]:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search_resources", {"query": text}),
         ("search_resources", {"query": text, "tag": text, "sort": text}),
         ("search_resources", {"query": "a", "limit": 20}),
         ("get_api", {"apiId": text}),
-        ("get_api", {"apiId": scene.ids[-1], "cursor": text}),
+        ("get_api", {"apiId": harness.ids[-1], "cursor": text}),
         ("proxy_tool_call", {"toolName": text, "arguments": {text: text}}),
         (
             "proxy_tool_call",
-            {"toolName": f"{scene.ids[-1]}.get_plain_city", "arguments": {"city": text, text: text}},
+            {"toolName": f"{harness.ids[-1]}.get_plain_city", "arguments": {"city": text, text: text}},
         ),
         ("list_my_calls", {text: text}),
         (text, {text: text}),
     ]
     tools = [
-        use_tool(scene, "tools/call", {"name": name, "arguments": arguments}) for name, arguments in calls
+        use_tool(harness, "tools/call", {"name": name, "arguments": arguments}) for name, arguments in calls
     ]
-    return [*tools, use_tool(scene, "tools/list", {"cursor": text})]
+    return [*tools, use_tool(harness, "tools/list", {"cursor": text})]
 
 
-def list_tools(scene: Scene, api_id: str) -> list[Any]:
+def list_tools(harness: Harness, api_id: str) -> list[Any]:
     shown = {"name": "get_api", "arguments": {"apiId": api_id}}
-    return [use_tool(scene, "tools/list", {}, f"/mcp/{api_id}"), use_tool(scene, "tools/call", shown)]
+    return [use_tool(harness, "tools/list", {}, f"/mcp/{api_id}"), use_tool(harness, "tools/call", shown)]
 
 
-async def use_tool(scene: Scene, method: str, params: dict[str, Any], target: str = "/mcp") -> Answer:
+async def use_tool(harness: Harness, method: str, params: dict[str, Any], target: str = "/mcp") -> Answer:
     asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
     told = f"{target} {method} {params.get('name')!r}"
-    return await scene.ask("POST", target, told, json=asked, headers=headers)
+    return await harness.ask("POST", target, told, json=asked, headers=headers)
 
 
 async def count_rows(database: str) -> dict[str, int]:
@@ -496,36 +496,36 @@ def print_tables(url: str, api_id: str) -> str:
 # ---- What came of it.
 
 
-async def test_nothing_breaks(scene: Scene) -> None:
-    statuses = Counter(answer.status for answer in scene.all())
-    assert [answer.asked for answer in scene.all() if answer.status >= 500] == []
+async def test_nothing_breaks(harness: Harness) -> None:
+    statuses = Counter(answer.status for answer in harness.all())
+    assert [answer.asked for answer in harness.all() if answer.status >= 500] == []
     assert sum(statuses.values()) > 1_000, statuses
 
 
-async def test_a_listing_is_taken_whole_or_refused_by_name(scene: Scene) -> None:
-    for answers in scene.planted.values():
+async def test_a_listing_is_taken_whole_or_refused_by_name(harness: Harness) -> None:
+    for answers in harness.planted.values():
         for answer in answers:
             assert answer.status in (201, 202, 400, 401, 404, 415, 422), (answer.asked, answer.text)
             if answer.status == 422:
                 assert json.loads(answer.body)["errors"], answer.asked
-    assert {answer.status for answer in scene.planted["surrogates"]} <= {400, 401, 404}
+    assert {answer.status for answer in harness.planted["surrogates"]} <= {400, 401, 404}
 
 
-async def test_what_was_looked_for_changed_no_row(scene: Scene) -> None:
+async def test_what_was_looked_for_changed_no_row(harness: Harness) -> None:
     given = {"signin_nonce": 0}  # whoever is asked for a proof is given one, within a budget of its own
-    assert {**scene.rows_after, **given} == {**scene.rows_before, **given}
-    assert max(scene.rows_before.values()) >= len(scene.ids)
+    assert {**harness.rows_after, **given} == {**harness.rows_before, **given}
+    assert max(harness.rows_before.values()) >= len(harness.ids)
 
 
-async def test_a_hidden_character_comes_back_nowhere(scene: Scene) -> None:
-    for answer in scene.all():
+async def test_a_hidden_character_comes_back_nowhere(harness: Harness) -> None:
+    for answer in harness.all():
         assert _HIDDEN.search(answer.text) is None, (answer.asked, answer.text[:2_000])
         for name, value in answer.headers.items():
             assert value.isascii(), (answer.asked, name)
 
 
-async def test_every_answer_is_of_a_kind_that_no_browser_guesses(scene: Scene) -> None:
-    for answer in scene.all():
+async def test_every_answer_is_of_a_kind_that_no_browser_guesses(harness: Harness) -> None:
+    for answer in harness.all():
         if answer.body:  # what is no HTTP is refused below us, without a word
             assert answer.headers.get("x-content-type-options") == "nosniff", answer.asked
             assert answer.kind in {
@@ -549,8 +549,8 @@ class Page(HTMLParser):
                 self.wrong.append(f"{tag} {name}={value}")
 
 
-async def test_a_page_shows_words_as_words(scene: Scene) -> None:
-    pages = [answer for answer in scene.all() if answer.kind == "text/html"]
+async def test_a_page_shows_words_as_words(harness: Harness) -> None:
+    pages = [answer for answer in harness.all() if answer.kind == "text/html"]
     assert len(pages) > len(STRINGS) // THIN
     for answer in pages:
         page = Page()
@@ -560,13 +560,13 @@ async def test_a_page_shows_words_as_words(scene: Scene) -> None:
         assert "alert(1)</script" not in answer.text
 
 
-async def test_no_document_leads_away_in_a_providers_words(scene: Scene) -> None:
-    texts = [answer for answer in scene.shown if answer.kind in ("text/plain", "text/markdown")]
+async def test_no_document_leads_away_in_a_providers_words(harness: Harness) -> None:
+    texts = [answer for answer in harness.shown if answer.kind in ("text/plain", "text/markdown")]
     assert len(texts) > len(STRINGS)
     for answer in texts:
         assert _EVIL_LINK.search(answer.text) is None, (answer.asked, answer.text[:2_000])
         assert "\n# Pay" not in answer.text
-    for answer in scene.shown:
+    for answer in harness.shown:
         if answer.asked.endswith(("/agent", "/discovery", "/openapi.json")):
             document = json.loads(answer.body)
             told = [*list_words(document), str(document.get("name", ""))]
@@ -585,36 +585,36 @@ def list_words(content: Any) -> list[str]:
     return []
 
 
-async def test_a_stranger_s_words_are_labelled_for_agents(scene: Scene) -> None:
-    documents = [answer for answer in scene.shown if answer.asked.endswith(("/agent", "/discovery"))]
-    assert len(documents) >= len(scene.ids) // 2
+async def test_a_stranger_s_words_are_labelled_for_agents(harness: Harness) -> None:
+    documents = [answer for answer in harness.shown if answer.asked.endswith(("/agent", "/discovery"))]
+    assert len(documents) >= len(harness.ids) // 2
     assert all("untrusted" in json.loads(answer.body) for answer in documents)
-    texts = [answer for answer in scene.shown if answer.asked.endswith("/llms.txt")]
+    texts = [answer for answer in harness.shown if answer.asked.endswith("/llms.txt")]
     assert all("provider" in answer.text for answer in texts)
-    told = [json.loads(answer.body) for answer in scene.tools if answer.status == 200]
+    told = [json.loads(answer.body) for answer in harness.tools if answer.status == 200]
     results = [one["result"] for one in told if not one.get("result", {}).get("isError", True)]
     found = [one for one in results if {"resources", "api"} & set(one.get("structuredContent", {}))]
     assert len(found) >= len(STRINGS) // 2
     assert all("notice" in one["structuredContent"] for one in found)
 
 
-async def test_an_event_is_one_line_of_the_log(scene: Scene) -> None:
-    assert _HIDDEN.search(scene.log) is None
-    lines = scene.log.splitlines()
-    if scene.is_console:
+async def test_an_event_is_one_line_of_the_log(harness: Harness) -> None:
+    assert _HIDDEN.search(harness.log) is None
+    lines = harness.log.splitlines()
+    if harness.is_console:
         events = [line for line in lines if not line.startswith("  ")]
         assert all(_CONSOLE_EVENT.match(line) for line in events), events[:5]
     else:
         assert all(json.loads(line)["event"] != "forged" for line in lines)
     requests = [line for line in lines if re.search(r'"event": "request"|\brequest  ', line)]
     # Calls are rows of the books instead; what is no HTTP is refused below us, with an empty 400.
-    heard = [answer for answer in scene.all() if answer.body or answer.status != 400]
+    heard = [answer for answer in harness.all() if answer.body or answer.status != 400]
     planes = [answer for answer in heard if "/api/v2/gateway/" not in answer.asked]
     assert len(requests) >= len(planes) > 500
     assert not any("forged" in line and "%" not in line for line in lines)
 
 
-async def test_a_terminal_is_not_told_what_to_do(scene: Scene) -> None:
-    assert scene.tables.count("api_") > len(STRINGS)
-    assert _HIDDEN.search(scene.tables) is None
-    assert "\n# Pay" not in scene.tables
+async def test_a_terminal_is_not_told_what_to_do(harness: Harness) -> None:
+    assert harness.tables.count("api_") > len(STRINGS)
+    assert _HIDDEN.search(harness.tables) is None
+    assert "\n# Pay" not in harness.tables

@@ -67,7 +67,7 @@ class Shown:
 
 
 @dataclass
-class Scene:
+class Harness:
     gateway: Any
     upstream: LoopbackUpstream
     api_id: str
@@ -110,23 +110,23 @@ async def publish(gateway: Any, endpoint: str) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     settings = {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_SECRET_KEY": OLD}
     folder = tmp_path_factory.mktemp("forwarded")
     async with run_attacked_gateway(folder, environment=settings) as gateway, run_upstream() as upstream:
         endpoint = upstream.url + "/base"
         own, thief = await publish(gateway, endpoint), await publish(gateway, endpoint)
-        scene = Scene(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)
-        scene.arrived = {
-            "bare": await scene.call("/q?x=1"),
-            "short body": await scene.call("/q", method="POST", content=b'{"a":1}'),
-            "long body": await scene.call("/q", method="PUT", content=LARGE),
-            "given digest": await scene.call(
+        harness = Harness(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)
+        harness.arrived = {
+            "bare": await harness.call("/q?x=1"),
+            "short body": await harness.call("/q", method="POST", content=b'{"a":1}'),
+            "long body": await harness.call("/q", method="PUT", content=LARGE),
+            "given digest": await harness.call(
                 "/q", method="PUT", content=LARGE, headers={"Content-Digest": format_digest(LARGE)}
             ),
-            "thief's": await scene.call("/q?x=1", api_id=thief),
+            "thief's": await harness.call("/q?x=1", api_id=thief),
         }
-        yield scene
+        yield harness
 
 
 def refusal(verifier: ForwardedVerifier, shown: Shown) -> str:
@@ -143,23 +143,23 @@ def refusal(verifier: ForwardedVerifier, shown: Shown) -> str:
     [("bare", "nothing"), ("short body", "digest"), ("long body", "length"), ("given digest", "digest")],
 )
 async def test_what_came_through_the_gateway_is_known_by_its_signature(
-    scene: Scene, name: str, covers: str
+    harness: Harness, name: str, covers: str
 ) -> None:
-    shown = scene.arrived[name]
-    forwarded = scene.verifier().verify(shown.method, shown.target, shown.headers, shown.body)
-    assert (forwarded.api_id, forwarded.payer, forwarded.covers) == (scene.api_id, None, covers)
+    shown = harness.arrived[name]
+    forwarded = harness.verifier().verify(shown.method, shown.target, shown.headers, shown.body)
+    assert (forwarded.api_id, forwarded.payer, forwarded.covers) == (harness.api_id, None, covers)
     assert forwarded.call_id.startswith("call_")
 
 
-async def test_what_was_overheard_counts_once(scene: Scene) -> None:
-    verifier, shown = scene.verifier(), scene.arrived["bare"]
+async def test_what_was_overheard_counts_once(harness: Harness) -> None:
+    verifier, shown = harness.verifier(), harness.arrived["bare"]
     assert refusal(verifier, shown) == ""
     assert {refusal(verifier, shown) for _ in range(50)} == {"replayed"}
 
 
-async def test_nothing_that_was_overheard_can_be_changed(scene: Scene) -> None:
+async def test_nothing_that_was_overheard_can_be_changed(harness: Harness) -> None:
     """Each covered value, and single characters of whatever is signed or says so: none is taken."""
-    verifier, shown = scene.verifier(), scene.arrived["short body"]
+    verifier, shown = harness.verifier(), harness.arrived["short body"]
     changes = [
         replace(shown, method="PUT"),
         replace(shown, target=shown.target + "?x"),
@@ -169,7 +169,7 @@ async def test_nothing_that_was_overheard_can_be_changed(scene: Scene) -> None:
         replace(shown, body=b""),
         shown.changed("content-digest", format_digest(b"")),
         shown.changed("tollway-call-id", "call_0"),
-        shown.changed("tollway-api-id", scene.thief_id),
+        shown.changed("tollway-api-id", harness.thief_id),
         replace(shown, headers=(*shown.headers, ("Tollway-Payer", "0x" + "11" * 20))),
         *_scratch(shown),
     ]
@@ -189,26 +189,26 @@ def _scratch(shown: Shown) -> Iterator[Shown]:
         yield shown.changed(name, text[:place] + other + text[place + 1 :])
 
 
-async def test_a_listing_of_somebody_else_that_leads_here_is_told_apart(scene: Scene) -> None:
+async def test_a_listing_of_somebody_else_that_leads_here_is_told_apart(harness: Harness) -> None:
     """It is free, or its price goes to him: forwarded by the gateway all the same, and signed."""
-    shown = scene.arrived["thief's"]
-    assert refusal(scene.verifier(), shown) == "wrong_listing"
-    assert refusal(scene.verifier(), shown.changed("tollway-api-id", scene.api_id)) == "bad_signature"
-    assert refusal(scene.verifier(api_ids=[scene.thief_id]), shown) == ""
+    shown = harness.arrived["thief's"]
+    assert refusal(harness.verifier(), shown) == "wrong_listing"
+    assert refusal(harness.verifier(), shown.changed("tollway-api-id", harness.api_id)) == "bad_signature"
+    assert refusal(harness.verifier(api_ids=[harness.thief_id]), shown) == ""
 
 
-async def test_what_was_signed_for_one_host_counts_at_no_other(scene: Scene) -> None:
-    elsewhere = scene.verifier(endpoint="https://victim.example")
-    assert refusal(elsewhere, scene.arrived["bare"].changed("host", "victim.example")) == "bad_signature"
+async def test_what_was_signed_for_one_host_counts_at_no_other(harness: Harness) -> None:
+    elsewhere = harness.verifier(endpoint="https://victim.example")
+    assert refusal(elsewhere, harness.arrived["bare"].changed("host", "victim.example")) == "bad_signature"
 
 
-async def test_a_gateway_of_ones_own_signs_for_nobody_else(scene: Scene) -> None:
+async def test_a_gateway_of_ones_own_signs_for_nobody_else(harness: Harness) -> None:
     forger = UpstreamSigner.derive([secrets.token_bytes(32)])
     headers = forger.sign(
         method="GET",
-        authority=scene.upstream.url.removeprefix("http://"),
+        authority=harness.upstream.url.removeprefix("http://"),
         target="/base/q",
-        api_id=scene.api_id,
+        api_id=harness.api_id,
         call_id="call_1",
         payer=None,
         body=cover_body(None, length=0, declared=None),
@@ -216,39 +216,39 @@ async def test_a_gateway_of_ones_own_signs_for_nobody_else(scene: Scene) -> None
         nonce=secrets.token_hex(16),
     )
     shown = Shown(method="GET", target="/base/q", headers=tuple(headers))
-    assert refusal(scene.verifier(), shown) == "unknown_key"
+    assert refusal(harness.verifier(), shown) == "unknown_key"
     named = shown.changed(
         "signature-input",
         shown.find("signature-input").replace(
-            forger.keys[0].keyid, scene.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
+            forger.keys[0].keyid, harness.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
         ),
     )
-    assert refusal(scene.verifier(), named) == "bad_signature"
+    assert refusal(harness.verifier(), named) == "bad_signature"
 
 
-async def test_what_a_caller_makes_up_arrives_nowhere(scene: Scene) -> None:
+async def test_what_a_caller_makes_up_arrives_nowhere(harness: Harness) -> None:
     forged = {
         "Signature": "tollway=:" + "A" * 86 + "==:",
-        "Signature-Input": scene.arrived["bare"].find("signature-input"),
+        "Signature-Input": harness.arrived["bare"].find("signature-input"),
         "Tollway-Call-Id": "forged",
-        "Tollway-Api-Id": scene.thief_id,
+        "Tollway-Api-Id": harness.thief_id,
         "Tollway-Payer": "0x" + "11" * 20,
         "Content-Digest": format_digest(b"forged"),
         "Trailer": "Signature",
     }
-    shown = await scene.call("/forged", headers=forged)
-    assert refusal(scene.verifier(), shown) == ""
+    shown = await harness.call("/forged", headers=forged)
+    assert refusal(harness.verifier(), shown) == ""
     assert not [value for _, value in shown.headers if value in forged.values()]
 
 
-async def test_a_stranger_is_a_stranger(scene: Scene) -> None:
+async def test_a_stranger_is_a_stranger(harness: Harness) -> None:
     bare = Shown(method="GET", target="/base/q?x=1", headers=(("Host", "127.0.0.1"), ("Accept", "*/*")))
-    assert refusal(scene.verifier(), bare) == "signature_missing"
+    assert refusal(harness.verifier(), bare) == "signature_missing"
 
 
-async def test_a_verifier_of_other_people_says_the_same(scene: Scene) -> None:
+async def test_a_verifier_of_other_people_says_the_same(harness: Harness) -> None:
     """The npm package http-message-signatures, with the keys that the gateway publishes."""
-    good = [scene.arrived[name] for name in ("bare", "short body", "long body", "given digest")]
+    good = [harness.arrived[name] for name in ("bare", "short body", "long body", "given digest")]
     bad = [
         replace(good[0], method="POST"),
         replace(good[0], target="/base/q?x=2"),
@@ -257,30 +257,30 @@ async def test_a_verifier_of_other_people_says_the_same(scene: Scene) -> None:
         good[2].changed("content-length", "7"),
     ]
     requests = [
-        {"method": one.method, "url": scene.upstream.url + one.target, "headers": dict(one.headers)}
+        {"method": one.method, "url": harness.upstream.url + one.target, "headers": dict(one.headers)}
         for one in (*good, *bad)
     ]
     told = await stock.run_script(
-        "verify_forwarded.mjs", scene.gateway.base_url, env={"REQUESTS": json.dumps(requests)}
+        "verify_forwarded.mjs", harness.gateway.base_url, env={"REQUESTS": json.dumps(requests)}
     )
     assert told["verified"] == [True] * len(good) + [False] * len(bad)
 
 
-async def test_a_key_that_takes_anothers_place_refuses_nobody(scene: Scene) -> None:
+async def test_a_key_that_takes_anothers_place_refuses_nobody(harness: Harness) -> None:
     """Last: the gateway is another process afterwards. One verifier sees the steps of a change, a minute apart."""
-    verifier, gateway = scene.verifier(), scene.gateway
+    verifier, gateway = harness.verifier(), harness.gateway
     steps = [[OLD, NEW], [NEW, OLD], *([[NEW]] if LONG else [])]
     key_ids = []
-    assert refusal(verifier, await scene.call("/q")) == ""
+    assert refusal(verifier, await harness.call("/q")) == ""
     for keys in steps:
         await gateway.stop()
         gateway.env["TOLLWAY_SECRET_KEY"] = "\n".join(keys)
         gateway.start()
         await gateway.wait_up()
-        scene.later_s += 60
-        shown = await scene.call("/q")
+        harness.later_s += 60
+        shown = await harness.call("/q")
         assert refusal(verifier, shown) == ""
         key_ids.append(shown.find("signature-input").split('keyid="')[1][:43])
-    old = scene.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
+    old = harness.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
     assert key_ids[0] == old
     assert old not in key_ids[1:]

@@ -19,13 +19,13 @@ PROBLEM = "application/problem+json"
 PAID_BY = "0x" + "ab" * 32
 
 
-class Town(ThreadingHTTPServer):
+class FakeGateway(ThreadingHTTPServer):
     """A gateway and a node in one: it serves whatever shows a mined transaction."""
 
     daemon_threads = True
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), TownHandler)
+        super().__init__(("127.0.0.1", 0), FakeGatewayHandler)
         self.seen: list[tuple[str, str, dict, bytes]] = []
         self.mined: set[str] = set()
         self.is_mining = True
@@ -39,8 +39,8 @@ class Town(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class TownHandler(BaseHTTPRequestHandler):
-    server: Town
+class FakeGatewayHandler(BaseHTTPRequestHandler):
+    server: FakeGateway
 
     def log_message(self, *_words):
         pass
@@ -64,12 +64,12 @@ class TownHandler(BaseHTTPRequestHandler):
     do_PUT = do_POST
 
     def _serve(self, body):
-        town = self.server
+        gateway = self.server
         if self.path == "/node":
             return self._node(json.loads(body))
-        town.seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-        if town.next_answer is not None:
-            return self._answer(*town.next_answer)
+        gateway.seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        if gateway.next_answer is not None:
+            return self._answer(*gateway.next_answer)
         if "/gateway/" in self.path:
             return self._call(body)
         if self.path.startswith("/api/v2/apis") and self.command == "GET":
@@ -82,7 +82,7 @@ class TownHandler(BaseHTTPRequestHandler):
                 "endpoint": "https://x.test",
                 "description": "[red]cheap[/red]",
             }
-            api = api if town.listing is None else town.listing
+            api = api if gateway.listing is None else gateway.listing
             is_list = self.path.partition("?")[0] == "/api/v2/apis"
             return self._json(200, {"apis": [api], "total": 1, "page": 1, "limit": 20} if is_list else api)
         if self.path.startswith("/api/v2/history"):
@@ -128,7 +128,7 @@ class TownHandler(BaseHTTPRequestHandler):
         )
 
     def _node(self, question):
-        town, method, params = self.server, question["method"], question["params"]
+        gateway, method, params = self.server, question["method"], question["params"]
         result = {
             "eth_chainId": hex(CHAIN),
             "eth_estimateGas": hex(50_000),
@@ -136,35 +136,35 @@ class TownHandler(BaseHTTPRequestHandler):
             "eth_getBlockByNumber": {"baseFeePerGas": "0x1"},
             "eth_getBalance": hex(10**18),
             "eth_call": "0x" + (10**9).to_bytes(32, "big").hex(),
-            "eth_getTransactionCount": hex(0 if params[1:] == ["finalized"] else len(town.mined)),
+            "eth_getTransactionCount": hex(0 if params[1:] == ["finalized"] else len(gateway.mined)),
             "eth_blockNumber": "0x9",
         }.get(method)
-        if method == "eth_sendRawTransaction" and town.is_mining:
-            town.mined.add("0x" + keccak256(bytes.fromhex(params[0][2:])).hex())
-        if method == "eth_getTransactionReceipt" and params[0] in town.mined:
+        if method == "eth_sendRawTransaction" and gateway.is_mining:
+            gateway.mined.add("0x" + keccak256(bytes.fromhex(params[0][2:])).hex())
+        if method == "eth_getTransactionReceipt" and params[0] in gateway.mined:
             result = {"transactionHash": params[0], "blockNumber": "0x9", "status": "0x1"}
         return self._json(200, {"jsonrpc": "2.0", "id": 1, "result": result})
 
 
 @pytest.fixture
-def town():
-    town = Town()
-    thread = threading.Thread(target=town.serve_forever, kwargs={"poll_interval": 0.01})
+def gateway():
+    gateway = FakeGateway()
+    thread = threading.Thread(target=gateway.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield town
-    town.shutdown()
+    yield gateway
+    gateway.shutdown()
     thread.join()
-    town.server_close()
+    gateway.server_close()
 
 
 @pytest.fixture
-def run(town, tmp_path):
+def run(gateway, tmp_path):
     key = tmp_path / "w.key"
     create_key_file(key)
     environment = {
-        "TOLLWAY_GATEWAY": town.url,
+        "TOLLWAY_GATEWAY": gateway.url,
         "TOLLWAY_KEY_FILE": str(key),
-        "TOLLWAY_RPC": f"{town.url}/node",
+        "TOLLWAY_RPC": f"{gateway.url}/node",
         "TOLLWAY_STORE": str(tmp_path / "payments.sqlite3"),
         "TOLLWAY_PRIVATE_KEY": "",
     }
@@ -175,16 +175,16 @@ def run(town, tmp_path):
     return go
 
 
-def test_call_pays_and_prints_json_when_piped(run, town):
+def test_call_pays_and_prints_json_when_piped(run, gateway):
     done = run("call", "api_1", "/quote/ETH?x=1", "-d", '{"a":1}', "-H", "X-Thing: y")
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert answer["body"] == {"echo": '{"a":1}', "method": "POST"}
     assert answer["payment"]["state"] == "charged"
     assert answer["payment"]["callId"] == "call_1"
-    assert answer["payment"]["transaction"] in town.mined
-    assert town.seen[-1][1] == "/api/v2/gateway/api_1/quote/ETH?x=1"
-    assert town.seen[-1][2]["x-thing"] == "y"
+    assert answer["payment"]["transaction"] in gateway.mined
+    assert gateway.seen[-1][1] == "/api/v2/gateway/api_1/quote/ETH?x=1"
+    assert gateway.seen[-1][2]["x-thing"] == "y"
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_call_pays_and_prints_json_when_piped(run, town):
         (["--rpc", "", "--chain", str(CHAIN)], "x402"),
     ],
 )
-def test_call_tells_which_rail_paid(run, town, words, rail):
-    town.is_settling = True
+def test_call_tells_which_rail_paid(run, gateway, words, rail):
+    gateway.is_settling = True
     done = run("call", "api_1", *words)
     assert done.exit_code == 0, done.output
     payment = json.loads(done.stdout)["payment"]
@@ -212,12 +212,12 @@ def test_call_tells_which_rail_paid(run, town, words, rail):
     ]
 
 
-def test_an_authorisation_without_an_outcome_is_for_later_and_can_be_given_up(run, town):
-    town.is_settling = True
+def test_an_authorisation_without_an_outcome_is_for_later_and_can_be_given_up(run, gateway):
+    gateway.is_settling = True
     assert run("call", "api_1", "/x").exit_code == 0  # and so the terms are known to work
     document = {"code": "payment_outcome_unknown", "detail": "Not known yet.", "paymentState": "held"}
     terms = json.dumps(document).encode()
-    town.next_unknown = (503, PROBLEM, terms)
+    gateway.next_unknown = (503, PROBLEM, terms)
     done = run("call", "api_1", "/y", "--wait", "1")
     assert done.exit_code == 3, done.output
     assert json.loads(done.stderr)["error"]["code"] == "call_held"
@@ -272,8 +272,8 @@ def test_failures_have_a_code_and_an_exit_code(run, words, code, exit_code):
     assert done.stdout == ""
 
 
-def test_a_payment_on_its_way_is_try_again_later(run, town):
-    town.is_mining = False
+def test_a_payment_on_its_way_is_try_again_later(run, gateway):
+    gateway.is_mining = False
     done = run("call", "api_1", "--wait", "1")
     assert done.exit_code == 3
     error = json.loads(done.stderr)["error"]
@@ -285,8 +285,8 @@ def test_a_payment_on_its_way_is_try_again_later(run, town):
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [(404, 1), (500, 1), (429, 3), (503, 3)])
-def test_call_exits_by_the_answers_status(run, town, status, exit_code):
-    town.next_answer = (status, "text/plain", b"no")
+def test_call_exits_by_the_answers_status(run, gateway, status, exit_code):
+    gateway.next_answer = (status, "text/plain", b"no")
     done = run("call", "api_1")
     assert done.exit_code == exit_code
     assert json.loads(done.stdout)["body"] == "no"
@@ -309,9 +309,9 @@ RELAYED = ("proxy-status", '"gw.test"; received-status=503')
     ],
 )
 def test_call_exits_by_what_the_gateway_says_of_a_repeat(
-    run, town, status, kind, document, headers, exit_code
+    run, gateway, status, kind, document, headers, exit_code
 ):
-    town.next_answer = (status, kind, json.dumps(document).encode(), headers)
+    gateway.next_answer = (status, kind, json.dumps(document).encode(), headers)
     done = run("call", "api_1")
     assert done.exit_code == exit_code, done.output
 
@@ -344,8 +344,8 @@ LISTED = {
 DROPPED = ("description", "tags", "operations", "rateLimit", "status", "payTo")
 
 
-def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, town):
-    town.listing = LISTED
+def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, gateway):
+    gateway.listing = LISTED
     done = run("publish", "--update", "api_9", "--name", "B")
     assert done.exit_code == 2
     error = json.loads(done.stderr)["error"]
@@ -353,15 +353,15 @@ def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, town):
     for name in DROPPED:
         assert f"--reset {name}" in error["detail"]
     assert "upstreamAuth" not in error["detail"]  # which a gateway keeps
-    assert [method for method, *_ in town.seen] == ["GET"]
+    assert [method for method, *_ in gateway.seen] == ["GET"]
 
 
-def test_what_an_update_names_or_resets_is_said(run, town):
-    town.listing = LISTED
+def test_what_an_update_names_or_resets_is_said(run, gateway):
+    gateway.listing = LISTED
     words = [word for name in DROPPED[2:] for word in ("--reset", name)]
     done = run("publish", "--update", "api_9", "--name", "B", "--description", "", "--tag", "y", *words)
     assert done.exit_code == 0, done.output
-    assert json.loads(town.seen[-1][3]) == {"name": "B", "description": "", "tags": ["y"]}
+    assert json.loads(gateway.seen[-1][3]) == {"name": "B", "description": "", "tags": ["y"]}
     done = run(
         "publish",
         "--update",
@@ -376,13 +376,13 @@ def test_what_an_update_names_or_resets_is_said(run, town):
         "y",
         *words,
     )
-    assert json.loads(town.seen[-1][3]) == {"name": "B", "tags": ["y"], "upstreamAuth": None}
+    assert json.loads(gateway.seen[-1][3]) == {"name": "B", "tags": ["y"], "upstreamAuth": None}
     assert run("publish", "--update", "api_9", "--name", "B", "--reset", "tag").exit_code == 2
     assert run("publish", "--name", "B", "--reset", "tags").exit_code == 2
 
 
-def test_an_update_keeps_what_a_file_names(run, town, tmp_path):
-    town.listing = LISTED
+def test_an_update_keeps_what_a_file_names(run, gateway, tmp_path):
+    gateway.listing = LISTED
     file = tmp_path / "listing.json"
     file.write_text(json.dumps({name: LISTED[name] for name in DROPPED}))
     assert run("publish", "--update", "api_9", "-f", str(file), "--name", "B").exit_code == 0
@@ -394,7 +394,7 @@ def test_without_a_key_a_paid_call_is_refused(run):
     assert "no wallet" in done.stderr
 
 
-def test_publish_takes_options_over_a_file(run, town, tmp_path):
+def test_publish_takes_options_over_a_file(run, gateway, tmp_path):
     file = tmp_path / "draft.toml"
     file.write_text(
         'name = "A"\ncurrency = "USDC"\nendpoint = "https://x.test"\n[upstreamAuth]\nin = "header"\n'
@@ -402,7 +402,7 @@ def test_publish_takes_options_over_a_file(run, town, tmp_path):
     done = run("publish", "-f", str(file), "--price", "0.01", "--name", "B", "--tag", "x", "--tag", "y")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["id"] == "api_9"
-    method, path, headers, body = town.seen[-1]
+    method, path, headers, body = gateway.seen[-1]
     assert (method, path) == ("POST", "/api/v2/apis")
     assert "signature" in headers
     assert json.loads(body) == {
@@ -414,9 +414,9 @@ def test_publish_takes_options_over_a_file(run, town, tmp_path):
         "tags": ["x", "y"],
     }
     assert run("publish", "--dry-run", "--name", "B").exit_code == 0
-    assert town.seen[-1][1] == "/api/v2/apis?dryRun=true"
+    assert gateway.seen[-1][1] == "/api/v2/apis?dryRun=true"
     assert run("publish", "--update", "api_9", "--name", "B", "--description", "C").exit_code == 0
-    assert town.seen[-1][:2] == ("PUT", "/api/v2/apis/api_9")
+    assert gateway.seen[-1][:2] == ("PUT", "/api/v2/apis/api_9")
 
 
 def test_publish_refuses_nothing_and_nonsense(run, tmp_path):
@@ -426,23 +426,27 @@ def test_publish_refuses_nothing_and_nonsense(run, tmp_path):
     assert run("publish", "--name", "x", env={"TOLLWAY_KEY_FILE": ""}).exit_code == 2
 
 
-def test_list_and_show_need_no_key(run, town):
+def test_list_and_show_need_no_key(run, gateway):
     nothing = {"TOLLWAY_KEY_FILE": "", "TOLLWAY_RPC": ""}
     done = run("list", "quotes", "--tag", "t", env=nothing)
     assert json.loads(done.stdout)["total"] == 1
-    assert town.seen[-1][1] == "/api/v2/apis?q=quotes&page=1&limit=20&tag=t"
+    assert gateway.seen[-1][1] == "/api/v2/apis?q=quotes&page=1&limit=20&tag=t"
     assert json.loads(run("show", "api_1", env=nothing).stdout)["id"] == "api_1"
 
 
-def test_history_is_signed(run, town):
+def test_history_is_signed(run, gateway):
     done = run("history", "--api", "api_1", "--limit", "5")
     assert json.loads(done.stdout) == {"calls": [], "total": 0}
-    assert town.seen[-1][1] == "/api/v2/history?apiId=api_1&limit=5&offset=0"
-    assert "signature-input" in town.seen[-1][2]
+    assert gateway.seen[-1][1] == "/api/v2/history?apiId=api_1&limit=5&offset=0"
+    assert "signature-input" in gateway.seen[-1][2]
 
 
-def test_refusals_of_the_gateway_carry_its_problem(run, town):
-    town.next_answer = (403, PROBLEM, json.dumps({"code": "not_provider", "detail": "Not yours."}).encode())
+def test_refusals_of_the_gateway_carry_its_problem(run, gateway):
+    gateway.next_answer = (
+        403,
+        PROBLEM,
+        json.dumps({"code": "not_provider", "detail": "Not yours."}).encode(),
+    )
     done = run("publish", "--update", "api_1", "--name", "x")
     assert done.exit_code == 1
     assert json.loads(done.stderr)["error"]["problem"]["code"] == "not_provider"
@@ -483,24 +487,24 @@ def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):
 # ---- The answer reaches its buyer.
 
 
-def test_an_output_that_cannot_be_written_is_found_before_anything_is_sent(run, town, tmp_path):
+def test_an_output_that_cannot_be_written_is_found_before_anything_is_sent(run, gateway, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place in (tmp_path, tmp_path / "none" / "answer", tmp_path / "file" / "answer", tmp_path / "loop"):
         done = run("call", "api_1", "-o", str(place))
         assert done.exit_code == 2, done.output
         assert "nothing was sent" in json.loads(done.stderr)["error"]["detail"]
-    assert town.seen == []
+    assert gateway.seen == []
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_output_keeps_what_it_holds_until_the_answer_is_whole(run, town, tmp_path):
+def test_an_output_keeps_what_it_holds_until_the_answer_is_whole(run, gateway, tmp_path):
     out = tmp_path / "answer"
     out.write_text("old")
     out.chmod(0o640)
-    town.next_answer = (404, "application/problem+json", b'{"code":"api_not_found","detail":"no"}')
+    gateway.next_answer = (404, "application/problem+json", b'{"code":"api_not_found","detail":"no"}')
     assert run("call", "api_1", "-o", str(out / "..") + "/answer").exit_code == 1
-    town.next_answer = (200, "text/plain", b"new")
+    gateway.next_answer = (200, "text/plain", b"new")
     assert run("call", "api_1", "-o", str(out)).exit_code == 0
     assert (out.read_text(), out.stat().st_mode & 0o777) == ("new", 0o640)
     assert run("call", "api_1", "-o", "/dev/null").exit_code == 0
@@ -521,16 +525,16 @@ def test_an_output_keeps_what_it_holds_until_the_answer_is_whole(run, town, tmp_
         ("text/plain; charset=utf-16", b"abc", "abc"),
     ],
 )
-def test_no_paid_answer_fails_to_be_shown(run, town, kind, body, shown):
-    town.next_answer = (200, kind, body)
+def test_no_paid_answer_fails_to_be_shown(run, gateway, kind, body, shown):
+    gateway.next_answer = (200, kind, body)
     done = run("call", "api_1")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["body"] == shown
 
 
-def test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error(run, town, monkeypatch, tmp_path):
+def test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error(run, gateway, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    town.next_answer = (200, "text/plain", b"paid for")
+    gateway.next_answer = (200, "text/plain", b"paid for")
     done = run("call", "api_1", "-o", "/dev/full")
     assert done.exit_code == 1, done.output
     error = json.loads(done.stderr)["error"]

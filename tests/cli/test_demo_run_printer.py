@@ -21,10 +21,10 @@ EXCHANGE = RecordedExchange(
 )
 
 
-def told(*scenes: TourEvent) -> list[str]:
+def told(*events: TourEvent) -> list[str]:
     page = io.StringIO()
     printer = TourPrinter(Console(file=page, width=40))
-    for event in scenes:
+    for event in events:
         printer.print_event(event)
     return page.getvalue().splitlines()
 

@@ -18,7 +18,8 @@ from tests.kit.settlement import facilitator_at
 from tollway.chain.port import ContractResult
 from tollway.chain.signer import GasKey
 from tollway.cli.doctor import Finding, examine
-from tollway.config.settings import Listen, Secret, Settings, load_settings
+from tollway.config.settings import Settings, load_settings
+from tollway.config.values import Listen, Secret
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import TokenDomain

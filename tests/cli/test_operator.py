@@ -25,7 +25,7 @@ LISTING = sample_listing(provider=WALLET)
 BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=())
 
 
-class Books:
+class FakeLedger:
     """What the operator may do to the books."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Office:
     """A desk whose rooms outlive each command."""
 
     def __init__(self) -> None:
-        self.ledger: Any = Books()
+        self.ledger: Any = FakeLedger()
         stores = ControlStores()
         self.catalog, self.moderation = stores.catalog, stores.moderation
         self.chains: Any = None

@@ -38,7 +38,7 @@ Pairs = list[tuple[str, str]]
 
 
 @dataclass
-class Desk:
+class Harness:
     """A verifier, its clock, and the directory that it is given."""
 
     verifier: ForwardedVerifier
@@ -52,23 +52,23 @@ class Desk:
         return to_json(self.signer.describe())
 
 
-def open_desk(**options) -> Desk:
-    desk: Desk
+def open_harness(**options) -> Harness:
+    harness: Harness
     declared = {"endpoint": ENDPOINT, "api_ids": ["api_1"], **options}
     verifier = ForwardedVerifier(
         GATEWAY,
-        fetch=lambda url: desk.fetch(url),
-        now_s=lambda: desk.now_s,
-        ticks_s=lambda: desk.now_s,
+        fetch=lambda url: harness.fetch(url),
+        now_s=lambda: harness.now_s,
+        ticks_s=lambda: harness.now_s,
         **declared,
     )
-    desk = Desk(verifier)
-    return desk
+    harness = Harness(verifier)
+    return harness
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return open_desk()
+def harness() -> Harness:
+    return open_harness()
 
 
 def sign(signer: UpstreamSigner = SIGNER, **changes) -> Pairs:
@@ -119,14 +119,14 @@ def without(headers: Sequence[tuple[str, str]], *names: str) -> Pairs:
     return [(name, value) for name, value in headers if name not in names]
 
 
-def refusal(desk: Desk, *asked, **more) -> ForwardedRefused:
+def refusal(harness: Harness, *asked, **more) -> ForwardedRefused:
     with pytest.raises(ForwardedRefused) as caught:
-        desk.verifier.verify(*asked, **more)
+        harness.verifier.verify(*asked, **more)
     return caught.value
 
 
-def test_tells_what_the_gateway_signed(desk: Desk) -> None:
-    forwarded = desk.verifier.verify("POST", TARGET, sign(), BODY)
+def test_tells_what_the_gateway_signed(harness: Harness) -> None:
+    forwarded = harness.verifier.verify("POST", TARGET, sign(), BODY)
     assert forwarded == Forwarded(
         call_id="call_1",
         api_id="api_1",
@@ -144,14 +144,14 @@ def test_tells_what_the_gateway_signed(desk: Desk) -> None:
         (cover_body(BODY, length=7, declared=None), "digest", BODY),
     ],
 )
-def test_a_body_is_covered_by_digest_or_length_or_is_not_there(desk: Desk, body, covers, sent) -> None:
+def test_a_body_is_covered_by_digest_or_length_or_is_not_there(harness: Harness, body, covers, sent) -> None:
     length = [("Content-Length", str(len(sent)))]
-    forwarded = desk.verifier.verify("POST", TARGET, [*sign(body=body), *length], sent)
+    forwarded = harness.verifier.verify("POST", TARGET, [*sign(body=body), *length], sent)
     assert forwarded.covers == covers
 
 
-def test_a_free_call_has_no_payer(desk: Desk) -> None:
-    assert desk.verifier.verify("POST", TARGET, sign(payer=None), BODY).payer is None
+def test_a_free_call_has_no_payer(harness: Harness) -> None:
+    assert harness.verifier.verify("POST", TARGET, sign(payer=None), BODY).payer is None
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,11 @@ def test_a_free_call_has_no_payer(desk: Desk) -> None:
     ],
     ids=["mapping", "lower", "bytes", "spaces", "more", "label", "two signatures", "two lines"],
 )
-def test_takes_headers_as_any_server_gives_them(desk: Desk, write) -> None:
-    assert desk.verifier.verify("POST", TARGET, write(sign()), BODY).call_id == "call_1"
+def test_takes_headers_as_any_server_gives_them(harness: Harness, write) -> None:
+    assert harness.verifier.verify("POST", TARGET, write(sign()), BODY).call_id == "call_1"
     assert (
-        desk.verifier.verify("POST", TARGET.encode(), write(sign(nonce="cd" * 16)), BODY).call_id == "call_1"
+        harness.verifier.verify("POST", TARGET.encode(), write(sign(nonce="cd" * 16)), BODY).call_id
+        == "call_1"
     )
 
 
@@ -234,75 +235,75 @@ def test_takes_headers_as_any_server_gives_them(desk: Desk, write) -> None:
         ("POST", TARGET, changed(sign(), "Signature", "tollway=:", "tollway=:AA"), "malformed"),
     ],
 )
-def test_any_part_that_changes_is_refused(desk: Desk, method, target, headers, reason) -> None:
-    assert refusal(desk, method, target, headers, BODY).reason == reason
-    assert desk.verifier.verify("POST", TARGET, sign(), BODY), "and the real one still counts"
+def test_any_part_that_changes_is_refused(harness: Harness, method, target, headers, reason) -> None:
+    assert refusal(harness, method, target, headers, BODY).reason == reason
+    assert harness.verifier.verify("POST", TARGET, sign(), BODY), "and the real one still counts"
 
 
-def test_a_signature_by_hand_over_what_has_to_be_signed_counts(desk: Desk) -> None:
+def test_a_signature_by_hand_over_what_has_to_be_signed_counts(harness: Harness) -> None:
     """So that those below are refused for what they leave out."""
-    assert desk.verifier.verify("POST", TARGET, sign_by_hand(*VALUES), b"").call_id == "call_1"
+    assert harness.verifier.verify("POST", TARGET, sign_by_hand(*VALUES), b"").call_id == "call_1"
     more = sign_by_hand(*reversed(VALUES), "x-more", x_more="1")
-    desk.now_s += 1
-    assert refusal(desk, "POST", TARGET, more, b"").reason == "replayed", "in any order, and more of them"
+    harness.now_s += 1
+    assert refusal(harness, "POST", TARGET, more, b"").reason == "replayed", "in any order, and more of them"
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_has_to_be_signed_is_signed_or_the_call_is_refused(desk: Desk, name: str) -> None:
+def test_what_has_to_be_signed_is_signed_or_the_call_is_refused(harness: Harness, name: str) -> None:
     headers = sign_by_hand(*(one for one in VALUES if one != name))
-    assert refusal(desk, "POST", TARGET, headers, b"").reason == "components_missing"
+    assert refusal(harness, "POST", TARGET, headers, b"").reason == "components_missing"
 
 
-def test_what_the_gateway_signs_for_another_purpose_is_no_call(desk: Desk) -> None:
+def test_what_the_gateway_signs_for_another_purpose_is_no_call(harness: Harness) -> None:
     headers = sign_by_hand(*VALUES, tag="http-message-signatures-directory")
-    assert refusal(desk, "POST", TARGET, headers, b"").reason == "signature_missing"
+    assert refusal(harness, "POST", TARGET, headers, b"").reason == "signature_missing"
     directory = SIGNER.sign_directory(authority="api.example.com", created_s=NOW_S, nonce=NONCE)
-    assert refusal(desk, "GET", "/", directory, b"").reason == "signature_missing"
+    assert refusal(harness, "GET", "/", directory, b"").reason == "signature_missing"
 
 
 @pytest.mark.parametrize(
     "name",
     ["Signature", "Signature-Input", "Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer", "Content-Digest"],
 )
-def test_nothing_may_be_missing(desk: Desk, name: str) -> None:
+def test_nothing_may_be_missing(harness: Harness, name: str) -> None:
     expected = "signature_missing" if name.startswith("Signature") else "component_absent"
-    assert refusal(desk, "POST", TARGET, without(sign(), name), BODY).reason == expected
+    assert refusal(harness, "POST", TARGET, without(sign(), name), BODY).reason == expected
 
 
 @pytest.mark.parametrize(
     "name", ["Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer", "Content-Digest", "Content-Length"]
 )
-def test_nothing_that_counts_is_there_twice(desk: Desk, name: str) -> None:
+def test_nothing_that_counts_is_there_twice(harness: Harness, name: str) -> None:
     headers = [*sign(), ("Content-Length", "7")]
     again = [(name.lower(), value) for one, value in headers if one == name]
-    assert refusal(desk, "POST", TARGET, [*headers, *again], BODY).reason == "duplicate_header"
+    assert refusal(harness, "POST", TARGET, [*headers, *again], BODY).reason == "duplicate_header"
 
 
 @pytest.mark.parametrize("name", ["Signature", "Signature-Input"])
-def test_a_signature_that_is_there_twice_is_refused(desk: Desk, name: str) -> None:
+def test_a_signature_that_is_there_twice_is_refused(harness: Harness, name: str) -> None:
     headers = sign()
     again = [(one, value) for one, value in headers if one == name]
-    assert refusal(desk, "POST", TARGET, [*headers, *again], BODY).reason == "malformed"
+    assert refusal(harness, "POST", TARGET, [*headers, *again], BODY).reason == "malformed"
 
 
-def test_of_two_for_this_purpose_neither_counts(desk: Desk) -> None:
+def test_of_two_for_this_purpose_neither_counts(harness: Harness) -> None:
     headers = sign()
     again = [
         (name, value.replace("tollway=", "b=")) for name, value in headers if name.startswith("Signature")
     ]
-    assert refusal(desk, "POST", TARGET, [*headers, *again], BODY).reason == "signature_missing"
+    assert refusal(harness, "POST", TARGET, [*headers, *again], BODY).reason == "signature_missing"
 
 
-def test_a_payer_that_the_gateway_did_not_name_is_refused(desk: Desk) -> None:
+def test_a_payer_that_the_gateway_did_not_name_is_refused(harness: Harness) -> None:
     headers = [*sign(payer=None), ("tollway-payer", str(PAYER))]
-    assert refusal(desk, "POST", TARGET, headers, BODY).reason == "payer_not_covered"
+    assert refusal(harness, "POST", TARGET, headers, BODY).reason == "payer_not_covered"
 
 
 # ---- For whom.
 
 
-def test_a_listing_of_somebody_else_that_leads_here_is_refused(desk: Desk) -> None:
-    assert refusal(desk, "POST", TARGET, sign(api_id="api_2"), BODY).reason == "wrong_listing"
+def test_a_listing_of_somebody_else_that_leads_here_is_refused(harness: Harness) -> None:
+    assert refusal(harness, "POST", TARGET, sign(api_id="api_2"), BODY).reason == "wrong_listing"
 
 
 @pytest.mark.parametrize(
@@ -316,8 +317,8 @@ def test_a_listing_of_somebody_else_that_leads_here_is_refused(desk: Desk) -> No
         ("/http://a/b", "/http://a/b"),
     ],
 )
-def test_a_whole_url_counts_as_its_path_and_query(desk: Desk, signed: str, shown: str) -> None:
-    assert desk.verifier.verify("POST", shown, sign(target=signed), BODY)
+def test_a_whole_url_counts_as_its_path_and_query(harness: Harness, signed: str, shown: str) -> None:
+    assert harness.verifier.verify("POST", shown, sign(target=signed), BODY)
 
 
 @pytest.mark.parametrize(
@@ -332,8 +333,10 @@ def test_a_whole_url_counts_as_its_path_and_query(desk: Desk, signed: str, shown
     ],
 )
 def test_the_host_is_the_one_of_the_endpoint_as_the_gateway_writes_it(endpoint, authority) -> None:
-    desk = open_desk(endpoint=endpoint)
-    assert desk.verifier.verify("POST", TARGET, [*sign(authority=authority), ("Host", "evil.example")], BODY)
+    harness = open_harness(endpoint=endpoint)
+    assert harness.verifier.verify(
+        "POST", TARGET, [*sign(authority=authority), ("Host", "evil.example")], BODY
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,38 +350,38 @@ def test_the_host_is_the_one_of_the_endpoint_as_the_gateway_writes_it(endpoint, 
 )
 def test_a_verifier_that_would_take_anything_is_not_made(options) -> None:
     with pytest.raises(ValueError):
-        open_desk(**options)
+        open_harness(**options)
 
 
 # ---- Bodies.
 
 
 @pytest.mark.parametrize("body", [b"", BODY[:-1], BODY + b" ", b'{"a":2}'])
-def test_another_body_is_refused(desk: Desk, body: bytes) -> None:
-    assert refusal(desk, "POST", TARGET, sign(), body).reason == "digest_mismatch"
+def test_another_body_is_refused(harness: Harness, body: bytes) -> None:
+    assert refusal(harness, "POST", TARGET, sign(), body).reason == "digest_mismatch"
 
 
-def test_a_digest_of_two_must_match_in_both(desk: Desk) -> None:
+def test_a_digest_of_two_must_match_in_both(harness: Harness) -> None:
     wrong = f"sha-512=:{base64.b64encode(bytes(64)).decode()}:"
     cover = BodyCoverage(digest=f"{cover_body(BODY, length=None, declared=None).digest}, {wrong}")
-    assert refusal(desk, "POST", TARGET, sign(body=cover), BODY).reason == "digest_mismatch"
+    assert refusal(harness, "POST", TARGET, sign(body=cover), BODY).reason == "digest_mismatch"
     none = BodyCoverage(digest="md5=:AAAA:")
-    assert refusal(desk, "POST", TARGET, sign(body=none), BODY).reason == "digest_unsupported"
+    assert refusal(harness, "POST", TARGET, sign(body=none), BODY).reason == "digest_unsupported"
 
 
-def test_a_length_is_held(desk: Desk) -> None:
+def test_a_length_is_held(harness: Harness) -> None:
     headers = [*sign(body=BodyCoverage(length=7)), ("Content-Length", "7")]
-    assert refusal(desk, "POST", TARGET, headers, b"12345678").reason == "length_mismatch"
+    assert refusal(harness, "POST", TARGET, headers, b"12345678").reason == "length_mismatch"
 
 
-def test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for(desk: Desk) -> None:
-    assert refusal(desk, "POST", TARGET, sign(body=BodyCoverage()), b"x").reason == "body_not_covered"
-    lenient = open_desk(accept_streamed=True)
+def test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for(harness: Harness) -> None:
+    assert refusal(harness, "POST", TARGET, sign(body=BodyCoverage()), b"x").reason == "body_not_covered"
+    lenient = open_harness(accept_streamed=True)
     assert lenient.verifier.verify("POST", TARGET, sign(body=BodyCoverage()), b"x").covers == "nothing"
 
 
-def test_a_head_can_be_judged_before_its_body_is_here(desk: Desk) -> None:
-    forwarded = desk.verifier.verify("POST", TARGET, sign(), None)
+def test_a_head_can_be_judged_before_its_body_is_here(harness: Harness) -> None:
+    forwarded = harness.verifier.verify("POST", TARGET, sign(), None)
     forwarded.check_body(BODY)
     with pytest.raises(ForwardedRefused):
         forwarded.check_body(b"other")
@@ -398,38 +401,38 @@ def test_a_head_can_be_judged_before_its_body_is_here(desk: Desk) -> None:
         (10**9, "expired"),
     ],
 )
-def test_counts_for_a_minute_and_the_slack_of_clocks(desk: Desk, later_s, reason) -> None:
-    desk.now_s = NOW_S + later_s
+def test_counts_for_a_minute_and_the_slack_of_clocks(harness: Harness, later_s, reason) -> None:
+    harness.now_s = NOW_S + later_s
     if reason is None:
-        assert desk.verifier.verify("POST", TARGET, sign(), BODY)
+        assert harness.verifier.verify("POST", TARGET, sign(), BODY)
     else:
-        assert refusal(desk, "POST", TARGET, sign(), BODY).reason == reason
+        assert refusal(harness, "POST", TARGET, sign(), BODY).reason == reason
 
 
 @pytest.mark.parametrize("expires_s", [NOW_S, NOW_S - 1, NOW_S + VALID_S_MAX + 1, 10**14])
-def test_a_signature_for_long_is_refused(desk: Desk, expires_s: int) -> None:
+def test_a_signature_for_long_is_refused(harness: Harness, expires_s: int) -> None:
     headers = sign_by_hand(*VALUES, expires_s=expires_s)
-    assert refusal(desk, "POST", TARGET, headers, b"").reason == "validity_too_long"
+    assert refusal(harness, "POST", TARGET, headers, b"").reason == "validity_too_long"
 
 
-def test_a_call_counts_once(desk: Desk) -> None:
-    assert desk.verifier.verify("POST", TARGET, sign(), BODY)
-    assert refusal(desk, "POST", TARGET, sign(), BODY).reason == "replayed"
-    assert desk.verifier.verify("POST", TARGET, sign(nonce="cd" * 16), BODY), (
+def test_a_call_counts_once(harness: Harness) -> None:
+    assert harness.verifier.verify("POST", TARGET, sign(), BODY)
+    assert refusal(harness, "POST", TARGET, sign(), BODY).reason == "replayed"
+    assert harness.verifier.verify("POST", TARGET, sign(nonce="cd" * 16), BODY), (
         "the same call, sent again by the gateway"
     )
 
 
-def test_what_is_refused_uses_no_nonce_up(desk: Desk) -> None:
-    refusal(desk, "GET", TARGET, sign(), BODY)
-    refusal(desk, "POST", TARGET, sign(), b"other")
-    assert desk.verifier.verify("POST", TARGET, sign(), BODY)
+def test_what_is_refused_uses_no_nonce_up(harness: Harness) -> None:
+    refusal(harness, "GET", TARGET, sign(), BODY)
+    refusal(harness, "POST", TARGET, sign(), b"other")
+    assert harness.verifier.verify("POST", TARGET, sign(), BODY)
 
 
-def test_the_last_moment_is_remembered_too(desk: Desk) -> None:
-    assert desk.verifier.verify("POST", TARGET, sign(), BODY)
-    desk.now_s = NOW_S + VALID_S + CLOCK_SLACK_S
-    assert refusal(desk, "POST", TARGET, sign(), BODY).reason == "replayed"
+def test_the_last_moment_is_remembered_too(harness: Harness) -> None:
+    assert harness.verifier.verify("POST", TARGET, sign(), BODY)
+    harness.now_s = NOW_S + VALID_S + CLOCK_SLACK_S
+    assert refusal(harness, "POST", TARGET, sign(), BODY).reason == "replayed"
 
 
 def test_the_memory_of_nonces_is_bounded_and_forgets() -> None:
@@ -450,17 +453,17 @@ def test_several_processes_can_share_a_memory() -> None:
         told.append((nonce, forget_s))
         return False
 
-    desk = open_desk(remember=remember)
-    assert refusal(desk, "POST", TARGET, sign(), BODY).reason == "replayed"
+    harness = open_harness(remember=remember)
+    assert refusal(harness, "POST", TARGET, sign(), BODY).reason == "replayed"
     assert told == [(NONCE, NOW_S + VALID_S + CLOCK_SLACK_S)]
 
 
 # ---- Keys.
 
 
-def test_without_the_directory_it_is_told_to_come_again(desk: Desk) -> None:
-    desk.signer = None
-    told = refusal(desk, "POST", TARGET, sign(), BODY)
+def test_without_the_directory_it_is_told_to_come_again(harness: Harness) -> None:
+    harness.signer = None
+    told = refusal(harness, "POST", TARGET, sign(), BODY)
     assert (told.reason, told.is_temporary) == ("keys_unavailable", True)
 
 
@@ -468,13 +471,13 @@ def test_a_key_that_takes_anothers_place_counts_from_its_first_call_on() -> None
     """All the steps of a change, a minute apart: at none of them a call is refused."""
     old, both = UpstreamSigner.derive([SECRET]), UpstreamSigner.derive([SECRET, b"\x08" * 32])
     turned, new = UpstreamSigner.derive([b"\x08" * 32, SECRET]), UpstreamSigner.derive([b"\x08" * 32])
-    desk = open_desk()
+    harness = open_harness()
     steps = [(old, old), (both, old), (both, turned), (turned, turned), (turned, old), (new, new)]
     for number, (published, signing) in enumerate(steps):
-        desk.signer = published
-        desk.now_s = NOW_S + 60 * number
-        headers = sign(signing, nonce=f"{number:032}", created_s=int(desk.now_s))
-        assert desk.verifier.verify("POST", TARGET, headers, BODY)
+        harness.signer = published
+        harness.now_s = NOW_S + 60 * number
+        headers = sign(signing, nonce=f"{number:032}", created_s=int(harness.now_s))
+        assert harness.verifier.verify("POST", TARGET, headers, BODY)
 
 
 # ---- Bytes that nobody signed.
@@ -503,16 +506,16 @@ def test_a_key_that_takes_anothers_place_counts_from_its_first_call_on() -> None
         changed(sign(), "Tollway-Call-Id", "call_1", "call\n1"),
     ],
 )
-def test_whatever_is_no_signature_is_refused_and_never_fails(desk: Desk, headers) -> None:
-    assert refusal(desk, "POST", TARGET, headers, BODY).reason in {
+def test_whatever_is_no_signature_is_refused_and_never_fails(harness: Harness, headers) -> None:
+    assert refusal(harness, "POST", TARGET, headers, BODY).reason in {
         "signature_missing",
         "malformed",
         "component_unsupported",
     }
 
 
-def test_a_target_that_is_no_bytes_is_refused(desk: Desk) -> None:
-    assert refusal(desk, "POST", "/v1/€", sign(), BODY).reason == "malformed"
+def test_a_target_that_is_no_bytes_is_refused(harness: Harness) -> None:
+    assert refusal(harness, "POST", "/v1/€", sign(), BODY).reason == "malformed"
 
 
 # ---- As the documentation has it.
@@ -530,7 +533,7 @@ def test_the_example_in_the_documentation_runs_and_refuses_strangers() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), example["Api"])
     authority = f"127.0.0.1:{server.server_port}"
     example["Api"].log_message = lambda *told: None
-    example["verifier"] = open_desk(endpoint=f"http://{authority}/v1").verifier
+    example["verifier"] = open_harness(endpoint=f"http://{authority}/v1").verifier
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

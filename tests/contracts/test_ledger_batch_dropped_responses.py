@@ -193,7 +193,7 @@ ROWS = (
 
 
 @dataclass(slots=True, kw_only=True)
-class Scene:
+class Harness:
     """One caller and his one request. `answers`: how often he has got what he paid for."""
 
     gateways: list[FaultyGateway]
@@ -283,37 +283,37 @@ def told(answer: Exchange) -> str:
 
 
 async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool, is_written: bool) -> None:
-    scene = Scene(gateways=gateways, row=row)
-    await scene.pay()
-    await scene.lose(leaves=leaves)
+    harness = Harness(gateways=gateways, row=row)
+    await harness.pay()
+    await harness.lose(leaves=leaves)
     if is_written:
         await gateways[0].ledger._group_commit.write_late()
-    answer = await scene.ask(at)
+    answer = await harness.ask(at)
     assert told(answer) == row.soon
     if row.swept:
-        await scene.sweep()
-        answer = await scene.ask(at)
+        await harness.sweep()
+        answer = await harness.ask(at)
         assert told(answer) == row.swept
     if answer.status == 200:
-        assert answer.headers["tollway-call-id"] == (await scene.call()).id
+        assert answer.headers["tollway-call-id"] == (await harness.call()).id
         assert answer.headers["tollway-payment-state"] == "charged"
-        await scene.check_paid_once()
+        await harness.check_paid_once()
         if row.rail == "tx" and not row.key:
-            assert told(await scene.ask(at)) == "payment_already_used"  # one repeat, not two
-            await scene.check_paid_once()
+            assert told(await harness.ask(at)) == "payment_already_used"  # one repeat, not two
+            await harness.check_paid_once()
         if row.key:
-            again = await scene.ask(1 - at if len(gateways) > 1 else at)
+            again = await harness.ask(1 - at if len(gateways) > 1 else at)
             assert again.headers["idempotency-replayed"] == "true"
-            await scene.check_paid_once()
+            await harness.check_paid_once()
     elif row.held:
-        call = await scene.call()
+        call = await harness.call()
         assert call.state is CallState.UNKNOWN
-        await scene.wait_hold()
-        await scene.check_credit()
+        await harness.wait_hold()
+        await harness.check_credit()
     elif row.swept == "authorization_became_credit":
-        await scene.check_credit()
+        await harness.check_credit()
     else:
-        assert (scene.gateway.earned, scene.gateway.transfers) == (0, 0), "nothing has moved"
+        assert (harness.gateway.earned, harness.gateway.transfers) == (0, 0), "nothing has moved"
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["heard", "left"])
@@ -353,27 +353,27 @@ async def test_a_close_is_tried_again_before_its_answer_is_dropped(
     """`number`: the first write that fails. Of a settled call the first stores the transaction, the second concludes."""
     row = Row(name="", rail=rail, method="GET", fault=CLOSE_LOST, soon="")
     async with open_faulty_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
-        scene = Scene(gateways=gateways, row=row)
-        await scene.pay()
+        harness = Harness(gateways=gateways, row=row)
+        await harness.pay()
         gateways[0].fail_writes_at_head(writes=8, landed=landed, first=number)
-        answer = await scene.ask()
+        answer = await harness.ask()
         assert (answer.status, answer.body) == (200, b"rare")
         assert answer.headers["tollway-payment-state"] == "charged"
         gateways[0].reconnect()
-        call = await scene.call()
-        assert (call.state, scene.gateway.served) == (CallState.CONSUMED, 1)
+        call = await harness.call()
+        assert (call.state, harness.gateway.served) == (CallState.CONSUMED, 1)
         if rail == "x402":
-            assert (scene.gateway.earned, scene.gateway.transfers) == (PRICE, 1)
+            assert (harness.gateway.earned, harness.gateway.transfers) == (PRICE, 1)
 
 
 async def test_patience_with_a_close_has_an_end(database: Database) -> None:
     row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
     async with open_faulty_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
-        scene = Scene(gateways=gateways, row=row)
-        await scene.pay()
-        await scene.lose()
-        assert (await scene.ask()).status == 200
-        await scene.check_paid_once()
+        harness = Harness(gateways=gateways, row=row)
+        await harness.pay()
+        await harness.lose()
+        assert (await harness.ask()).status == 200
+        await harness.check_paid_once()
 
 
 # ---------------------------------------------------------------------- what is late, and what comes meanwhile

@@ -25,7 +25,7 @@ _NUMBERS = count(1)
 
 
 @dataclass
-class Scene:
+class Harness:
     catalog: Catalog
     ownerships: Ownerships
     now_ms: int = BORN_MS
@@ -70,36 +70,36 @@ def about(listing: Listing) -> Challenge:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     database: Database = connect_database(url)
     await database.open()
-    scene = Scene(
-        catalog=CatalogStore(database, sealer=SEALER, now_ms=lambda: scene.now_ms),
-        ownerships=OwnershipStore(database, now_ms=lambda: scene.now_ms),
+    harness = Harness(
+        catalog=CatalogStore(database, sealer=SEALER, now_ms=lambda: harness.now_ms),
+        ownerships=OwnershipStore(database, now_ms=lambda: harness.now_ms),
     )
-    yield scene
+    yield harness
     await database.close()
 
 
-async def test_what_a_check_found_is_told_again(scene: Scene) -> None:
-    listing = await scene.publish()
-    assert await scene.ownerships.find(listing.id) is None
-    assert await scene.ownerships.find(ListingId("api_nothing")) is None
+async def test_what_a_check_found_is_told_again(harness: Harness) -> None:
+    listing = await harness.publish()
+    assert await harness.ownerships.find(listing.id) is None
+    assert await harness.ownerships.find(ListingId("api_nothing")) is None
     for proved in ((), ("signature",), ("dns", "wellKnown"), ()):
-        noted = await scene.check(listing, *proved, now_ms=7)  # type: ignore[arg-type] # of the rows above
+        noted = await harness.check(listing, *proved, now_ms=7)  # type: ignore[arg-type] # of the rows above
         assert noted is not None
-        assert await scene.ownerships.find(listing.id) == noted
+        assert await harness.ownerships.find(listing.id) == noted
     assert noted == Ownership(
         origin=ORIGIN, method="wellKnown", signer=None, verified_ms=7, checked_ms=7, failures=1
     )
 
 
-async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(scene: Scene) -> None:
-    listing = await scene.publish()
-    await scene.check(listing, "dns")
+async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(harness: Harness) -> None:
+    listing = await harness.publish()
+    await harness.check(listing, "dns")
     for failures in range(1, 8):
-        known = await scene.check(listing)
+        known = await harness.check(listing)
         assert known is not None
         assert (known.failures, known.is_verified) == (failures, failures < 7)
 
@@ -120,22 +120,22 @@ async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(scene:
     ],
 )
 async def test_an_edit_ends_what_it_takes_away_the_ground_of(
-    scene: Scene, method: Method, changes: dict[str, object], is_kept: bool
+    harness: Harness, method: Method, changes: dict[str, object], is_kept: bool
 ) -> None:
-    listing = await scene.publish()
-    await scene.check(listing, method)
-    await scene.edit(listing, **changes)
-    assert (await scene.ownerships.find(listing.id) is not None) is is_kept
-    assert await scene.ownerships.is_verified(listing.id) is is_kept
+    listing = await harness.publish()
+    await harness.check(listing, method)
+    await harness.edit(listing, **changes)
+    assert (await harness.ownerships.find(listing.id) is not None) is is_kept
+    assert await harness.ownerships.is_verified(listing.id) is is_kept
 
 
-async def test_an_ended_proof_does_not_come_back_with_the_old_origin(scene: Scene) -> None:
-    listing = await scene.publish()
-    await scene.check(listing, "dns")
-    await scene.edit(listing, endpoint="https://other.example.com/v1")
-    assert not await scene.ownerships.is_verified(listing.id)
-    await scene.edit(listing, endpoint=listing.endpoint)
-    assert not await scene.ownerships.is_verified(listing.id)
+async def test_an_ended_proof_does_not_come_back_with_the_old_origin(harness: Harness) -> None:
+    listing = await harness.publish()
+    await harness.check(listing, "dns")
+    await harness.edit(listing, endpoint="https://other.example.com/v1")
+    assert not await harness.ownerships.is_verified(listing.id)
+    await harness.edit(listing, endpoint=listing.endpoint)
+    assert not await harness.ownerships.is_verified(listing.id)
 
 
 @pytest.mark.parametrize(
@@ -144,24 +144,24 @@ async def test_an_ended_proof_does_not_come_back_with_the_old_origin(scene: Scen
     ids=("origin", "payee", "retired"),
 )
 async def test_what_was_found_out_about_an_older_state_is_not_written(
-    scene: Scene, changes: dict[str, object]
+    harness: Harness, changes: dict[str, object]
 ) -> None:
-    listing = await scene.publish()
+    listing = await harness.publish()
     asked = about(listing)
-    await scene.edit(listing, **changes)
-    assert await scene.ownerships.record_check(asked, ["dns"], now_ms=1, failures_max=7) is None
-    assert await scene.ownerships.find(listing.id) is None
+    await harness.edit(listing, **changes)
+    assert await harness.ownerships.record_check(asked, ["dns"], now_ms=1, failures_max=7) is None
+    assert await harness.ownerships.find(listing.id) is None
 
 
-async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(scene: Scene) -> None:
-    late, early, unproved, recent = [await scene.publish() for _ in range(4)]
-    await scene.check(late, "dns", now_ms=20)
-    await scene.check(early, "signature", now_ms=10)
-    await scene.check(unproved, now_ms=1)
-    await scene.check(recent, "dns", now_ms=30)
-    due = await scene.ownerships.find_due(before_ms=30, limit=10)
+async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(harness: Harness) -> None:
+    late, early, unproved, recent = [await harness.publish() for _ in range(4)]
+    await harness.check(late, "dns", now_ms=20)
+    await harness.check(early, "signature", now_ms=10)
+    await harness.check(unproved, now_ms=1)
+    await harness.check(recent, "dns", now_ms=30)
+    due = await harness.ownerships.find_due(before_ms=30, limit=10)
     assert [claim.listing_id for claim in due] == [early.id, late.id]
-    assert [claim.listing_id for claim in await scene.ownerships.find_due(before_ms=30, limit=1)] == [
+    assert [claim.listing_id for claim in await harness.ownerships.find_due(before_ms=30, limit=1)] == [
         early.id
     ]
     (first, _) = due
@@ -173,25 +173,25 @@ async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(scene:
     )
 
 
-async def test_the_oldest_listing_with_a_proof_holds_its_origin(scene: Scene) -> None:
-    first, second = await scene.publish(provider=ALICE), await scene.publish(provider=BOB)
-    elsewhere = await scene.publish(provider=BOB, endpoint="https://other.example.com")
-    await scene.check(elsewhere, "dns")
-    await scene.check(first)
-    assert await scene.ownerships.find_owner(ORIGIN) is None
-    await scene.check(second, "dns")
-    assert await scene.ownerships.find_owner(ORIGIN) == BOB
-    await scene.check(first, "dns")
-    assert await scene.ownerships.find_owner(ORIGIN) == ALICE
-    await scene.edit(first, retired_ms=5)
-    assert await scene.ownerships.find_owner(ORIGIN) == BOB
+async def test_the_oldest_listing_with_a_proof_holds_its_origin(harness: Harness) -> None:
+    first, second = await harness.publish(provider=ALICE), await harness.publish(provider=BOB)
+    elsewhere = await harness.publish(provider=BOB, endpoint="https://other.example.com")
+    await harness.check(elsewhere, "dns")
+    await harness.check(first)
+    assert await harness.ownerships.find_owner(ORIGIN) is None
+    await harness.check(second, "dns")
+    assert await harness.ownerships.find_owner(ORIGIN) == BOB
+    await harness.check(first, "dns")
+    assert await harness.ownerships.find_owner(ORIGIN) == ALICE
+    await harness.edit(first, retired_ms=5)
+    assert await harness.ownerships.find_owner(ORIGIN) == BOB
 
 
-async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(scene: Scene) -> None:
-    listing = await scene.publish()
-    assert not await scene.ownerships.is_verified(listing.id)
-    await scene.check(listing, "dns")
-    assert await scene.ownerships.is_verified(listing.id)
-    await scene.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
-    scene.now_ms += FRESH_MS
-    assert not await scene.ownerships.is_verified(listing.id)
+async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(harness: Harness) -> None:
+    listing = await harness.publish()
+    assert not await harness.ownerships.is_verified(listing.id)
+    await harness.check(listing, "dns")
+    assert await harness.ownerships.is_verified(listing.id)
+    await harness.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
+    harness.now_ms += FRESH_MS
+    assert not await harness.ownerships.is_verified(listing.id)

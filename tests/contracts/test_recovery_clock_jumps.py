@@ -66,7 +66,7 @@ class Gateway:
         return int(await self.ledger.recover(now_ms=self.now_ms()))
 
 
-class Stage:
+class Harness:
     """Gateways on one database. On SQLite there would be one; what they write there is told by the same clock."""
 
     def __init__(self, database: Database, group: asyncio.TaskGroup) -> None:
@@ -88,13 +88,13 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def open_stage(database: Database) -> AsyncIterator[Stage]:
+async def open_stage(database: Database) -> AsyncIterator[Harness]:
     async with asyncio.TaskGroup() as group:
-        stage = Stage(database, group)
+        harness = Harness(database, group)
         try:
-            yield stage
+            yield harness
         finally:
-            stage.close()
+            harness.close()
 
 
 @contextlib.asynccontextmanager
@@ -126,9 +126,9 @@ async def state_of(gateway: Gateway, wanted: Any) -> CallState:
 @pytest.mark.parametrize("skew_ms", [HOUR, -HOUR])
 async def test_a_hold_lasts_as_long_whosoever_clock_is_wrong(database: Database, skew_ms: int) -> None:
     """What the one that is wrong writes, and what it judges."""
-    async with open_stage(database) as stage:
-        clocks = stage.clocks
-        right, wrong = await stage.enter("right"), await stage.enter("wrong", skew_ms=skew_ms)
+    async with open_stage(database) as harness:
+        clocks = harness.clocks
+        right, wrong = await harness.enter("right"), await harness.enter("wrong", skew_ms=skew_ms)
         held = [await hold(right, "one"), await hold(wrong, "two")]
         for _ in range(2):
             right.skew_ms += HOUR
@@ -145,8 +145,8 @@ async def test_a_hold_lasts_as_long_whosoever_clock_is_wrong(database: Database,
 @pytest.mark.parametrize("skew_ms", [0, HOUR, -HOUR])
 async def test_a_call_is_written_in_the_time_of_the_database(database: Database, skew_ms: int) -> None:
     """Its beginning, its end and the end of its settlement, whatever the clock of its gateway says."""
-    async with open_stage(database) as stage:
-        gateway = await stage.enter("one", skew_ms=skew_ms)
+    async with open_stage(database) as harness:
+        gateway = await harness.enter("one", skew_ms=skew_ms)
         (payment,) = await gateway.ledger.record_payments([new_payment(10)], now_ms=gateway.now_ms())
         paid = claim_on(payment, created_ms=gateway.now_ms())
         settled = authorized_claim(authorization_of(), created_ms=gateway.now_ms())
@@ -154,7 +154,7 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
             assert isinstance(await gateway.ledger.claim(one), Claimed)
         await gateway.ledger.close(close_of(paid))
         await gateway.ledger.settle(close_of(settled, CallState.SETTLING), attempt=None, digest=None)
-        stage.clocks.pass_time(40)
+        harness.clocks.pass_time(40)
         gateway.ledger.finish(finish_of(paid, completed_ms=gateway.now_ms()))
         await gateway.ledger.conclude(
             settled.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=gateway.now_ms()
@@ -169,8 +169,8 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
 async def test_a_jump_of_the_database_s_clock_ends_no_hold_early(
     database: Database, jumps_ms: tuple[int, ...]
 ) -> None:
-    async with open_stage(database) as stage:
-        clocks, one = stage.clocks, await stage.enter("one")
+    async with open_stage(database) as harness:
+        clocks, one = harness.clocks, await harness.enter("one")
         before = await hold(one)
         between = []
         for number, jump_ms in enumerate(jumps_ms):
@@ -187,9 +187,9 @@ async def test_a_jump_of_the_database_s_clock_ends_no_hold_early(
 
 @pytest.mark.postgres
 async def test_who_died_before_the_database_s_clock_was_set_back_is_dead(postgres_url: str) -> None:
-    async with open_postgres(postgres_url) as database, open_stage(database) as stage:
-        clocks = stage.clocks
-        dead, one, two = [await stage.enter(name) for name in ("dead", "one", "two")]
+    async with open_postgres(postgres_url) as database, open_stage(database) as harness:
+        clocks = harness.clocks
+        dead, one, two = [await harness.enter(name) for name in ("dead", "one", "two")]
         lost, kept = await claim(dead, "lost"), await claim(two, "kept")
         clocks.shared -= HOUR
         for _ in range(12):

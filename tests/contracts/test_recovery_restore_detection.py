@@ -31,7 +31,7 @@ class Clock:
         return self.ms
 
 
-class Scene:
+class Harness:
     """One gateway that has claimed, and another connection to its database for what happens behind its back."""
 
     def __init__(self, database: Database, gateway: Any, clock: Clock, restores: list[int]) -> None:
@@ -85,7 +85,7 @@ def restores() -> list[int]:
 
 
 @pytest.fixture
-async def scene(database: Database, restores: list[int]) -> AsyncIterator[Scene]:
+async def harness(database: Database, restores: list[int]) -> AsyncIterator[Harness]:
     clock = Clock()
     gateway = LedgerStore(
         database,
@@ -96,7 +96,7 @@ async def scene(database: Database, restores: list[int]) -> AsyncIterator[Scene]
     )
     writing = asyncio.get_running_loop().create_task(gateway.run())
     await gateway.open()
-    yield Scene(database, gateway, clock, restores)
+    yield Harness(database, gateway, clock, restores)
     gateway.stop()
     await writing
 
@@ -110,116 +110,116 @@ LOST: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
-async def test_a_database_that_went_back_holds_every_balance(scene: Scene, lost: tuple[str, ...]) -> None:
-    await scene.claim()
-    await scene.renew()
-    await scene.do(*lost)
+async def test_a_database_that_went_back_holds_every_balance(harness: Harness, lost: tuple[str, ...]) -> None:
+    await harness.claim()
+    await harness.renew()
+    await harness.do(*lost)
     with capture_logs() as logs:
-        await scene.renew()
+        await harness.renew()
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["database_went_back"]
-    await scene.check(is_found=True)
-    assert await scene.one.claim(claim_on(scene.payment)) == Unspendable(is_held=True)
+    await harness.check(is_found=True)
+    assert await harness.one.claim(claim_on(harness.payment)) == Unspendable(is_held=True)
 
 
-async def test_without_a_claim_the_sign_of_life_alone_tells(scene: Scene) -> None:
-    await scene.pay()
-    await scene.do(ROW)
-    await scene.renew()
-    await scene.check(is_found=True)
+async def test_without_a_claim_the_sign_of_life_alone_tells(harness: Harness) -> None:
+    await harness.pay()
+    await harness.do(ROW)
+    await harness.renew()
+    await harness.check(is_found=True)
 
 
-async def test_it_is_found_once_and_released_for_good(scene: Scene) -> None:
-    await scene.claim()
-    await scene.do(CALLS, UNTAKEN, ROW)
+async def test_it_is_found_once_and_released_for_good(harness: Harness) -> None:
+    await harness.claim()
+    await harness.do(CALLS, UNTAKEN, ROW)
     for _ in range(3):
-        await scene.renew()
-    await scene.check(is_found=True)
-    assert await scene.one.release_held() == 1
-    await scene.renew()
-    assert isinstance(await scene.one.claim(claim_on(scene.payment)), Claimed)
-    assert scene.restores == [1]
+        await harness.renew()
+    await harness.check(is_found=True)
+    assert await harness.one.release_held() == 1
+    await harness.renew()
+    assert isinstance(await harness.one.claim(claim_on(harness.payment)), Claimed)
+    assert harness.restores == [1]
 
 
-async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(scene: Scene) -> None:
+async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(harness: Harness) -> None:
     """A session that lives cannot have seen another server; a restore or a failover ends them all."""
-    await scene.claim()
-    await scene.do(CALLS, UNTAKEN)
-    await scene.renew_connections()
-    assert await scene.one.claim(claim_on(scene.payment)) == Unspendable(is_held=True)
-    await scene.check(is_found=True)
+    await harness.claim()
+    await harness.do(CALLS, UNTAKEN)
+    await harness.renew_connections()
+    assert await harness.one.claim(claim_on(harness.payment)) == Unspendable(is_held=True)
+    await harness.check(is_found=True)
 
 
 # No false alarm
 
 
-async def test_ordinary_life_is_no_setback(scene: Scene) -> None:
-    await scene.renew()
-    await scene.claim()
-    await scene.renew()
-    await scene.one.recover(now_ms=NOW_MS)
-    await scene.renew()
-    await scene.check(is_found=False)
+async def test_ordinary_life_is_no_setback(harness: Harness) -> None:
+    await harness.renew()
+    await harness.claim()
+    await harness.renew()
+    await harness.one.recover(now_ms=NOW_MS)
+    await harness.renew()
+    await harness.check(is_found=False)
 
 
-async def test_a_clock_that_was_set_back_is_no_setback(scene: Scene) -> None:
-    await scene.claim()
-    scene.clock.ms -= 3_600_000
+async def test_a_clock_that_was_set_back_is_no_setback(harness: Harness) -> None:
+    await harness.claim()
+    harness.clock.ms -= 3_600_000
     for _ in range(3):
-        await scene.renew()
-    await scene.check(is_found=False)
+        await harness.renew()
+    await harness.check(is_found=False)
 
 
 async def test_a_renewal_of_unknown_outcome_is_no_setback(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was written at a moment before the last one that is known: the clock was set back in between."""
-    await scene.claim()
-    write = scene.database.write
+    await harness.claim()
+    write = harness.database.write
 
     async def write_and_lose(work: Callable[[Connection], Any], **options: Any) -> Any:
         await write(work, **options)
         raise StorageUnavailable
 
-    scene.clock.ms -= 3_600_000
-    monkeypatch.setattr(scene.database, "write", write_and_lose)
+    harness.clock.ms -= 3_600_000
+    monkeypatch.setattr(harness.database, "write", write_and_lose)
     with pytest.raises(StorageUnavailable):
-        await scene.one.renew_ownership(now_ms=NOW_MS)
+        await harness.one.renew_ownership(now_ms=NOW_MS)
     monkeypatch.undo()
-    await scene.renew()
-    await scene.check(is_found=False)
+    await harness.renew()
+    await harness.check(is_found=False)
 
 
-async def test_a_row_that_others_have_pruned_is_no_setback(scene: Scene) -> None:
+async def test_a_row_that_others_have_pruned_is_no_setback(harness: Harness) -> None:
     """After a stall of a day. With a claim that is there, the row's absence says nothing at any time."""
-    await scene.pay()
-    scene.clock.ms += OWNER_KEPT_MS
-    await scene.do(ROW)
-    await scene.renew()
-    await scene.check(is_found=False)
-    await scene.claim()
-    await scene.do(ROW)
-    await scene.renew()
-    await scene.check(is_found=False)
+    await harness.pay()
+    harness.clock.ms += OWNER_KEPT_MS
+    await harness.do(ROW)
+    await harness.renew()
+    await harness.check(is_found=False)
+    await harness.claim()
+    await harness.do(ROW)
+    await harness.renew()
+    await harness.check(is_found=False)
 
 
-async def test_claims_and_renewals_beside_each_other_are_no_setback(scene: Scene) -> None:
-    payment = await scene.pay()
+async def test_claims_and_renewals_beside_each_other_are_no_setback(harness: Harness) -> None:
+    payment = await harness.pay()
     for _ in range(10):
-        await scene.renew_connections()
+        await harness.renew_connections()
         await asyncio.gather(
-            *(scene.one.claim(claim_on(payment, 1)) for _ in range(3)), *(scene.renew() for _ in range(3))
+            *(harness.one.claim(claim_on(payment, 1)) for _ in range(3)), *(harness.renew() for _ in range(3))
         )
-    await scene.check(is_found=False)
+    await harness.check(is_found=False)
 
 
-async def test_many_who_notice_at_once_note_it_once(scene: Scene) -> None:
-    await scene.claim()
-    await scene.do(CALLS, UNTAKEN, SEEN)
-    await scene.renew_connections()
+async def test_many_who_notice_at_once_note_it_once(harness: Harness) -> None:
+    await harness.claim()
+    await harness.do(CALLS, UNTAKEN, SEEN)
+    await harness.renew_connections()
     outcomes = await asyncio.gather(
-        scene.renew(), scene.one.claim(claim_on(scene.payment)), scene.renew(), scene.renew()
+        harness.renew(), harness.one.claim(claim_on(harness.payment)), harness.renew(), harness.renew()
     )
     assert outcomes[1] == Unspendable(is_held=True)
-    await scene.check(is_found=True)
-    noted = await scene.database.read(lambda c: c.execute(text("SELECT count(*) FROM restore")).scalar())
+    await harness.check(is_found=True)
+    noted = await harness.database.read(lambda c: c.execute(text("SELECT count(*) FROM restore")).scalar())
     assert noted == 1

@@ -15,11 +15,11 @@ A, B = "https://a.example", "https://b.example:8443"
 
 
 @dataclass
-class Street:
-    """`silent`: who does not answer at all; `broken`: knocking there fails in a way that nobody thought of."""
+class FakeOrigins:
+    """Origins of upstreams. `silent`: no response at all; `broken`: the check fails with an error that no code expects."""
 
     now_s: float = 0.0
-    knocked: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
     up: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
@@ -29,7 +29,7 @@ class Street:
         self.breaker = CircuitBreaker(limits=limits, clock=lambda: self.now_s)
 
     async def check_connection(self, endpoint: Endpoint) -> None:
-        self.knocked.append(endpoint.origin)
+        self.checked.append(endpoint.origin)
         if endpoint.origin in self.silent:
             await asyncio.Event().wait()
         if endpoint.origin in self.broken:
@@ -49,55 +49,55 @@ class Street:
 
 
 async def test_what_is_down_is_probed_until_it_is_back_and_then_no_more() -> None:
-    street = Street()
-    street.breaker.record_failed(B)
-    async with street.probed():
-        street.now_s = 10.0
-        await until(lambda: street.knocked == [B])
-        assert street.breaker.wait_s(B) == 10
-        street.up.add(B)
-        street.now_s = 20.0
-        await until(lambda: street.breaker.wait_s(B) is None)
-        street.now_s = 5_000.0
-        street.breaker.record_failed(A)
-        street.now_s = 5_010.0
-        await until(lambda: A in street.knocked)
-        assert street.knocked == [B, B, A]
+    fake = FakeOrigins()
+    fake.breaker.record_failed(B)
+    async with fake.probed():
+        fake.now_s = 10.0
+        await until(lambda: fake.checked == [B])
+        assert fake.breaker.wait_s(B) == 10
+        fake.up.add(B)
+        fake.now_s = 20.0
+        await until(lambda: fake.breaker.wait_s(B) is None)
+        fake.now_s = 5_000.0
+        fake.breaker.record_failed(A)
+        fake.now_s = 5_010.0
+        await until(lambda: A in fake.checked)
+        assert fake.checked == [B, B, A]
 
 
 async def test_one_that_hangs_holds_up_no_other_and_is_not_probed_twice_at_once() -> None:
-    street = Street(silent={A}, up={B})
-    street.breaker.record_failed(A)
-    street.now_s = 10.0
-    async with street.probed():
-        await until(lambda: street.knocked == [A])
-        street.breaker.record_failed(B)
-        street.now_s = 20.0
-        await until(lambda: street.breaker.wait_s(B) is None)
-        assert street.knocked == [A, B]
+    fake = FakeOrigins(silent={A}, up={B})
+    fake.breaker.record_failed(A)
+    fake.now_s = 10.0
+    async with fake.probed():
+        await until(lambda: fake.checked == [A])
+        fake.breaker.record_failed(B)
+        fake.now_s = 20.0
+        await until(lambda: fake.breaker.wait_s(B) is None)
+        assert fake.checked == [A, B]
 
 
 async def test_no_more_than_so_many_are_probed_at_once() -> None:
     origins = [f"https://{number}.example" for number in range(PROBES_AT_ONCE + 5)]
-    street = Street(silent=set(origins))
+    fake = FakeOrigins(silent=set(origins))
     for origin in origins:
-        street.breaker.record_failed(origin)
-    street.now_s = 10.0
-    async with street.probed():
-        await until(lambda: len(street.knocked) == PROBES_AT_ONCE)
-        street.breaker.record_failed(A)  # somebody else's turn comes and goes
+        fake.breaker.record_failed(origin)
+    fake.now_s = 10.0
+    async with fake.probed():
+        await until(lambda: len(fake.checked) == PROBES_AT_ONCE)
+        fake.breaker.record_failed(A)  # somebody else's turn comes and goes
         await asyncio.sleep(0.01)
-        assert len(street.knocked) == PROBES_AT_ONCE
+        assert len(fake.checked) == PROBES_AT_ONCE
 
 
 async def test_a_failure_that_nobody_thought_of_is_a_failed_probe_and_ends_nothing() -> None:
-    street = Street(broken={A}, up={B})
+    fake = FakeOrigins(broken={A}, up={B})
     for origin in (A, B):
-        street.breaker.record_failed(origin)
-    async with street.probed():
-        street.now_s = 10.0
-        await until(lambda: street.breaker.wait_s(B) is None)
-        await until(lambda: A in street.knocked)
-        assert street.breaker.wait_s(A) == 10
-        street.now_s = 20.0
-        await until(lambda: street.knocked.count(A) == 2)
+        fake.breaker.record_failed(origin)
+    async with fake.probed():
+        fake.now_s = 10.0
+        await until(lambda: fake.breaker.wait_s(B) is None)
+        await until(lambda: A in fake.checked)
+        assert fake.breaker.wait_s(A) == 10
+        fake.now_s = 20.0
+        await until(lambda: fake.checked.count(A) == 2)

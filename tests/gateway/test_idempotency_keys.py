@@ -415,32 +415,32 @@ FRESH = ["plain", "bound", Dialect.X402_V2.value]
 
 
 @pytest.fixture(params=FRESH)
-def blind_desk(request: pytest.FixtureRequest, blind: InProcessGateway) -> Harness:
+def blind_harness(request: pytest.FixtureRequest, blind: InProcessGateway) -> Harness:
     payer = Payer(wallet=blind.wallet, gateway=blind)
     payer.fund(10 * PRICE)
     return Harness(blind, payer, request.param)
 
 
 async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
-    blind: InProcessGateway, blind_desk: Harness
+    blind: InProcessGateway, blind_harness: Harness
 ) -> None:
-    assert (await blind_desk.ask()).status == 200
-    (standing, *_) = blind_standings(blind)
+    assert (await blind_harness.ask()).status == 200
+    (standing, *_) = blind_caller_states(blind)
     paid_before = standing.paid
-    assert is_replayed(await blind_desk.ask(is_fresh=True))
-    assert told(await blind_desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
-    assert (blind.served, await blind_desk.paid()) == (1, PRICE)
+    assert is_replayed(await blind_harness.ask(is_fresh=True))
+    assert told(await blind_harness.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
+    assert (blind.served, await blind_harness.paid()) == (1, PRICE)
     assert standing.paid == paid_before  # a replay earns nobody more calls at once
     await blind.check_balanced()
 
 
-def blind_standings(blind: InProcessGateway) -> list[Any]:
+def blind_caller_states(blind: InProcessGateway) -> list[Any]:
     failures = blind.pipeline._access._checks.failures
     return list(failures._states.values())
 
 
 async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
-    blind: InProcessGateway, blind_desk: Harness
+    blind: InProcessGateway, blind_harness: Harness
 ) -> None:
     may_answer = asyncio.Event()
 
@@ -450,24 +450,24 @@ async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
 
     blind.upstream.answer = held
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(blind_desk.ask())
+        first = group.create_task(blind_harness.ask())
         await until(lambda: blind.served == 1)
-        again = await blind_desk.ask(is_fresh=True)
+        again = await blind_harness.ask(is_fresh=True)
         may_answer.set()
     assert told(again) == (409, "idempotency_in_progress")
     assert (first.result().status, blind.served) == (200, 1)
 
 
 async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_held(
-    blind: InProcessGateway, blind_desk: Harness
+    blind: InProcessGateway, blind_harness: Harness
 ) -> None:
     blind.upstream.answer = hang_up
-    lost = await blind_desk.ask()
+    lost = await blind_harness.ask()
     blind.upstream.answer = plain()
-    again = await blind_desk.ask(is_fresh=True)
+    again = await blind_harness.ask(is_fresh=True)
     if again.status == 200:
         assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
-        assert await blind_desk.paid() == PRICE
+        assert await blind_harness.paid() == PRICE
     else:
         assert told(again) == (409, "payment_already_used")
         assert blind.served == 1

@@ -25,7 +25,7 @@ from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
 
 THIRD_PARTY = KeyWallet.named("stranger")
-Scene = Callable[[InProcessGateway], Awaitable[Exchange]]
+CallCase = Callable[[InProcessGateway], Awaitable[Exchange]]
 
 
 @pytest.fixture
@@ -287,8 +287,8 @@ async def with_bound(gateway: InProcessGateway, **more: Any) -> Exchange:
     return await gateway.ask(headers=gateway.bound_proof(payment.tx_hash, **more))
 
 
-# scene, code, status, paymentState, has terms, reason, has Retry-After
-REFUSALS: tuple[tuple[Scene, Code, int, str, bool, str | None, bool], ...] = (
+# case, code, status, paymentState, has terms, reason, has Retry-After
+REFUSALS: tuple[tuple[CallCase, Code, int, str, bool, str | None, bool], ...] = (
     (two_hosts, Code.INVALID_REQUEST, 400, "none", False, None, False),
     (loop, Code.LOOP_DETECTED, 508, "none", False, None, False),
     (unknown, Code.API_NOT_FOUND, 404, "none", False, None, False),
@@ -345,8 +345,8 @@ REFUSALS: tuple[tuple[Scene, Code, int, str, bool, str | None, bool], ...] = (
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row[0].__name__)
 async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, row: Any) -> None:
-    scene, code, status, payment_state, has_terms, reason, has_delay = row
-    answer = await scene(gateway)
+    case, code, status, payment_state, has_terms, reason, has_delay = row
+    answer = await case(gateway)
     problem = answer.problem
     assert (problem["code"], answer.status, problem["status"]) == (code.value, status, status)
     assert problem["paymentState"] == payment_state == answer.headers["tollway-payment-state"]

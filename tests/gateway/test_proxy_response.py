@@ -26,7 +26,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         yield small
 
 
-class Shelf:
+class ResponseSink:
     """Where a keeper puts what it keeps."""
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ async def test_is_open_until_the_answer_is_kept() -> None:
 async def test_keeps_a_whole_answer_that_is_not_too_large_once(
     chunks: list[bytes], kept: list[bytes]
 ) -> None:
-    shelf = Shelf()
-    recorder = shelf.recorder()
+    sink = ResponseSink()
+    recorder = sink.recorder()
     for chunk in chunks:
         await recorder.add_chunk(chunk)
-    assert [answer.body for answer in shelf.kept] == kept
-    assert all((one.status, one.headers) == (200, ((b"x-kind", b"rare"),)) for one in shelf.kept)
+    assert [answer.body for answer in sink.kept] == kept
+    assert all((one.status, one.headers) == (200, ((b"x-kind", b"rare"),)) for one in sink.kept)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ from tollway.registry.listing import CatalogEntry, Listing
 TX = TxHash(keccak256(b"tx"))
 
 
-class QuietTill:
-    """Remembers what it was told."""
+class RecordingVerifier:
+    """Stands for the transaction verifier: records which look-ups are to be forgotten."""
 
     def __init__(self) -> None:
         self.forgotten: list[TxHash] = []
@@ -55,12 +55,12 @@ class QuietTill:
 
 
 class Harness:
-    """A counter over books in memory; `before`: another gateway's, which it shares."""
+    """`TransactionClaims` over the ledger's model; `before`: another gateway, whose ledger it shares."""
 
     def __init__(self, before: "Harness | None" = None) -> None:
         self.small = before.small if before else InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
         self.ledger: MemoryLedger = self.small.ledger
-        self.transaction_verifier = QuietTill()
+        self.transaction_verifier = RecordingVerifier()
         numbers = itertools.count(1_000 if before else 1)
         self.claims = TransactionClaims(
             ledger=self.ledger,

@@ -1,6 +1,6 @@
 """One test chain for a whole test process; each test gets it as new (snapshot and revert). Ports are whatever is free.
 
-`scenes` builds the chain situations that verdicts are about. Test-only contracts stand in `contracts/`.
+`scenarios` builds the chain situations that verdicts are about. Test-only contracts stand in `contracts/`.
 """
 
 import asyncio
@@ -182,12 +182,12 @@ async def own_chain_cluster(
 
 
 @pytest.fixture
-def scenes(chain: ChainDriver, playground: Playground) -> "Scenes":
-    return Scenes(chain=chain, playground=playground)
+def scenarios(chain: ChainDriver, playground: Playground) -> "ChainScenarios":
+    return ChainScenarios(chain=chain, playground=playground)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenes:
+class ChainScenarios:
     """Transactions worth a verdict. Each is mined when its method returns; amounts are base units."""
 
     chain: ChainDriver

@@ -41,7 +41,7 @@ reader = _load_reader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class Harness:
     """A gateway that can settle, one listing of it, and where its agent document stands."""
 
     cluster: Any
@@ -72,12 +72,12 @@ class Market:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def market(cluster: Any) -> AsyncIterator[Market]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
         provider = await cluster.wallet()
         api_id = await cluster.publish(gateway, provider, openapi=SAMPLE_DOCUMENT)
-        yield Market(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
+        yield Harness(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
 
 
 def find_example(agent: dict[str, Any], method: str) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def find_example(agent: dict[str, Any], method: str) -> dict[str, Any]:
     return example
 
 
-async def fetch_with_x402(market: Market) -> dict[str, Any]:
+async def fetch_with_x402(harness: Harness) -> dict[str, Any]:
     """The document once the gateway's first look at gas has opened that rail."""
 
     async def look() -> dict[str, Any] | None:
-        agent = await market.fetch_agent()
+        agent = await harness.fetch_agent()
         return agent if any(rail["rail"] == "x402" for rail in agent["payment"]["rails"]) else None
 
     found: dict[str, Any] = await poll(look, deadline_s=30, what="the rail x402")
@@ -97,52 +97,52 @@ async def fetch_with_x402(market: Market) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_its_form_of_x402_pays_and_calls(market: Market, method: str) -> None:
-    agent, payer = await fetch_with_x402(market), await market.cluster.wallet()
-    before = await market.earned()
-    answer = await market.send(find_example(agent, method), reader.pay_by_x402(agent, payer.private_key))
+async def test_its_form_of_x402_pays_and_calls(harness: Harness, method: str) -> None:
+    agent, payer = await fetch_with_x402(harness), await harness.cluster.wallet()
+    before = await harness.earned()
+    answer = await harness.send(find_example(agent, method), reader.pay_by_x402(agent, payer.private_key))
     assert answer.status == 200, answer.body
     receipt = json.loads(base64.b64decode(answer.headers["PAYMENT-RESPONSE"]))
     assert (receipt["success"], Address.parse(receipt["payer"])) == (True, payer.address)
-    assert await market.earned() - before == PRICE_UNITS
+    assert await harness.earned() - before == PRICE_UNITS
 
 
-async def test_its_form_of_a_transaction_pays_for_several_calls(market: Market) -> None:
-    agent, payer = await market.fetch_agent(), await market.cluster.wallet()
+async def test_its_form_of_a_transaction_pays_for_several_calls(harness: Harness) -> None:
+    agent, payer = await harness.fetch_agent(), await harness.cluster.wallet()
     option = reader.find_option(agent, "tx")
-    assert option["chainId"] == market.cluster.driver.chain_id
-    assert Address.parse(option["token"]) == market.cluster.playground.token.address
-    before = await market.earned()
-    paid = await market.cluster.send_tokens(payer, Address.parse(option["payTo"]), 2 * int(option["amount"]))
+    assert option["chainId"] == harness.cluster.driver.chain_id
+    assert Address.parse(option["token"]) == harness.cluster.playground.token.address
+    before = await harness.earned()
+    paid = await harness.cluster.send_tokens(payer, Address.parse(option["payTo"]), 2 * int(option["amount"]))
     for method in ("GET", "POST"):
         example = find_example(agent, method)
         body = json.dumps(example["body"]).encode() if "body" in example else b""
         headers = reader.show_transaction(
             agent, payer.private_key, str(paid), method=method, url=example["url"], body=body
         )
-        answer = await market.send(example, headers)
+        answer = await harness.send(example, headers)
         assert answer.status == 200, answer.body
     assert answer.headers["Tollway-Credit-Remaining"] == "0 USDC"
-    assert await market.earned() - before == 2 * PRICE_UNITS
+    assert await harness.earned() - before == 2 * PRICE_UNITS
 
 
-async def test_its_words_on_mcp_call_the_same_operations(market: Market) -> None:
-    agent, payer = await market.fetch_agent(), await market.cluster.wallet()
-    listed = await _ask_mcp(market, agent, "tools/list")
+async def test_its_words_on_mcp_call_the_same_operations(harness: Harness) -> None:
+    agent, payer = await harness.fetch_agent(), await harness.cluster.wallet()
+    listed = await _ask_mcp(harness, agent, "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == [one["tool"] for one in agent["operations"]]
     operation = next(one for one in agent["operations"] if one["path"] == "/quote/{symbol}")
     option = reader.find_option(agent, "tx")
-    paid = await market.cluster.send_tokens(payer, Address.parse(option["payTo"]), int(option["amount"]))
+    paid = await harness.cluster.send_tokens(payer, Address.parse(option["payTo"]), int(option["amount"]))
     url = operation["example"]["url"]
     shown = reader.show_transaction(agent, payer.private_key, str(paid), method="GET", url=url)
     names = re.findall(r"payment[A-Z][A-Za-z]+", agent["interfaces"]["mcp"]["payment"])
     arguments = {"symbol": "ETH", **dict(zip(names, shown.values(), strict=True))}
-    told = await _ask_mcp(market, agent, "tools/call", name=operation["tool"], arguments=arguments)
+    told = await _ask_mcp(harness, agent, "tools/call", name=operation["tool"], arguments=arguments)
     assert told.get("isError", False) is False, told
     assert "price" in json.dumps(told)
 
 
-async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params: Any) -> dict[str, Any]:
+async def _ask_mcp(harness: Harness, agent: dict[str, Any], method: str, **params: Any) -> dict[str, Any]:
     """One request of the stateless revision."""
     mcp = agent["interfaces"]["mcp"]
     revision = mcp["revisions"][0]
@@ -156,7 +156,7 @@ async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params:
         ("Mcp-Method", method),
         *([("Mcp-Name", params["name"])] if "name" in params else []),
     ]
-    reply = await market.cluster.send(
+    reply = await harness.cluster.send(
         mcp["url"], method="POST", headers=headers, content=json.dumps(content).encode()
     )
     assert reply.status == 200, reply.body
@@ -166,26 +166,26 @@ async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params:
     return result
 
 
-async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
-    agent, payer = await fetch_with_x402(market), await market.cluster.wallet()
-    answer = await market.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
+async def test_its_words_on_signing_in_show_the_bill(harness: Harness) -> None:
+    agent, payer = await fetch_with_x402(harness), await harness.cluster.wallet()
+    answer = await harness.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
     told = agent["history"]
     nonce_path, session_path = re.findall(r"/api/v2/auth/[a-z]+", " ".join(told["auth"]))
     chain_id = agent["payment"]["options"][0]["chainId"]
-    asked = await _post(market, agent["origin"] + nonce_path, address=str(payer.address), chainId=chain_id)
+    asked = await _post(harness, agent["origin"] + nonce_path, address=str(payer.address), chainId=chain_id)
     message = asked["message"]
     signature = reader.sign_text(payer.private_key, message)
-    session = await _post(market, agent["origin"] + session_path, message=message, signature=signature)
+    session = await _post(harness, agent["origin"] + session_path, message=message, signature=signature)
     bearer = [("Authorization", f"Bearer {session['accessToken']}")]
-    history = await market.cluster.send(agent["origin"] + told["calls"], headers=bearer)
+    history = await harness.cluster.send(agent["origin"] + told["calls"], headers=bearer)
     (call,) = history.json["calls"]
     assert call["id"] == answer.headers["Tollway-Call-Id"]
     assert (call["status"], call["price"]) == ("succeeded", "0.01")
 
 
-async def _post(market: Market, url: str, **members: Any) -> dict[str, Any]:
+async def _post(harness: Harness, url: str, **members: Any) -> dict[str, Any]:
     headers = [("Content-Type", "application/json")]
-    reply = await market.cluster.send(
+    reply = await harness.cluster.send(
         url, method="POST", headers=headers, content=json.dumps(members).encode()
     )
     assert reply.status in (200, 201), reply.body
@@ -193,23 +193,23 @@ async def _post(market: Market, url: str, **members: Any) -> dict[str, Any]:
     return told
 
 
-async def test_an_unpaid_call_leads_to_it(market: Market) -> None:
-    agent = await market.fetch_agent()
-    unpaid = await market.send(find_example(agent, "GET"), {})
+async def test_an_unpaid_call_leads_to_it(harness: Harness) -> None:
+    agent = await harness.fetch_agent()
+    unpaid = await harness.send(find_example(agent, "GET"), {})
     assert unpaid.status == 402
     found = re.search(r'<([^<>]+)>; rel="describedby"', unpaid.headers["Link"])
     assert found is not None
-    linked = (await market.cluster.send(found[1])).json
+    linked = (await harness.cluster.send(found[1])).json
     assert linked["interfaces"] == agent["interfaces"]
 
 
-async def test_every_link_of_it_is_there(market: Market) -> None:
-    agent = await market.fetch_agent()
+async def test_every_link_of_it_is_there(harness: Harness) -> None:
+    agent = await harness.fetch_agent()
     for name, path in agent["links"].items():
-        reply = await market.cluster.send(agent["origin"] + path)
+        reply = await harness.cluster.send(agent["origin"] + path)
         assert reply.status == 200, name
 
 
-async def test_the_books_are_right(market: Market) -> None:
-    report = await market.cluster.audit(market.gateway)
+async def test_the_books_are_right(harness: Harness) -> None:
+    report = await harness.cluster.audit(harness.gateway)
     assert (report.wrong, report.held_calls) == ((), ())

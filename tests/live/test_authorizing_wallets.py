@@ -44,7 +44,7 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class Harness:
     cluster: GatewayCluster
     gateway: Any
     gas: Any
@@ -88,7 +88,7 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(own_chain_cluster: GatewayCluster) -> AsyncIterator[Shop]:
+async def harness(own_chain_cluster: GatewayCluster) -> AsyncIterator[Harness]:
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
@@ -96,7 +96,7 @@ async def shop(own_chain_cluster: GatewayCluster) -> AsyncIterator[Shop]:
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
-        yield Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+        yield Harness(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
 
 
 def fresh_path() -> str:
@@ -107,32 +107,32 @@ def fresh_path() -> str:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_wallet_pays_by_its_owners_signature(shop: Shop, dialect: str) -> None:
-    payer, path = await shop.customer("OwnedWallet"), fresh_path()
+async def test_a_wallet_pays_by_its_owners_signature(harness: Harness, dialect: str) -> None:
+    payer, path = await harness.customer("OwnedWallet"), fresh_path()
     before = await payer.balance()
     reply = await payer.pay(path, dialect)
     assert (reply.status, reply.state) == (200, "charged"), reply.body
     assert RECEIPTS[dialect] in reply.headers
     assert await payer.balance() == before - PRICE_UNITS
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
 
 
-async def test_a_wallet_pays_by_nobody_elses_signature(shop: Shop) -> None:
-    payer, path = await shop.customer("OwnedWallet"), fresh_path()
-    stranger = await shop.cluster.wallet()
-    sent = await shop.count_sent()
+async def test_a_wallet_pays_by_nobody_elses_signature(harness: Harness) -> None:
+    payer, path = await harness.customer("OwnedWallet"), fresh_path()
+    stranger = await harness.cluster.wallet()
+    sent = await harness.count_sent()
     reply = await replace(payer, signer=stranger).pay(path)
     assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
-    assert (shop.cluster.provider.count(path), await shop.count_sent()) == (0, sent)
+    assert (harness.cluster.provider.count(path), await harness.count_sent()) == (0, sent)
 
 
 @pytest.mark.parametrize(
     "signature", [b"\x00", RUBBISH, bytes(65), b"\xff" * 4_096], ids=["1", "8", "65", "4096"]
 )
 async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
-    shop: Shop, signature: bytes
+    harness: Harness, signature: bytes
 ) -> None:
-    payer, path = await shop.customer("YesWallet"), fresh_path()
+    payer, path = await harness.customer("YesWallet"), fresh_path()
     before = await payer.balance()
     header = payer.show(await payer.quote(path), V2, signature=signature)
 
@@ -140,17 +140,17 @@ async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
 
     assert [reply.status for reply in replies].count(200) == 1
     assert not any(reply.asks_for_money for reply in replies)
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
     assert await payer.balance() == before - PRICE_UNITS
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
-async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_owner: bool) -> None:
+async def test_of_an_account_that_delegates_its_contract_decides(harness: Harness, is_owner: bool) -> None:
     """EIP-7702: its own key is worth what the contract says, as with the real token."""
-    payer, path = await shop.customer(), fresh_path()
-    owner = payer.signer if is_owner else await shop.cluster.wallet()
-    contract = await shop.standing("OwnedWallet", str(owner.address))
-    await shop.cluster.driver.set_code(payer.address, bytes.fromhex("ef0100") + contract.address)
+    payer, path = await harness.customer(), fresh_path()
+    owner = payer.signer if is_owner else await harness.cluster.wallet()
+    contract = await harness.standing("OwnedWallet", str(owner.address))
+    await harness.cluster.driver.set_code(payer.address, bytes.fromhex("ef0100") + contract.address)
     reply = await payer.pay(path)
     if is_owner:
         assert (reply.status, reply.state) == (200, "charged"), reply.body
@@ -158,7 +158,7 @@ async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_
         assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
         served = await replace(payer, signer=owner, payer=payer.address).pay(path)
         assert served.status == 200
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
 
 
 # ---- Those that are refused.
@@ -167,30 +167,30 @@ async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_
 @pytest.mark.parametrize(
     "name", ["GasBurnerWallet", "ReturnBombWallet", "RevertingWallet", "MisalignedWallet", "ShortWallet"]
 )
-async def test_a_hostile_wallet_is_refused_and_costs_no_gas(shop: Shop, name: str) -> None:
-    payer, path = await shop.customer(name), fresh_path()
-    before = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
+async def test_a_hostile_wallet_is_refused_and_costs_no_gas(harness: Harness, name: str) -> None:
+    payer, path = await harness.customer(name), fresh_path()
+    before = await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()
     reply = await payer.pay(path, signature=RUBBISH)
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert (reply.json["reason"], reply.state) == (SIMULATION_FAILED, "none")
-    assert shop.cluster.provider.count(path) == 0
-    assert (await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()) == before
+    assert harness.cluster.provider.count(path) == 0
+    assert (await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()) == before
 
 
-async def test_a_wallet_that_needs_more_gas_than_its_answer_may_take_is_refused(shop: Shop) -> None:
+async def test_a_wallet_that_needs_more_gas_than_its_answer_may_take_is_refused(harness: Harness) -> None:
     """It would pay: the token asks with all the gas of a transfer. But the operator pays for that."""
-    payer, path = await shop.customer("ThirstyWallet"), fresh_path()
-    before = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
+    payer, path = await harness.customer("ThirstyWallet"), fresh_path()
+    before = await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()
     reply = await payer.pay(path, signature=RUBBISH)
     assert (reply.status, reply.code) == (402, "payment_verification_failed"), reply.body
     assert (reply.json["reason"], reply.state) == (BAD_SIGNATURE, "none")
-    assert shop.cluster.provider.count(path) == 0
-    assert (await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()) == before
+    assert harness.cluster.provider.count(path) == 0
+    assert (await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()) == before
 
 
-async def test_hostile_wallets_hold_nobody_up(shop: Shop) -> None:
-    burner, bomber = await shop.customer("GasBurnerWallet"), await shop.customer("ReturnBombWallet")
-    honest, path = await shop.customer(), fresh_path()
+async def test_hostile_wallets_hold_nobody_up(harness: Harness) -> None:
+    burner, bomber = await harness.customer("GasBurnerWallet"), await harness.customer("ReturnBombWallet")
+    honest, path = await harness.customer(), fresh_path()
 
     async def annoy(payer: AuthorizationPayer) -> set[int]:
         return {(await payer.pay(fresh_path(), signature=RUBBISH)).status for _ in range(AT_ONCE)}
@@ -202,33 +202,33 @@ async def test_hostile_wallets_hold_nobody_up(shop: Shop) -> None:
     bought, *refused = await asyncio.gather(buy(), *crowd)
     assert bought == [200] * AT_ONCE
     assert all(statuses == {402} for statuses in refused)
-    assert shop.gateway.is_running
+    assert harness.gateway.is_running
 
 
-async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(shop: Shop) -> None:
+async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(harness: Harness) -> None:
     """ERC-6492 brings a transaction along that would build it: the gateway sends nothing that a payer composed."""
-    owner, path = await shop.customer(), fresh_path()
-    factory = await shop.standing("OwnedWalletFactory")
+    owner, path = await harness.customer(), fresh_path()
+    factory = await harness.standing("OwnedWalletFactory")
     arguments = (str(owner.address), secrets.token_bytes(32))
-    wallet = Address.parse(await shop.cluster.driver.call(factory, "addressOf", *arguments))
-    await shop.funded(wallet)
+    wallet = Address.parse(await harness.cluster.driver.call(factory, "addressOf", *arguments))
+    await harness.funded(wallet)
     payer = replace(owner, payer=wallet)
     quote = await payer.quote(path)
     honest = payer.sign(quote, V2)
     making = factory.artifact.function("create").encode(arguments)
     inner = bytes.fromhex(honest.signature_hex[2:])
     wrapped = encode(["address", "bytes", "bytes"], [str(factory.address), making, inner]) + WRAPPED
-    sent = await shop.count_sent()
+    sent = await harness.count_sent()
 
     fields = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
     reply = await payer.call(path, [payer.show(quote, V2, **fields, signature=wrapped)])
 
     assert (reply.status, reply.json["reason"]) == (402, UNDEPLOYED)
-    assert shop.cluster.provider.count(path) == 0
-    assert await shop.cluster.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
-    assert await shop.count_sent() == sent
-    built = await shop.cluster.driver.transact(factory, "create", *arguments, key=shop.provider.key)
-    assert (await shop.cluster.driver.wait_receipt(built)).succeeded
+    assert harness.cluster.provider.count(path) == 0
+    assert await harness.cluster.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
+    assert await harness.count_sent() == sent
+    built = await harness.cluster.driver.transact(factory, "create", *arguments, key=harness.provider.key)
+    assert (await harness.cluster.driver.wait_receipt(built)).succeeded
     assert (await payer.call(path, [payer.show(quote, V2, **fields)])).status == 200, (
         "and once it stands it pays"
     )
@@ -237,34 +237,38 @@ async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(shop: S
 # ---- Those that change their mind.
 
 
-async def test_a_wallet_that_says_no_at_the_head_gets_no_answer_and_pays_nothing(shop: Shop) -> None:
+async def test_a_wallet_that_says_no_at_the_head_gets_no_answer_and_pays_nothing(harness: Harness) -> None:
     """It said yes before the call, so the provider was asked; what it answered is dropped."""
-    payer = await shop.customer("FickleWallet")
+    payer = await harness.customer("FickleWallet")
     wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
-    before, sent = await payer.balance(), await shop.count_sent()
+    before, sent = await payer.balance(), await harness.count_sent()
     header = payer.show(await payer.quote("/slow?seconds=0.5"), V2, signature=RUBBISH)
 
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
-        await poll(lambda: shop.cluster.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
-        await shop.cluster.driver.transact(wallet, "refuse", key=shop.provider.key)
+        await poll(lambda: harness.cluster.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
+        await harness.cluster.driver.transact(wallet, "refuse", key=harness.provider.key)
     reply = calling.result()
 
     assert (reply.status, reply.code, reply.state) == (402, "payment_settlement_failed", "released"), (
         reply.body
     )
     assert "PAYMENT-RESPONSE" in reply.headers
-    assert (await payer.balance(), await shop.count_sent()) == (before, sent)
-    assert (await shop.sold())["payment"]["state"] == "released"
+    assert (await payer.balance(), await harness.count_sent()) == (before, sent)
+    assert (await harness.sold())["payment"]["state"] == "released"
 
 
 async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_burns_little(
-    shop: Shop,
+    harness: Harness,
 ) -> None:
     """Simulated it says yes, in its block it burns all that it is given. Whether it pays after all is open until the
     authorisation has expired on the chain; so long its answer is held back, and no more gas is spent on it."""
-    payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
-    before, sent, gas_left_wei = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
+    payer, path = await harness.customer("TwoFacedWallet"), fresh_path()
+    before, sent, gas_left_wei = (
+        await payer.balance(),
+        await harness.count_sent(),
+        await harness.gas_left_wei(),
+    )
     header = payer.show(await payer.quote(path), V2, signature=RUBBISH)
 
     reply = await payer.call(path, [header])
@@ -273,15 +277,15 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
     assert not reply.asks_for_money
 
     async def has_given_up() -> bool:
-        return await shop.count_sent() >= sent + REVERTED_MAX
+        return await harness.count_sent() >= sent + REVERTED_MAX
 
     await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
     again = await payer.call(path, [header])
     assert (again.status, again.code, again.state) == (503, "payment_outcome_unknown", "held")
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
     assert await payer.balance() == before
-    assert await shop.count_sent() == sent + REVERTED_MAX
-    burnt_wei = gas_left_wei - await shop.gas_left_wei()
+    assert await harness.count_sent() == sent + REVERTED_MAX
+    burnt_wei = gas_left_wei - await harness.gas_left_wei()
     assert 0 < burnt_wei <= REVERTED_MAX * DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
 
 
@@ -295,8 +299,10 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
-        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
-        payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
+        harness = Harness(
+            cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id
+        )
+        payer, path = await harness.customer("TwoFacedWallet"), fresh_path()
         before, quote = await payer.balance(), await payer.quote(path)
         valid_before = payer.sign(quote, V2).valid_before
         header = payer.show(quote, V2, valid_before=valid_before, signature=RUBBISH)
@@ -304,27 +310,27 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
         assert (reply.status, reply.state) == (503, "held"), reply.body
 
         async def is_released() -> bool:
-            return bool((await shop.sold())["payment"]["state"] == "released")
+            return bool((await harness.sold())["payment"]["state"] == "released")
 
         try:
-            await set_clock(shop, valid_before + EXPIRY_SLACK_S - 1)
+            await set_clock(harness, valid_before + EXPIRY_SLACK_S - 1)
             assert not await is_released()
-            await set_clock(shop, valid_before + EXPIRY_SLACK_S)
+            await set_clock(harness, valid_before + EXPIRY_SLACK_S)
             await poll(is_released, deadline_s=DEADLINE_S, what="the release")
             late = await payer.call(path, [header])
         finally:
-            await set_clock(shop, int(time.time()))
+            await set_clock(harness, int(time.time()))
 
         assert (late.status, late.code) == (402, "payment_expired")
-        assert (await shop.sold())["id"] == reply.json["callId"]
-        assert shop.cluster.provider.count(path) == 1
+        assert (await harness.sold())["id"] == reply.json["callId"]
+        assert harness.cluster.provider.count(path) == 1
         assert await payer.balance() == before
 
 
-async def set_clock(shop: Shop, moment_s: int) -> None:
+async def set_clock(harness: Harness, moment_s: int) -> None:
     """Of the chain: its head, and whatever block comes next."""
-    await shop.cluster.driver.rpc("evm_setTime", moment_s)
-    await shop.cluster.driver.mine(1)
+    await harness.cluster.driver.rpc("evm_setTime", moment_s)
+    await harness.cluster.driver.mine(1)
 
 
 async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_and_others_go_on(
@@ -345,9 +351,11 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
         apis = [
             await own_chain_cluster.publish(gateway, provider, name=f"Number {number}") for number in range(2)
         ]
-        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=apis[0])
-        hostile = await shop.customer("ThirstyWallet")
-        gas_left_wei = await shop.gas_left_wei()
+        harness = Harness(
+            cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=apis[0]
+        )
+        hostile = await harness.customer("ThirstyWallet")
+        gas_left_wei = await harness.gas_left_wei()
 
         async def is_refused() -> bool:
             reply = await hostile.pay(fresh_path(), signature=RUBBISH)
@@ -356,7 +364,7 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
         await poll(is_refused, deadline_s=DEADLINE_S, what="the end of the budget")
 
         assert "PAYMENT-REQUIRED" in (await hostile.call("/echo")).headers
-        spent_wei = gas_left_wei - await shop.gas_left_wei()
+        spent_wei = gas_left_wei - await harness.gas_left_wei()
         most_of_one_wei = DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
         assert 0 < spent_wei <= int(BUDGET_ETH * 10**18) // WALLET_BUDGET_DIVISOR + most_of_one_wei
         for api_id in apis:
@@ -377,14 +385,16 @@ async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider)
-        shop = Shop(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
-        path, sent = fresh_path(), await shop.count_sent()
+        harness = Harness(
+            cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id
+        )
+        path, sent = fresh_path(), await harness.count_sent()
         replies = []
         for _ in range(FAILED_CALLS):
-            payer = await shop.customer("TwoFacedWallet")
+            payer = await harness.customer("TwoFacedWallet")
             replies += [await payer.pay(path, signature=RUBBISH)]
         assert [reply.code for reply in replies] == ["payment_outcome_unknown"] * FAILED_CALLS
         refused = await payer.pay(path, signature=RUBBISH)
         assert (refused.status, refused.code) == (429, "failed_call_budget_exhausted"), refused.body
-        assert shop.cluster.provider.count(path) == FAILED_CALLS
-        assert await shop.count_sent() <= sent + REVERTED_MAX * FAILED_CALLS
+        assert harness.cluster.provider.count(path) == FAILED_CALLS
+        assert await harness.count_sent() <= sent + REVERTED_MAX * FAILED_CALLS

@@ -27,7 +27,7 @@ FLAT_KIB = 48 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class Harness:
     """A gateway, a listing, and a caller whose good payment is shown with every bad request."""
 
     cluster: Any
@@ -58,7 +58,7 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(cluster: Any) -> AsyncIterator[Shop]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     settings = {
         "TOLLWAY_LIMIT_UPLOAD_BYTES_MAX": str(MIB),
         "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "100000",
@@ -68,7 +68,7 @@ async def shop(cluster: Any) -> AsyncIterator[Shop]:
         provider, caller, stranger = await cluster.wallets(3)
         api_id = await cluster.publish(gateway, provider)
         good_tx = await cluster.send_tokens(caller, provider.address, 1_000 * PRICE_UNITS)
-        shop = Shop(
+        harness = Harness(
             cluster=cluster,
             gateway=gateway,
             provider=provider,
@@ -77,20 +77,20 @@ async def shop(cluster: Any) -> AsyncIterator[Shop]:
             api_id=api_id,
             good_tx=good_tx,
         )
-        assert (await shop.call(shop.good)).status == 200
-        yield shop
+        assert (await harness.call(harness.good)).status == 200
+        yield harness
         assert gateway.is_running
         report = await cluster.audit(gateway)
         assert report.wrong == ()
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
-async def nothing_burnt(shop: Shop) -> AsyncIterator[None]:
+async def nothing_burnt(harness: Harness) -> AsyncIterator[None]:
     """Around every test: what its calls took, it says itself by `taken`; the rest is whole and still buys."""
-    before = await shop.credit()
+    before = await harness.credit()
     yield
-    assert shop.gateway.is_running, shop.gateway.read_log()[-4000:]
-    await shop.check_unburnt(before)
+    assert harness.gateway.is_running, harness.gateway.read_log()[-4000:]
+    await harness.check_unburnt(before)
 
 
 # ---- What shows the payment.
@@ -98,12 +98,12 @@ async def nothing_burnt(shop: Shop) -> AsyncIterator[None]:
 Headers = list[tuple[str, str]]
 
 
-def _tx(shop: Shop, text: str) -> Headers:
-    return [("X-Payment-Tx", text), ("X-Signature", sign_text(shop.caller, str(shop.good_tx)))]
+def _tx(harness: Harness, text: str) -> Headers:
+    return [("X-Payment-Tx", text), ("X-Signature", sign_text(harness.caller, str(harness.good_tx)))]
 
 
-def _signature(shop: Shop, text: str) -> Headers:
-    return [("X-Payment-Tx", str(shop.good_tx)), ("X-Signature", text)]
+def _signature(harness: Harness, text: str) -> Headers:
+    return [("X-Payment-Tx", str(harness.good_tx)), ("X-Signature", text)]
 
 
 def _high_s(signature: str) -> str:
@@ -112,7 +112,7 @@ def _high_s(signature: str) -> str:
     return "0x" + (raw[:32] + s.to_bytes(32, "big") + bytes([v])).hex()
 
 
-BAD_PROOFS: dict[str, tuple[Callable[[Shop], Headers], int, str]] = {
+BAD_PROOFS: dict[str, tuple[Callable[[Harness], Headers], int, str]] = {
     "hash missing": (lambda s: s.good[1:], 400, "invalid_request"),
     "signature missing": (lambda s: s.good[:1], 400, "invalid_request"),
     "hash twice": (lambda s: [s.good[0], *s.good], 400, "invalid_request"),
@@ -160,22 +160,22 @@ BAD_PROOFS: dict[str, tuple[Callable[[Shop], Headers], int, str]] = {
 
 
 @pytest.mark.parametrize("item", BAD_PROOFS)
-async def test_refuses_a_bad_proof(shop: Shop, item: str) -> None:
+async def test_refuses_a_bad_proof(harness: Harness, item: str) -> None:
     make, status, code = BAD_PROOFS[item]
-    before = shop.cluster.provider.seen_total
-    reply = await shop.call(make(shop))
+    before = harness.cluster.provider.seen_total
+    reply = await harness.call(make(harness))
     assert (reply.status, reply.code) == (status, code), reply.body
-    assert shop.cluster.provider.seen_total == before
+    assert harness.cluster.provider.seen_total == before
     if status != 402:
         assert not reply.asks_for_money
 
 
 @pytest.mark.parametrize("spell", [lambda t: "0x" + t[2:].upper(), lambda t: "0X" + t[2:].upper()])
-async def test_a_hash_counts_in_any_case(shop: Shop, spell: Any) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
-    headers = plain(shop.caller, tx_hash)
-    assert (await shop.call(_with_tx(headers, spell(str(tx_hash))))).status == 200
-    again = await shop.call(headers)  # one payment, however it is spelt
+async def test_a_hash_counts_in_any_case(harness: Harness, spell: Any) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.caller, harness.provider.address, PRICE_UNITS)
+    headers = plain(harness.caller, tx_hash)
+    assert (await harness.call(_with_tx(headers, spell(str(tx_hash))))).status == 200
+    again = await harness.call(headers)  # one payment, however it is spelt
     assert (again.status, again.code) == (409, "payment_already_used")
 
 
@@ -183,67 +183,67 @@ def _with_tx(headers: Headers, text: str) -> Headers:
     return [("X-Payment-Tx", text), *headers[1:]]
 
 
-async def test_both_texts_of_the_plain_form_count(shop: Shop) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
-    signed = Account.sign_message(encode_defunct(primitive=bytes(tx_hash)), shop.caller.key)
+async def test_both_texts_of_the_plain_form_count(harness: Harness) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.caller, harness.provider.address, PRICE_UNITS)
+    signed = Account.sign_message(encode_defunct(primitive=bytes(tx_hash)), harness.caller.key)
     headers = [("X-Payment-Tx", str(tx_hash)), ("X-Signature", "0x" + bytes(signed.signature).hex())]
-    assert (await shop.call(headers)).status == 200
+    assert (await harness.call(headers)).status == 200
 
 
 # ---- What the transaction is.
 
 
-async def test_a_pending_transaction_is_neither_refused_nor_asked_for_again(shop: Shop) -> None:
-    driver = shop.cluster.driver
+async def test_a_pending_transaction_is_neither_refused_nor_asked_for_again(harness: Harness) -> None:
+    driver = harness.cluster.driver
     await driver.rpc("evm_setAutomine", False)
     try:
-        token = shop.cluster.playground.token
+        token = harness.cluster.playground.token
         tx_hash = await driver.send_token(
-            key=shop.caller.key, token=token, to=shop.provider.address, amount=PRICE_UNITS
+            key=harness.caller.key, token=token, to=harness.provider.address, amount=PRICE_UNITS
         )
-        reply = await shop.call(plain(shop.caller, tx_hash))
+        reply = await harness.call(plain(harness.caller, tx_hash))
         assert (reply.status, reply.code) == (409, "payment_pending")
         assert int(reply.headers["Retry-After"]) > 0
         assert not reply.asks_for_money
         await driver.mine()
     finally:
         await driver.rpc("evm_setAutomine", True)
-    assert (await shop.call(plain(shop.caller, tx_hash))).status == 200
+    assert (await harness.call(plain(harness.caller, tx_hash))).status == 200
 
 
-async def test_an_unknown_transaction_is_pending(shop: Shop) -> None:
-    tx_hash = type(shop.good_tx)(secrets.token_bytes(32))
-    reply = await shop.call(plain(shop.caller, tx_hash))
+async def test_an_unknown_transaction_is_pending(harness: Harness) -> None:
+    tx_hash = type(harness.good_tx)(secrets.token_bytes(32))
+    reply = await harness.call(plain(harness.caller, tx_hash))
     assert (reply.status, reply.code) == (409, "payment_pending")
     assert not reply.asks_for_money
 
 
-async def test_a_failed_transaction_buys_nothing(shop: Shop) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.provider.address, 2**100)
-    reply = await shop.call(plain(shop.caller, tx_hash))
+async def test_a_failed_transaction_buys_nothing(harness: Harness) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.caller, harness.provider.address, 2**100)
+    reply = await harness.call(plain(harness.caller, tx_hash))
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert reply.json["reason"] == "transaction_failed"
 
 
-async def test_a_transaction_to_somebody_else_buys_nothing(shop: Shop) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.caller, shop.stranger.address, PRICE_UNITS)
-    reply = await shop.call(plain(shop.caller, tx_hash))
+async def test_a_transaction_to_somebody_else_buys_nothing(harness: Harness) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.caller, harness.stranger.address, PRICE_UNITS)
+    reply = await harness.call(plain(harness.caller, tx_hash))
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
     assert reply.json["reason"] == "wrong_recipient"
 
 
-async def test_an_underpayment_is_repaired_by_sending_the_difference(shop: Shop) -> None:
-    cluster = shop.cluster
+async def test_an_underpayment_is_repaired_by_sending_the_difference(harness: Harness) -> None:
+    cluster = harness.cluster
     caller = await cluster.wallet()
-    small = await cluster.send_tokens(caller, shop.provider.address, PRICE_UNITS - 3_000)
-    reply = await shop.call(plain(caller, small))
+    small = await cluster.send_tokens(caller, harness.provider.address, PRICE_UNITS - 3_000)
+    reply = await harness.call(plain(caller, small))
     assert (reply.status, reply.code) == (402, "payment_insufficient")
     assert (reply.json["available"], reply.json["missing"]) == ("0.007", "0.003")
     assert reply.json["payment"]["options"]
-    rest = await cluster.send_tokens(caller, shop.provider.address, 3_000)
-    assert (await shop.call(plain(caller, rest))).status == 200
+    rest = await cluster.send_tokens(caller, harness.provider.address, 3_000)
+    assert (await harness.call(plain(caller, rest))).status == 200
     for tx_hash in (small, rest):
-        spent = await shop.call(plain(caller, tx_hash))
+        spent = await harness.call(plain(caller, tx_hash))
         assert (spent.status, spent.code) == (409, "payment_already_used")
         assert not spent.asks_for_money
 
@@ -251,19 +251,19 @@ async def test_an_underpayment_is_repaired_by_sending_the_difference(shop: Shop)
 # ---- What is called.
 
 
-async def test_unknown_paused_and_retired_listings_ask_for_no_money(shop: Shop) -> None:
-    cluster = shop.cluster
-    paused = await cluster.publish(shop.gateway, shop.provider, status="paused")
-    retired = await cluster.publish(shop.gateway, shop.provider)
-    gone = await cluster.control(shop.gateway, shop.provider, "DELETE", f"/apis/{retired}")
+async def test_unknown_paused_and_retired_listings_ask_for_no_money(harness: Harness) -> None:
+    cluster = harness.cluster
+    paused = await cluster.publish(harness.gateway, harness.provider, status="paused")
+    retired = await cluster.publish(harness.gateway, harness.provider)
+    gone = await cluster.control(harness.gateway, harness.provider, "DELETE", f"/apis/{retired}")
     assert gone.status == 204
     for api_id, status, code in [
         ("api_doesnotexist", 404, "api_not_found"),
         (paused, 503, "api_paused"),
         (retired, 410, "api_retired"),
     ]:
-        for headers in (shop.good, []):
-            reply = await shop.call(headers, api_id=api_id)
+        for headers in (harness.good, []):
+            reply = await harness.call(headers, api_id=api_id)
             assert (reply.status, reply.code) == (status, code)
             assert not reply.asks_for_money
 
@@ -284,8 +284,8 @@ async def test_unknown_paused_and_retired_listings_ask_for_no_money(shop: Shop) 
         ("/nothing", 404, "route_not_found"),
     ],
 )
-async def test_refuses_bad_queries(shop: Shop, path: str, status: int, code: str) -> None:
-    reply = await shop.cluster.control(shop.gateway, shop.caller, "GET", path)
+async def test_refuses_bad_queries(harness: Harness, path: str, status: int, code: str) -> None:
+    reply = await harness.cluster.control(harness.gateway, harness.caller, "GET", path)
     assert (reply.status, reply.code) == (status, code), reply.body
     if status == 422:
         name = path.partition("?")[2].partition("=")[0]
@@ -307,16 +307,16 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "pointer"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-async def test_refuses_bad_listings(shop: Shop, fields: dict[str, Any], pointer: str) -> None:
-    cluster = shop.cluster
-    reply = await cluster.control(shop.gateway, shop.provider, "POST", "/apis", cluster.draft(**fields))
+async def test_refuses_bad_listings(harness: Harness, fields: dict[str, Any], pointer: str) -> None:
+    cluster = harness.cluster
+    reply = await cluster.control(harness.gateway, harness.provider, "POST", "/apis", cluster.draft(**fields))
     assert reply.status == 422, reply.body
     assert reply.code in ("validation_failed", "endpoint_not_allowed")
     assert [error["pointer"] for error in reply.json["errors"]] == [pointer]
 
 
-async def test_private_addresses_are_refused_unless_allowed(shop: Shop) -> None:
-    cluster = shop.cluster
+async def test_private_addresses_are_refused_unless_allowed(harness: Harness) -> None:
+    cluster = harness.cluster
     async with cluster.gateway(settings={"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "false"}) as strict:
         for endpoint in (
             cluster.provider.base_url,
@@ -328,7 +328,7 @@ async def test_private_addresses_are_refused_unless_allowed(shop: Shop) -> None:
             "http://localhost/",
         ):
             draft = cluster.draft(endpoint=endpoint)
-            reply = await cluster.control(strict, shop.provider, "POST", "/apis", draft)
+            reply = await cluster.control(strict, harness.provider, "POST", "/apis", draft)
             assert (reply.status, reply.code) == (422, "endpoint_not_allowed"), endpoint
             assert "127.0.0.1" not in reply.json["detail"]
 
@@ -337,14 +337,14 @@ async def test_private_addresses_are_refused_unless_allowed(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_refuses_a_body_over_the_limit(shop: Shop, is_chunked: bool) -> None:
+async def test_refuses_a_body_over_the_limit(harness: Harness, is_chunked: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield bytes(64 * 1024)
 
     content: Any = pieces() if is_chunked else bytes(MIB + 1)
     with contextlib.suppress(OSError, ValueError):  # the connection may close while the rest is on its way
-        reply = await shop.call(shop.good, "/echo/large", method="POST", content=content)
+        reply = await harness.call(harness.good, "/echo/large", method="POST", content=content)
         assert (reply.status, reply.code) == (413, "payload_too_large")
         assert not reply.asks_for_money
 
@@ -361,32 +361,32 @@ async def test_refuses_a_body_over_the_limit(shop: Shop, is_chunked: bool) -> No
         "/null%00",
     ],
 )
-async def test_refuses_a_path_that_climbs(shop: Shop, rest: str) -> None:
-    before = shop.cluster.provider.seen_total
-    reply = await shop.call(shop.good, rest)
+async def test_refuses_a_path_that_climbs(harness: Harness, rest: str) -> None:
+    before = harness.cluster.provider.seen_total
+    reply = await harness.call(harness.good, rest)
     assert (reply.status, reply.code) == (400, "invalid_request"), reply.body
-    assert shop.cluster.provider.seen_total == before
+    assert harness.cluster.provider.seen_total == before
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"openapi":{"paths":['])
-async def test_a_json_bomb_is_refused_and_kills_nobody(shop: Shop, opening: bytes) -> None:
+async def test_a_json_bomb_is_refused_and_kills_nobody(harness: Harness, opening: bytes) -> None:
     bomb = opening * (1_900_000 // len(opening))
-    reply = await shop.cluster.control(shop.gateway, shop.provider, "POST", "/apis", bomb)
+    reply = await harness.cluster.control(harness.gateway, harness.provider, "POST", "/apis", bomb)
     assert (reply.status, reply.code) == (400, "invalid_request")
     for path in ("/auth/nonce", "/auth/session"):
-        url = f"{shop.gateway.base_url}{API}{path}"
+        url = f"{harness.gateway.base_url}{API}{path}"
         headers = [("Content-Type", "application/json")]
-        reply = await shop.cluster.send(url, method="POST", headers=headers, content=bomb)
+        reply = await harness.cluster.send(url, method="POST", headers=headers, content=bomb)
         assert reply.status in (400, 413), (path, reply.body)
-    assert shop.gateway.is_running
+    assert harness.gateway.is_running
 
 
-async def test_a_megabyte_of_header_is_refused(shop: Shop) -> None:
+async def test_a_megabyte_of_header_is_refused(harness: Harness) -> None:
     statuses = set()
     for name in ("X-Payment-Tx", "X-Anything"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", URL(shop.gateway.base_url).port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(harness.gateway.base_url).port)
         try:
-            writer.write(f"GET {API}/gateway/{shop.api_id}/quote/ETH HTTP/1.1\r\nHost: x\r\n".encode())
+            writer.write(f"GET {API}/gateway/{harness.api_id}/quote/ETH HTTP/1.1\r\nHost: x\r\n".encode())
             writer.write(f"{name}: ".encode() + b"a" * MIB + b"\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
@@ -482,82 +482,84 @@ BAD_UPSTREAMS: dict[str, tuple[Any, int, set[str], str]] = {
 }
 
 
-async def _buy_at(shop: Shop, upstream: BadUpstream) -> tuple[str, Any, Any, Any]:
-    cluster = shop.cluster
+async def _buy_at(harness: Harness, upstream: BadUpstream) -> tuple[str, Any, Any, Any]:
+    cluster = harness.cluster
     provider, caller = await cluster.wallets(2)
-    api_id = await cluster.publish(shop.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
+    api_id = await cluster.publish(harness.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
     upstream.count = 0  # publishing has looked whether it is protected
     tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
     return api_id, provider, caller, tx_hash
 
 
 @pytest.mark.parametrize("kind", BAD_UPSTREAMS)
-async def test_a_bad_upstream_has_its_code_and_its_state(shop: Shop, kind: str) -> None:
+async def test_a_bad_upstream_has_its_code_and_its_state(harness: Harness, kind: str) -> None:
     answer, status, codes, state = BAD_UPSTREAMS[kind]
-    cluster = shop.cluster
+    cluster = harness.cluster
     async with BadUpstream(answer) as upstream:
-        api_id, provider, caller, tx_hash = await _buy_at(shop, upstream)
-        reply = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id, method="POST")
+        api_id, provider, caller, tx_hash = await _buy_at(harness, upstream)
+        reply = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id, method="POST")
         assert reply.status == status, reply.body
         assert reply.code in codes
         assert (reply.state, upstream.count) == (state, 1)
         assert not reply.asks_for_money
         assert "127.0.0.1:" + upstream.url.rpartition(":")[2] not in reply.body.decode()
-        shown = await cluster.payment(shop.gateway, caller, tx_hash)
+        shown = await cluster.payment(harness.gateway, caller, tx_hash)
         assert int(shown["credit"]) == (PRICE_UNITS if state == "released" else 0)
-        (call,) = await cluster.history(shop.gateway, caller)
+        (call,) = await cluster.history(harness.gateway, caller)
         assert call["payment"]["state"] == state
         if state == "released":
             return
         resolution = f"/history/{call['id']}/resolution"
-        released = await cluster.control(shop.gateway, provider, "POST", resolution, {"outcome": "released"})
+        released = await cluster.control(
+            harness.gateway, provider, "POST", resolution, {"outcome": "released"}
+        )
         assert released.status == 200, released.body  # the provider decides, and the payment is credit again
-        shown = await cluster.payment(shop.gateway, caller, tx_hash)
+        shown = await cluster.payment(harness.gateway, caller, tx_hash)
         assert int(shown["credit"]) == PRICE_UNITS
 
 
-async def test_an_upstream_that_refuses_takes_nothing(shop: Shop) -> None:
+async def test_an_upstream_that_refuses_takes_nothing(harness: Harness) -> None:
     async with BadUpstream(_reset) as upstream:
         pass  # nobody listens there any more
-    api_id, _, caller, tx_hash = await _buy_at(shop, upstream)
-    reply = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id)
+    api_id, _, caller, tx_hash = await _buy_at(harness, upstream)
+    reply = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
     assert (reply.status, reply.code) == (502, "upstream_unreachable")
     assert reply.json["paymentState"] == "released"
-    assert await shop.cluster.history(shop.gateway, caller) == []
-    shown = await shop.cluster.payment(shop.gateway, caller, tx_hash)
+    assert await harness.cluster.history(harness.gateway, caller) == []
+    shown = await harness.cluster.payment(harness.gateway, caller, tx_hash)
     assert int(shown["credit"]) == PRICE_UNITS
 
 
 @pytest.mark.parametrize("answer", [_promise_more, _trickle], ids=["lies about its length", "trickles"])
-async def test_a_cut_answer_is_visibly_broken_and_may_be_repeated_once(shop: Shop, answer: Any) -> None:
+async def test_a_cut_answer_is_visibly_broken_and_may_be_repeated_once(harness: Harness, answer: Any) -> None:
     async with BadUpstream(answer) as upstream:
-        api_id, _, caller, tx_hash = await _buy_at(shop, upstream)
+        api_id, _, caller, tx_hash = await _buy_at(harness, upstream)
         for _ in range(2):  # the second is the one repeat, under the same claim
             with pytest.raises(Exception, match=r"."):
-                await shop.call(plain(caller, tx_hash), "/x", api_id=api_id)
-        last = await shop.call(plain(caller, tx_hash), "/x", api_id=api_id)
+                await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
+        last = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
         assert (last.status, last.code) == (409, "payment_already_used")
         assert upstream.count == 2
-        (call,) = await shop.cluster.history(shop.gateway, caller)
+        (call,) = await harness.cluster.history(harness.gateway, caller)
         assert call["payment"]["state"] == "charged"
 
 
-async def test_a_quarter_of_a_gibibyte_streams_through_flat_memory(shop: Shop) -> None:
-    size, cluster = 256 * MIB, shop.cluster
-    tx_hash = await cluster.send_tokens(shop.caller, shop.provider.address, PRICE_UNITS)
-    before = shop.gateway.memory_kib()
+async def test_a_quarter_of_a_gibibyte_streams_through_flat_memory(harness: Harness) -> None:
+    size, cluster = 256 * MIB, harness.cluster
+    tx_hash = await cluster.send_tokens(harness.caller, harness.provider.address, PRICE_UNITS)
+    before = harness.gateway.memory_kib()
     got = 0
-    url = f"{shop.gateway.base_url}{API}/gateway/{shop.api_id}/bytes/{size}"
-    async with cluster.session.get(url, headers=dict(plain(shop.caller, tx_hash))) as response:
+    url = f"{harness.gateway.base_url}{API}/gateway/{harness.api_id}/bytes/{size}"
+    async with cluster.session.get(url, headers=dict(plain(harness.caller, tx_hash))) as response:
         assert response.status == 200
         async for chunk in response.content.iter_any():
             got += len(chunk)
     assert got == size
-    assert shop.gateway.memory_kib() - before < FLAT_KIB
+    assert harness.gateway.memory_kib() - before < FLAT_KIB
 
 
-async def test_answers_of_problems_are_json_with_all_members(shop: Shop) -> None:
-    reply = await shop.call([])
+async def test_answers_of_problems_are_json_with_all_members(harness: Harness) -> None:
+    reply = await harness.call([])
     assert reply.status == 402
     wanted = {
         "type",

@@ -58,7 +58,7 @@ BAD_CHALLENGE = "invalid_challenge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class Harness:
     """One gateway that can settle, and all that must not move."""
 
     cluster: Any
@@ -104,12 +104,12 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(cluster: Any) -> AsyncIterator[Shop]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas, provider = await cluster.wallets(2)
     settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
     async with cluster.gateway(settings=settings) as gateway:
         api_id = await cluster.publish(gateway, provider)
-        yield Shop(cluster=cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+        yield Harness(cluster=cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
 
 
 def fresh_path() -> str:
@@ -436,21 +436,21 @@ def all_rows() -> list[Any]:
 
 @pytest.mark.parametrize(("dialect", "row"), all_rows())
 async def test_a_bad_payment_is_refused_with_its_reason_and_moves_nothing(
-    shop: Shop, dialect: str, row: Row
+    harness: Harness, dialect: str, row: Row
 ) -> None:
-    payer, path = await shop.customer(), fresh_path()
+    payer, path = await harness.customer(), fresh_path()
     quote = await payer.quote(path)
-    before = await shop.what_may_not_move(payer)
+    before = await harness.what_may_not_move(payer)
 
     reply = await payer.call(path, row.show(payer, quote))
 
     assert ((reply.status, reply.code), reply.json.get("reason")) == (row.answer, row.reason), reply.body
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
     check_terms(reply)
     good = await payer.pay(path, dialect)
     assert (good.status, good.state) == (200, "charged")
     assert RECEIPTS[dialect] in good.headers
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
 
 
 def check_terms(reply: Any) -> None:
@@ -472,11 +472,11 @@ class Use:
     """How a nonce came to be used, and what is said of it then."""
 
     name: str
-    spend: Callable[[Shop, AuthorizationPayer, Quote, Header], Awaitable[object]]
+    spend: Callable[[Harness, AuthorizationPayer, Quote, Header], Awaitable[object]]
     reason: str
 
 
-async def by_a_call(shop: Shop, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
+async def by_a_call(harness: Harness, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
     reply = await payer.call(quote_path(quote), [header])
     assert reply.status == 200, reply.body
 
@@ -485,18 +485,18 @@ def quote_path(quote: Quote) -> str:
     return str(quote.required["resource"]["url"]).partition("/gateway/")[2].partition("/")[2].join(("/", ""))
 
 
-async def by_somebody_else(shop: Shop, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
+async def by_somebody_else(harness: Harness, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
     """Anybody may carry an authorisation to the chain who has seen it."""
     payload = undress(header)["payload"]
     fields = payload.get("authorization", payload)
     types = "(address,address,uint256,uint256,uint256,bytes32,bytes)"
     values = [fields["from"], fields["to"], *(int(fields[n]) for n in ("value", "validAfter", "validBefore"))]
     arguments = (*values, bytes.fromhex(fields["nonce"][2:]), bytes.fromhex(payload["signature"][2:]))
-    token = shop.cluster.playground.token
-    tx_hash = await shop.cluster.driver.transact(
-        token, "transferWithAuthorization" + types, *arguments, key=shop.provider.key
+    token = harness.cluster.playground.token
+    tx_hash = await harness.cluster.driver.transact(
+        token, "transferWithAuthorization" + types, *arguments, key=harness.provider.key
     )
-    assert (await shop.cluster.driver.wait_receipt(tx_hash)).succeeded
+    assert (await harness.cluster.driver.wait_receipt(tx_hash)).succeeded
 
 
 USES = [
@@ -507,15 +507,17 @@ USES = [
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
-async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(shop: Shop, dialect: str, use: Use) -> None:
+async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(
+    harness: Harness, dialect: str, use: Use
+) -> None:
     """Money has moved by it, so nobody is asked to pay again: neither with the same signature nor with another."""
-    payer, path = await shop.customer(), fresh_path()
+    payer, path = await harness.customer(), fresh_path()
     quote = await payer.quote(path)
     honest = payer.sign(quote, dialect)
     same = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
     header = payer.show(quote, dialect, **same)
-    await use.spend(shop, payer, quote, header)
-    before = await shop.what_may_not_move(payer)
+    await use.spend(harness, payer, quote, header)
+    before = await harness.what_may_not_move(payer)
 
     later = payer.show(quote, dialect, **{**same, "valid_before": honest.valid_before + 1})
     replies = [await payer.call(path, [shown], method="POST") for shown in (header, later) if dialect != MPP]
@@ -525,33 +527,35 @@ async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(shop: Shop, dialec
         assert (reply.status, reply.code) == USED, reply.body
         assert reply.json.get("reason") == use.reason
         assert not reply.asks_for_money
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
     assert (await payer.pay(path, dialect)).status == 200
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_wallet_with_less_than_the_price_is_refused(shop: Shop, dialect: str) -> None:
-    payer, path = await shop.customer(), fresh_path()
-    await shop.cluster.send_tokens(payer.signer, STRANGER, await payer.balance() - PRICE_UNITS + 1)
-    before = await shop.what_may_not_move(payer)
+async def test_a_wallet_with_less_than_the_price_is_refused(harness: Harness, dialect: str) -> None:
+    payer, path = await harness.customer(), fresh_path()
+    await harness.cluster.send_tokens(payer.signer, STRANGER, await payer.balance() - PRICE_UNITS + 1)
+    before = await harness.what_may_not_move(payer)
 
     reply = await payer.pay(path, dialect)
 
     assert ((reply.status, reply.code), reply.json["reason"]) == (FAILED, "insufficient_balance")
     check_terms(reply)
-    assert await shop.what_may_not_move(payer) == before
-    await shop.cluster.send_tokens(shop.provider, payer.address, 1)
+    assert await harness.what_may_not_move(payer) == before
+    await harness.cluster.send_tokens(harness.provider, payer.address, 1)
     assert (await payer.pay(path, dialect)).status == 200
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_listing_in_a_currency_without_authorisations_takes_none(shop: Shop, dialect: str) -> None:
-    payer = await shop.customer()
+async def test_a_listing_in_a_currency_without_authorisations_takes_none(
+    harness: Harness, dialect: str
+) -> None:
+    payer = await harness.customer()
     quote = await payer.quote(fresh_path())
-    native = await shop.cluster.publish(
-        shop.gateway, shop.provider, name="In ether", currency="ETH", pricePerRequest="0.00000001"
+    native = await harness.cluster.publish(
+        harness.gateway, harness.provider, name="In ether", currency="ETH", pricePerRequest="0.00000001"
     )
-    before = await shop.what_may_not_move(payer)
+    before = await harness.what_may_not_move(payer)
     reply = await replace(payer, api_id=native).call("/echo", [payer.show(quote, dialect)])
     if dialect == MPP:  # its challenge is of another listing, and nothing else of it is looked at
         assert ((reply.status, reply.code), reply.json["reason"]) == (FAILED, BAD_CHALLENGE)
@@ -560,7 +564,7 @@ async def test_a_listing_in_a_currency_without_authorisations_takes_none(shop: S
     assert "PAYMENT-REQUIRED" not in reply.headers
     assert "WWW-Authenticate" not in reply.headers
     assert [option["rail"] for option in reply.json["payment"]["options"]] == ["tx"]
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
 
 
 ROUTES: dict[str, tuple[str, str, bool]] = {
@@ -572,35 +576,37 @@ ROUTES: dict[str, tuple[str, str, bool]] = {
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
-async def test_a_challenge_is_good_for_its_own_route_alone(shop: Shop, route: str) -> None:
-    payer, path = await shop.customer(), fresh_path()
+async def test_a_challenge_is_good_for_its_own_route_alone(harness: Harness, route: str) -> None:
+    payer, path = await harness.customer(), fresh_path()
     method, more, is_elsewhere = ROUTES[route]
     header = payer.show(await payer.quote(path), MPP)
     shown_to = payer
     if is_elsewhere:
-        twin = await shop.cluster.publish(shop.gateway, shop.provider, name="As dear, to the same wallet")
+        twin = await harness.cluster.publish(
+            harness.gateway, harness.provider, name="As dear, to the same wallet"
+        )
         shown_to = replace(payer, api_id=twin)
-    before = await shop.what_may_not_move(payer)
+    before = await harness.what_may_not_move(payer)
 
     reply = await shown_to.call(path + more, [header], method=method)
 
     assert ((reply.status, reply.code), reply.json["reason"]) == (FAILED, BAD_CHALLENGE)
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
     assert (await payer.call(path, [header])).status == 200, "where it belongs it is as good as before"
 
 
 @pytest.mark.parametrize("credential", ["", " ", "%%%", 'id="x", realm="y"', "AAAA AAAA", "e30", "\xff\xfe"])
-async def test_a_credential_that_is_garbage_is_a_402_with_terms(shop: Shop, credential: str) -> None:
+async def test_a_credential_that_is_garbage_is_a_402_with_terms(harness: Harness, credential: str) -> None:
     """Never 401, which would send clients to look for a password, and never 500."""
-    payer, path = await shop.customer(), fresh_path()
-    before = await shop.what_may_not_move(payer)
+    payer, path = await harness.customer(), fresh_path()
+    before = await harness.what_may_not_move(payer)
     for scheme in ("Payment", "payment", "PAYMENT"):
         reply = await payer.call(path, [("Authorization", f"{scheme} {credential}")])
         assert ((reply.status, reply.code), reply.json["reason"]) == (MALFORMED_CREDENTIAL, UNREADABLE), (
             reply.body
         )
         check_terms(reply)
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
     assert (await payer.pay(path, MPP)).status == 200
 
 
@@ -612,14 +618,14 @@ async def test_a_credential_that_is_garbage_is_a_402_with_terms(shop: Shop, cred
         (b"X-PAYMENT: \xc3", 400),
     ],
 )
-async def test_a_payment_that_is_no_text_is_unreadable(shop: Shop, line: bytes, status: int) -> None:
+async def test_a_payment_that_is_no_text_is_unreadable(harness: Harness, line: bytes, status: int) -> None:
     """By hand: clients have libraries that would encode it."""
-    payer, path = await shop.customer(), fresh_path()
-    before = await shop.what_may_not_move(payer)
-    base = URL(shop.gateway.base_url)
+    payer, path = await harness.customer(), fresh_path()
+    before = await harness.what_may_not_move(payer)
+    base = URL(harness.gateway.base_url)
     reader, writer = await asyncio.open_connection(base.host, base.port)
     try:
-        target = f"/api/v2/gateway/{shop.api_id}{path}"
+        target = f"/api/v2/gateway/{harness.api_id}{path}"
         writer.write(f"GET {target} HTTP/1.1\r\nHost: {base.authority}\r\nConnection: close\r\n".encode())
         writer.write(line + b"\r\n\r\n")
         async with asyncio.timeout(DEADLINE_S):
@@ -631,7 +637,7 @@ async def test_a_payment_that_is_no_text_is_unreadable(shop: Shop, line: bytes, 
     assert int(head.split(b" ")[1]) == status
     assert (problem["code"], problem["reason"]) == ("payment_malformed", UNREADABLE)
     assert ("payment" in problem, b"payment-required:" in head.lower()) == (status == 402,) * 2
-    assert await shop.what_may_not_move(payer) == before
+    assert await harness.what_may_not_move(payer) == before
 
 
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -649,23 +655,23 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("dialect", CLAIMS)
-async def test_what_stands_beside_the_signed_fields_decides_nothing(shop: Shop, dialect: str) -> None:
+async def test_what_stands_beside_the_signed_fields_decides_nothing(harness: Harness, dialect: str) -> None:
     """Clients of tomorrow write into the open members, and liars claim things: what was signed is what is paid, once."""
-    payer, path = await shop.customer(), fresh_path()
-    before = await payer.balance(), await shop.balance(shop.provider.address)
+    payer, path = await harness.customer(), fresh_path()
+    before = await payer.balance(), await harness.balance(harness.provider.address)
     reply = await payer.pay(path, dialect, edit=CLAIMS[dialect])
     assert (reply.status, reply.state) == (200, "charged"), reply.body
-    assert shop.cluster.provider.count(path) == 1
-    after = await payer.balance(), await shop.balance(shop.provider.address)
+    assert harness.cluster.provider.count(path) == 1
+    after = await payer.balance(), await harness.balance(harness.provider.address)
     assert after == (before[0] - PRICE_UNITS, before[1] + PRICE_UNITS)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_one_wallet_buys_the_same_call_many_times_at_once(shop: Shop, dialect: str) -> None:
+async def test_one_wallet_buys_the_same_call_many_times_at_once(harness: Harness, dialect: str) -> None:
     """Each asks for its own terms and signs its own authorisation, all within one second."""
-    payer, path = await shop.customer(), fresh_path()
+    payer, path = await harness.customer(), fresh_path()
     before = await payer.balance()
     replies = await asyncio.gather(*(payer.pay(path, dialect) for _ in range(AT_ONCE)))
     assert [reply.status for reply in replies] == [200] * AT_ONCE
-    assert shop.cluster.provider.count(path) == AT_ONCE
+    assert harness.cluster.provider.count(path) == AT_ONCE
     assert await payer.balance() == before - AT_ONCE * PRICE_UNITS

@@ -44,9 +44,9 @@ def chain_id(chain) -> ChainId:
 
 
 @pytest.fixture
-async def future(scenes, caller, chain):
+async def future(scenarios, caller, chain):
     """A wallet of `caller` that does not stand yet: its address, and how to wrap its owner's signature."""
-    factory = await scenes.deploy("OwnedWalletFactory")
+    factory = await scenarios.deploy("OwnedWalletFactory")
     arguments = (str(caller.address), SALT)
     asked = {
         "to": str(factory.address),
@@ -59,13 +59,13 @@ async def future(scenes, caller, chain):
         return encode(["address", "bytes", "bytes"], [str(factory.address), making, inner]) + WRAPPED
 
     async def build() -> None:
-        await scenes.mined(await chain.transact(factory, "create", *arguments, key=caller.key))
+        await scenarios.mined(await chain.transact(factory, "create", *arguments, key=caller.key))
 
     return address, wrap, build
 
 
-async def test_a_contract_wallet_is_its_owner(scenes, verifier, chain_id, caller, stranger) -> None:
-    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+async def test_a_contract_wallet_is_its_owner(scenarios, verifier, chain_id, caller, stranger) -> None:
+    wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
     for ask in (verifier.is_signed_by, verifier.is_signed_for_authentication):
         assert await ask(wallet.address, DIGEST, sign(caller), [chain_id])
         assert not await ask(wallet.address, DIGEST, sign(stranger), [chain_id])
@@ -84,9 +84,9 @@ async def test_a_contract_wallet_is_its_owner(scenes, verifier, chain_id, caller
     ],
 )
 async def test_only_a_wallet_that_says_yes_in_so_many_words_signs(
-    scenes, verifier, chain_id, name: str, is_signed: bool
+    scenarios, verifier, chain_id, name: str, is_signed: bool
 ) -> None:
-    wallet = await scenes.deploy(name)
+    wallet = await scenarios.deploy(name)
     assert await verifier.is_signed_by(wallet.address, DIGEST, b"anything", [chain_id]) is is_signed
 
 
@@ -117,10 +117,10 @@ async def test_rubbish_in_a_wrapping_is_no(verifier, chain_id, caller) -> None:
 
 
 async def test_a_delegated_account_signs_by_its_contract_and_by_its_key(
-    scenes, verifier, chain, chain_id, caller, stranger
+    scenarios, verifier, chain, chain_id, caller, stranger
 ) -> None:
     """EIP-7702: the code of an account that delegates is 0xef0100 and the contract's address."""
-    contract = await scenes.deploy("OwnedWallet", str(stranger.address))
+    contract = await scenarios.deploy("OwnedWallet", str(stranger.address))
     await chain.set_code(caller.address, bytes.fromhex("ef0100") + contract.address)
     assert await verifier.is_signed_by(caller.address, DIGEST, sign(stranger), [chain_id])
     assert await verifier.is_signed_by(caller.address, DIGEST, sign(caller), [chain_id])

@@ -30,7 +30,7 @@ TOOLS = {"search_apis", "describe_api", "call_api", "my_calls", "wallet_status"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class Harness:
     """A gateway that settles, with one listing; and a wallet with a folder of its own for each agent."""
 
     cluster: Any
@@ -93,27 +93,27 @@ class Agent:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def market(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Market]:
+async def harness(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
         provider = await cluster.wallet()
         api_id = await cluster.publish(
             gateway, provider, name="Quotes \u00e0 la carte", tags=["quotes"], description="Prices of coins."
         )
-        yield Market(
+        yield Harness(
             cluster=cluster, gateway=gateway, api_id=api_id, folder=tmp_path_factory.mktemp("agents")
         )
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_agent_finds_pays_calls_and_sees_its_bill(market: Market, mode: str) -> None:
-    async with market.agent(mode=mode) as agent:
+async def test_an_agent_finds_pays_calls_and_sees_its_bill(harness: Harness, mode: str) -> None:
+    async with harness.agent(mode=mode) as agent:
         assert {tool.name for tool in (await agent.client.list_tools()).tools} == TOOLS
         worked, found = await agent.use("search_apis", query="quotes", currency="USDC")
         assert worked
         (listed,) = found["apis"]
         assert (listed["apiId"], listed["price"], listed["networks"]) == (
-            market.api_id,
+            harness.api_id,
             "0.01 USDC",
             ["eip155:84532"],
         )
@@ -149,47 +149,47 @@ async def test_an_agent_finds_pays_calls_and_sees_its_bill(market: Market, mode:
     ],
 )
 async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
-    market: Market, words: tuple[str, ...], rail: str, code: str, said: str
+    harness: Harness, words: tuple[str, ...], rail: str, code: str, said: str
 ) -> None:
-    payer, target = await market.cluster.wallet(), f"/quote/{code[:3]}{rail}"
-    before = await market.balance(payer)
-    async with market.agent(*words, "--rail", rail, payer=payer) as agent:
+    payer, target = await harness.cluster.wallet(), f"/quote/{code[:3]}{rail}"
+    before = await harness.balance(payer)
+    async with harness.agent(*words, "--rail", rail, payer=payer) as agent:
         for wish in ({}, {"maxPrice": "1 USDC"}):
-            worked, told = await agent.use("call_api", apiId=market.api_id, path=target, **wish)
+            worked, told = await agent.use("call_api", apiId=harness.api_id, path=target, **wish)
             assert not worked
             assert (told["error"]["code"], said in told["error"]["detail"]) == (code, True)
             assert "Only the owner of this wallet can raise its limits" in told["error"]["advice"]
-    assert (await market.balance(payer), market.served(target)) == (before, 0)
+    assert (await harness.balance(payer), harness.served(target)) == (before, 0)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_program_that_gives_up_and_asks_again_pays_once(market: Market, rail: str) -> None:
-    payer, target = await market.cluster.wallet(), f"/slow?seconds=1.5&rail={rail}"
-    before = await market.balance(payer)
-    async with market.agent("--rail", rail, payer=payer) as agent:
-        wish = {"apiId": market.api_id, "path": target}
+async def test_a_program_that_gives_up_and_asks_again_pays_once(harness: Harness, rail: str) -> None:
+    payer, target = await harness.cluster.wallet(), f"/slow?seconds=1.5&rail={rail}"
+    before = await harness.balance(payer)
+    async with harness.agent("--rail", rail, payer=payer) as agent:
+        wish = {"apiId": harness.api_id, "path": target}
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(agent.client.call_tool("call_api", wish))
-            await poll(lambda: market.served(target), deadline_s=30, what="the call")
+            await poll(lambda: harness.served(target), deadline_s=30, what="the call")
             asking.cancel()
         worked, told = await agent.use("call_api", **wish)
         assert (worked, told["body"]) == (True, {"seconds": 1.5})
         assert told["payment"]["state"] == "charged"
-    assert await market.balance(payer) == before - PRICE_UNITS
-    (call,) = await market.cluster.history(market.gateway, payer, "&status=succeeded")
+    assert await harness.balance(payer) == before - PRICE_UNITS
+    (call,) = await harness.cluster.history(harness.gateway, payer, "&status=succeeded")
     assert call["payment"]["state"] == "charged"
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_server_that_is_killed_over_a_call_pays_once(market: Market, rail: str) -> None:
-    payer, target = await market.cluster.wallet(), f"/slow?seconds=1.5&killed={rail}"
-    before, wish = await market.balance(payer), {"apiId": market.api_id, "path": target}
-    async with market.agent("--rail", rail, payer=payer) as agent, asyncio.TaskGroup() as group:
+async def test_a_server_that_is_killed_over_a_call_pays_once(harness: Harness, rail: str) -> None:
+    payer, target = await harness.cluster.wallet(), f"/slow?seconds=1.5&killed={rail}"
+    before, wish = await harness.balance(payer), {"apiId": harness.api_id, "path": target}
+    async with harness.agent("--rail", rail, payer=payer) as agent, asyncio.TaskGroup() as group:
         asking = group.create_task(_until_it_breaks(agent, wish))
-        await poll(lambda: market.served(target), deadline_s=30, what="the call")
+        await poll(lambda: harness.served(target), deadline_s=30, what="the call")
         os.kill(int(agent.pid_file.read_text()), signal.SIGKILL)
         assert await asking
-    async with market.agent("--rail", rail, payer=payer) as agent:
+    async with harness.agent("--rail", rail, payer=payer) as agent:
         worked, told = await agent.use("call_api", **wish)
         assert (worked, told["body"]) == (True, {"seconds": 1.5})
         worked, again = await agent.use("call_api", **wish)
@@ -197,7 +197,7 @@ async def test_a_server_that_is_killed_over_a_call_pays_once(market: Market, rai
         assert again["payment"]["callId"] != told["payment"]["callId"], (
             "answered: the same again is another call"
         )
-    assert await market.balance(payer) == before - 2 * PRICE_UNITS
+    assert await harness.balance(payer) == before - 2 * PRICE_UNITS
 
 
 async def _until_it_breaks(agent: Agent, wish: dict[str, str]) -> bool:
@@ -208,30 +208,30 @@ async def _until_it_breaks(agent: Agent, wish: dict[str, str]) -> bool:
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_a_repeat_under_a_kept_key_gets_the_stored_answer_and_moves_nothing(
-    market: Market, rail: Any
+    harness: Harness, rail: Any
 ) -> None:
     """The price is spent, by the wallet's own books too, and the answer was never handed over."""
-    payer, target = await market.cluster.wallet(), f"/quote/KEPT{rail}"
-    before, driver = await market.balance(payer), market.cluster.driver
-    options: dict[str, Any] = {"rail": rail, "store_path": market.folder / f"{rail}.sqlite3"}
+    payer, target = await harness.cluster.wallet(), f"/quote/KEPT{rail}"
+    before, driver = await harness.balance(payer), harness.cluster.driver
+    options: dict[str, Any] = {"rail": rail, "store_path": harness.folder / f"{rail}.sqlite3"}
     options |= {
         "wallet": Wallet.from_key(payer.private_key),
         "rpc_urls": {driver.chain_id: driver.rpc_url},
     }
     bodies = []
     for _ in range(2):
-        async with AsyncTollwayClient(market.gateway.base_url, **options) as client:
-            key = client.keep_key(market.api_id, target)
-            answer = await client.call(market.api_id, target, idempotency_key=key)
+        async with AsyncTollwayClient(harness.gateway.base_url, **options) as client:
+            key = client.keep_key(harness.api_id, target)
+            answer = await client.call(harness.api_id, target, idempotency_key=key)
             assert (answer.status_code, answer.payment.state) == (200, "charged")
             bodies.append((answer.content, answer.payment.call_id))
     assert answer.headers["Idempotency-Replayed"] == "true"
     assert bodies[0] == bodies[1]
-    assert (await market.balance(payer), market.served(target)) == (before - PRICE_UNITS, 1)
+    assert (await harness.balance(payer), harness.served(target)) == (before - PRICE_UNITS, 1)
 
 
-async def test_ctrl_c_ends_it_though_nobody_closes_its_stdin(market: Market) -> None:
-    async with market.agent() as agent:
+async def test_ctrl_c_ends_it_though_nobody_closes_its_stdin(harness: Harness) -> None:
+    async with harness.agent() as agent:
         await agent.use("wallet_status")
         pid = int(agent.pid_file.read_text())
         os.kill(pid, signal.SIGINT)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 _PATHS = (f"/echo/forwarded-{number}" for number in itertools.count(1))
 
 
-class Shop:
+class Harness:
     """A provider with a listing, a caller with money, two gateways on one database."""
 
     def __init__(self, cluster: Any, gateways: list[Any]) -> None:
@@ -56,7 +56,7 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(cluster: Any) -> Any:
+async def harness(cluster: Any) -> Any:
     async with contextlib.AsyncExitStack() as stack:
         gas = await cluster.wallet()
         options = {
@@ -65,43 +65,43 @@ async def shop(cluster: Any) -> Any:
         }
         first = await stack.enter_async_context(cluster.gateway(**options))
         second = cluster.gateway(**options, public_url=first.public_url)
-        shop = Shop(cluster, [first, await stack.enter_async_context(second)])
-        await shop.open()
-        yield shop
+        harness = Harness(cluster, [first, await stack.enter_async_context(second)])
+        await harness.open()
+        yield harness
 
 
 @pytest.mark.parametrize("position", [0, 1])
-async def test_a_call_paid_by_a_transaction(shop: Shop, position: int) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.shopper, shop.provider.address, 2 * PRICE_UNITS)
-    gateway, path = shop.gateways[position], next(_PATHS)
-    rest, chain_id = f"{path}?x=%20", shop.cluster.driver.chain_id
-    headers = bound(shop.shopper, tx_hash, gateway, shop.api_id, rest, chain_id=chain_id)
-    reply = await shop.cluster.call(gateway, shop.api_id, rest, headers=headers)
-    shop.check(await shop.judge(path), reply)
+async def test_a_call_paid_by_a_transaction(harness: Harness, position: int) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.shopper, harness.provider.address, 2 * PRICE_UNITS)
+    gateway, path = harness.gateways[position], next(_PATHS)
+    rest, chain_id = f"{path}?x=%20", harness.cluster.driver.chain_id
+    headers = bound(harness.shopper, tx_hash, gateway, harness.api_id, rest, chain_id=chain_id)
+    reply = await harness.cluster.call(gateway, harness.api_id, rest, headers=headers)
+    harness.check(await harness.judge(path), reply)
 
 
 @pytest.mark.parametrize("position", [0, 1])
-async def test_a_body_that_was_read_first(shop: Shop, position: int) -> None:
-    tx_hash = await shop.cluster.send_tokens(shop.shopper, shop.provider.address, PRICE_UNITS)
+async def test_a_body_that_was_read_first(harness: Harness, position: int) -> None:
+    tx_hash = await harness.cluster.send_tokens(harness.shopper, harness.provider.address, PRICE_UNITS)
     path, body = next(_PATHS), b'{"order": 1}'
-    reply = await shop.cluster.call(
-        shop.gateways[position],
-        shop.api_id,
+    reply = await harness.cluster.call(
+        harness.gateways[position],
+        harness.api_id,
         path,
         method="POST",
-        headers=plain(shop.shopper, tx_hash),
+        headers=plain(harness.shopper, tx_hash),
         content=body,
     )
-    judged = await shop.judge(path, body)
-    shop.check(judged, reply)
+    judged = await harness.judge(path, body)
+    harness.check(judged, reply)
     assert {forwarded.covers for forwarded in judged} == {"digest"}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_call_paid_by_an_authorisation(shop: Shop, dialect: str) -> None:
+async def test_a_call_paid_by_an_authorisation(harness: Harness, dialect: str) -> None:
     path = next(_PATHS)
     payer = AuthorizationPayer(
-        cluster=shop.cluster, gateway=shop.gateways[0], api_id=shop.api_id, signer=shop.shopper
+        cluster=harness.cluster, gateway=harness.gateways[0], api_id=harness.api_id, signer=harness.shopper
     )
     reply = await payer.call(path, [payer.show(await payer.quote(path), dialect)])
-    shop.check(await shop.judge(path), reply)
+    harness.check(await harness.judge(path), reply)

@@ -34,7 +34,7 @@ _PATHS = (f"/echo/changed-{number}" for number in itertools.count(1))
 
 
 @dataclass
-class Town:
+class Harness:
     """Two gateways that are one, a listing with a secret, and what callers hold from before."""
 
     cluster: Any
@@ -169,12 +169,12 @@ class Town:
 class _Current:
     """Whichever process has that place now."""
 
-    town: Town
+    harness: Harness
     position: int
 
     @property
     def base_url(self) -> str:
-        return str(self.town.gateways[self.position].base_url)
+        return str(self.harness.gateways[self.position].base_url)
 
 
 def signer_of(digest: bytes, signature: str) -> Address:
@@ -187,25 +187,25 @@ def signer_of(digest: bytes, signature: str) -> Address:
 async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
     async with contextlib.AsyncExitStack() as stack:
         gas = await cluster.wallet()
-        town = Town(
+        harness = Harness(
             cluster=cluster, stack=stack, database_url=await cluster.make_postgres(), gas_key=gas.private_key
         )
-        await town.open(OLD)
-        await town.change(0, OLD, NEW)
-        await town.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
-        await town.change(0, NEW, OLD)
+        await harness.open(OLD)
+        await harness.change(0, OLD, NEW)
+        await harness.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
+        await harness.change(0, NEW, OLD)
 
-        code, told = await cluster.operate(town.gateways[0], "secrets", "status")
+        code, told = await cluster.operate(harness.gateways[0], "secrets", "status")
         assert (code, told["listingSecrets"]["older"]) == (0, 1)
         assert told["storedAnswers"]["older"] >= 1
-        code, told = await cluster.operate(town.gateways[0], "secrets", "reseal")
+        code, told = await cluster.operate(harness.gateways[0], "secrets", "reseal")
         assert (code, told["listingSecrets"]) == (0, {"current": 1, "older": 0, "lost": 0, "lostIds": []})
         assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
-        await town.check()
+        await harness.check()
 
-        town.receipts.clear()  # who takes the old key out has no word any more for what it has signed
-        await town.change(1, NEW)
-        code, told = await cluster.operate(town.gateways[1], "doctor")
+        harness.receipts.clear()  # who takes the old key out has no word any more for what it has signed
+        await harness.change(1, NEW)
+        code, told = await cluster.operate(harness.gateways[1], "doctor")
         (seals,) = [finding for finding in told["findings"] if finding["check"] == "seals"]
         assert seals["level"] == "ok"
-        assert (await cluster.audit(town.gateways[0])).is_balanced
+        assert (await cluster.audit(harness.gateways[0])).is_balanced

@@ -32,7 +32,7 @@ _RUNS = (f"run{number}" for number in itertools.count(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
+class CallerGroup:
     """Callers who go on until the gateway is gone. `served`: paths that were answered whole; `cut`: broken off."""
 
     cluster: Any
@@ -89,7 +89,7 @@ class Crowd:
         assert charged == len(self.served)
 
 
-class Line:
+class RestartedGateways:
     """Gateways one after another on one database: each start is the restart after the death before it."""
 
     def __init__(self, cluster: Any, database_url: str) -> None:
@@ -108,7 +108,7 @@ class Line:
             )
         return self._gateway
 
-    async def gather_crowd(self, wallets: list[Any]) -> tuple[Any, Any, Crowd]:
+    async def start_callers(self, wallets: list[Any]) -> tuple[Any, Any, CallerGroup]:
         """The gateway, a payment worth one call by the first caller, and a crowd of the others."""
         provider, caller, *payers = wallets
         gateway = await self.gateway()
@@ -118,7 +118,7 @@ class Line:
             self.cluster.send_tokens(caller, provider.address, PRICE_UNITS),
             *(self.cluster.send_tokens(payer, provider.address, 5_000 * PRICE_UNITS) for payer in payers),
         )
-        crowd = Crowd(
+        group_of_callers = CallerGroup(
             cluster=self.cluster,
             gateway=gateway,
             api_id=self.api_id,
@@ -126,7 +126,7 @@ class Line:
             payments=payments,
             run=next(_RUNS),
         )
-        return gateway, tx_hash, crowd
+        return gateway, tx_hash, group_of_callers
 
     async def aclose(self) -> None:
         await self._stack.aclose()
@@ -141,12 +141,12 @@ async def wallets(cluster: Any) -> list[Any]:
 async def lines(cluster: Any) -> AsyncIterator[Any]:
     """One line for each kind of database, made when it is first asked for."""
     async with contextlib.AsyncExitStack() as stack:
-        made: dict[str, Line] = {}
+        made: dict[str, RestartedGateways] = {}
 
-        async def find(kind: str) -> Line:
+        async def find(kind: str) -> RestartedGateways:
             if kind not in made:
                 url = f"sqlite:///{cluster.folder}/line.sqlite3"
-                line = Line(cluster, url if kind == "sqlite" else await cluster.make_postgres())
+                line = RestartedGateways(cluster, url if kind == "sqlite" else await cluster.make_postgres())
                 made[kind] = await stack.enter_async_context(contextlib.aclosing(line))
             return made[kind]
 
@@ -187,9 +187,9 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
     cluster: Any, wallets: list[Any], lines: Any, database: str, method: str, point: str
 ) -> None:
     line, caller, fate = await lines(database), wallets[1], FATES[method, point]
-    first, tx_hash, crowd = await line.gather_crowd(wallets)
-    path, headers = f"/echo/{crowd.run}/kill/{point}", plain(caller, tx_hash)
-    async with crowd.calling():
+    first, tx_hash, group_of_callers = await line.start_callers(wallets)
+    path, headers = f"/echo/{group_of_callers.run}/kill/{point}", plain(caller, tx_hash)
+    async with group_of_callers.calling():
         # It dies with the answer in its hands, or after it has let go of it.
         with contextlib.suppress(aiohttp.ClientError, OSError):
             await cluster.call(first, line.api_id, path, method=method, headers=headers)
@@ -197,10 +197,10 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
     assert cluster.provider.count(path) == fate.seen
 
     gateway = await line.gateway()
-    await wait_recovered(cluster, gateway, [caller, *crowd.payers])
+    await wait_recovered(cluster, gateway, [caller, *group_of_callers.payers])
     report = await cluster.audit(gateway)
     assert report.wrong == ()
-    await crowd.check(gateway)
+    await group_of_callers.check(gateway)
     calls = await calls_on(cluster, gateway, caller, tx_hash)
     assert [call["payment"]["state"] for call in calls] == ([] if fate.state is None else [fate.state])
     assert [call["id"] in report.held_calls for call in calls] == [fate.state == "held"] * len(calls)
@@ -224,18 +224,18 @@ async def test_a_living_gateway_settles_what_a_dead_one_left(
     cluster: Any, wallets: list[Any], lines: Any
 ) -> None:
     line, caller, point = await lines("postgresql"), wallets[1], "sent-no-head"
-    first, tx_hash, crowd = await line.gather_crowd(wallets)
+    first, tx_hash, group_of_callers = await line.start_callers(wallets)
     other = cluster.gateway(
         database_url=line.database_url, public_url=first.public_url, settings=QUICK_RECOVERY
     )
     async with other as living:
-        path, headers = f"/echo/{crowd.run}/kill/{point}", plain(caller, tx_hash)
-        async with crowd.calling():
+        path, headers = f"/echo/{group_of_callers.run}/kill/{point}", plain(caller, tx_hash)
+        async with group_of_callers.calling():
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 await cluster.call(first, line.api_id, path, headers=headers)
             assert await first.wait_ended() == -signal.SIGKILL
-        await wait_recovered(cluster, living, [caller, *crowd.payers])
-        await crowd.check(living)
+        await wait_recovered(cluster, living, [caller, *group_of_callers.payers])
+        await group_of_callers.check(living)
         (call,) = await calls_on(cluster, living, caller, tx_hash)
         assert (call["status"], call["payment"]["state"]) == ("unknown", "held")
         assert (await cluster.audit(living)).wrong == ()
@@ -261,11 +261,11 @@ async def wait_recovered(cluster: Any, gateway: Any, people: list[Any]) -> None:
 
 async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any], lines: Any) -> None:
     line = await lines("sqlite")
-    gateway, _, crowd = await line.gather_crowd(wallets)
+    gateway, _, group_of_callers = await line.start_callers(wallets)
     caller, api_id = wallets[1], line.api_id
     tx_hash = await cluster.send_tokens(caller, wallets[0].address, 10 * PRICE_UNITS)
     headers, before = plain(caller, tx_hash), cluster.provider.count("/slow")
-    async with crowd.calling(), asyncio.TaskGroup() as group:
+    async with group_of_callers.calling(), asyncio.TaskGroup() as group:
         slow = [
             group.create_task(cluster.call(gateway, api_id, f"/slow?seconds=0.5&n={number}", headers=headers))
             for number in range(10)
@@ -278,9 +278,11 @@ async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any]
 
     after = await line.gateway()
     assert (await cluster.audit(after)).wrong == ()
-    await crowd.check(after)
-    for payer, paid in zip([caller, *crowd.payers], [tx_hash, *crowd.payments], strict=True):
+    await group_of_callers.check(after)
+    for payer, paid in zip(
+        [caller, *group_of_callers.payers], [tx_hash, *group_of_callers.payments], strict=True
+    ):
         records = await calls_on(cluster, after, payer, paid)
         assert {call["status"] for call in records} == {"succeeded"}
         # A call that was cut off was never begun: whoever did not get an answer did not pay.
-        assert not {call["path"] for call in records} & set(crowd.cut)
+        assert not {call["path"] for call in records} & set(group_of_callers.cut)

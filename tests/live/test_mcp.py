@@ -59,7 +59,7 @@ stock = _load_stock_clients()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class Harness:
     cluster: Any
     gateway: Any
     provider: Any
@@ -79,7 +79,7 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(cluster: Any) -> AsyncIterator[Shop]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
         settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
@@ -91,7 +91,7 @@ async def shop(cluster: Any) -> AsyncIterator[Shop]:
             name="Sample quotes",
             openapiUrl=f"{cluster.provider.base_url}/openapi.json",
         )
-        yield Shop(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
+        yield Harness(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)
 
 
 # ---------------------------------------------------------------------- find, pay, call
@@ -99,28 +99,28 @@ async def shop(cluster: Any) -> AsyncIterator[Shop]:
 
 @BOTH
 @RAILS
-async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: str, rail: str) -> None:
-    payer, before = await shop.cluster.wallet(), await shop.earned()
+async def test_the_typescript_client_finds_pays_and_calls(harness: Harness, revision: str, rail: str) -> None:
+    payer, before = await harness.cluster.wallet(), await harness.earned()
     told = await stock.run_script(
         "call_mcp.mjs",
-        shop.url,
+        harness.url,
         revision,
         rail,
         "quotes",
         "/quote/{symbol}",
         '{"symbol": "ETH"}',
-        env={"PAYER_KEY": payer.private_key, "RPC": shop.cluster.driver.rpc_url},
+        env={"PAYER_KEY": payer.private_key, "RPC": harness.cluster.driver.rpc_url},
     )
     keep_transcript(f"mcp-typescript-{revision}-{rail}", told)
     assert told["tools"] == TOOLS
     (found,) = told["found"]["resources"]
-    assert (found["apiId"], found["match"]) == (shop.api_id, ["name"])
+    assert (found["apiId"], found["match"]) == (harness.api_id, ["name"])
     assert told["terms"]["isError"]
     assert told["answer"]["isError"] is False, told["answer"]
     check_answer(told["answer"], told["receipt"])
     assert json.loads(told["text"])["body"] == told["answer"]["body"]
-    assert await shop.earned() == before + PRICE_UNITS
-    await shop.check_ledger()
+    assert await harness.earned() == before + PRICE_UNITS
+    await harness.check_ledger()
 
 
 def keep_transcript(name: str, told: Any) -> None:
@@ -131,13 +131,13 @@ def keep_transcript(name: str, told: Any) -> None:
 
 
 @BOTH
-async def test_the_python_client_pays_by_x402_and_calls(shop: Shop, revision: Any) -> None:
+async def test_the_python_client_pays_by_x402_and_calls(harness: Harness, revision: Any) -> None:
     """The client of x402 for MCP does the paying; it reads results of an older SDK, so they are handed to it in that
     dress."""
-    payer, before = await shop.cluster.wallet(), await shop.earned()
+    payer, before = await harness.cluster.wallet(), await harness.earned()
     signer = x402Client()
     register_exact_evm_client(signer, Account.from_key(payer.key))
-    async with Client(shop.url, mode=revision) as client:
+    async with Client(harness.url, mode=revision) as client:
         name = await find_tool(client)
         payee = x402MCPClient(_OlderResults(client), signer)
         call = {"toolName": name, "arguments": {"symbol": "BTC"}}
@@ -146,20 +146,22 @@ async def test_the_python_client_pays_by_x402_and_calls(shop: Shop, revision: An
     assert not result.is_error
     answer = json.loads(result.content[0]["text"])
     check_answer(answer, result.payment_response.model_dump(by_alias=True))
-    assert await shop.earned() == before + PRICE_UNITS
+    assert await harness.earned() == before + PRICE_UNITS
 
 
 @BOTH
-async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: Shop, revision: Any) -> None:
-    payer, before = await shop.cluster.wallet(), await shop.earned()
-    async with Client(shop.url, mode=revision) as client:
+async def test_the_python_client_pays_by_a_transaction_for_several_calls(
+    harness: Harness, revision: Any
+) -> None:
+    payer, before = await harness.cluster.wallet(), await harness.earned()
+    async with Client(harness.url, mode=revision) as client:
         name = await find_tool(client)
         call = {"toolName": name, "arguments": {"symbol": "ETH"}}
         terms = (await client.call_tool("proxy_tool_call", call)).structured_content
         (option,) = [
             one for one in terms["payment"]["options"] if one["rail"] == "tx" and one["symbol"] == "USDC"
         ]
-        paid = await shop.cluster.send_tokens(payer, shop.provider.address, 2 * int(option["amount"]))
+        paid = await harness.cluster.send_tokens(payer, harness.provider.address, 2 * int(option["amount"]))
         for _ in range(2):
             proof = sign_paid_call(payer, terms, str(paid), option["chainId"])
             result = await client.call_tool("proxy_tool_call", {**call, **proof})
@@ -168,16 +170,16 @@ async def test_the_python_client_pays_by_a_transaction_for_several_calls(shop: S
         proof = sign_paid_call(payer, terms, str(paid), option["chainId"])
         spent = await client.call_tool("proxy_tool_call", {**call, **proof})
         assert (spent.is_error, spent.structured_content["code"]) == (True, "payment_already_used")
-    assert await shop.earned() == before + 2 * PRICE_UNITS
-    await shop.check_ledger()
+    assert await harness.earned() == before + 2 * PRICE_UNITS
+    await harness.check_ledger()
 
 
 @BOTH
-async def test_an_operation_of_one_api_is_a_tool_that_is_paid_for(shop: Shop, revision: Any) -> None:
-    payer = await shop.cluster.wallet()
+async def test_an_operation_of_one_api_is_a_tool_that_is_paid_for(harness: Harness, revision: Any) -> None:
+    payer = await harness.cluster.wallet()
     signer = x402Client()
     register_exact_evm_client(signer, Account.from_key(payer.key))
-    async with Client(f"{shop.url}/{shop.api_id}", mode=revision) as client:
+    async with Client(f"{harness.url}/{harness.api_id}", mode=revision) as client:
         tools = (await client.list_tools()).tools
         (quote,) = [tool.name for tool in tools if "symbol" in tool.input_schema["properties"]]
         refused = await client.call_tool(quote, {"symbol": 7})
@@ -272,9 +274,9 @@ async def test_each_request_may_reach_another_gateway(cluster: Any) -> None:
             proof = sign_paid_call(payer, terms, str(paid), cluster.driver.chain_id)
             answer = await call_tool(cluster, gateway, "proxy_tool_call", **call, **proof)
             assert answer["call"]["paymentState"] == "charged", answer
-        shop = Shop(cluster=cluster, gateway=second, provider=provider, api_id=api_id)
-        assert len((await list_my_calls(shop, payer))["structuredContent"]["calls"]) == 2
-        await shop.check_ledger()
+        harness = Harness(cluster=cluster, gateway=second, provider=provider, api_id=api_id)
+        assert len((await list_my_calls(harness, payer))["structuredContent"]["calls"]) == 2
+        await harness.check_ledger()
 
 
 async def post(cluster: Any, gateway: Any, method: str, **params: Any) -> Any:
@@ -298,14 +300,14 @@ async def call_tool(cluster: Any, gateway: Any, name: str, **arguments: Any) -> 
 # ---------------------------------------------------------------------- list_my_calls
 
 
-async def test_a_wallet_that_signs_the_request_sees_its_calls(shop: Shop) -> None:
-    payer = await shop.cluster.wallet()
-    paid = await shop.cluster.send_tokens(payer, shop.provider.address, PRICE_UNITS)
+async def test_a_wallet_that_signs_the_request_sees_its_calls(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    paid = await harness.cluster.send_tokens(payer, harness.provider.address, PRICE_UNITS)
     headers = Wallet.from_key(payer.key).sign_call(
-        chain_id=shop.cluster.driver.chain_id,
+        chain_id=harness.cluster.driver.chain_id,
         tx_hash=paid,
-        gateway=shop.gateway.public_url,
-        api_id=shop.api_id,
+        gateway=harness.gateway.public_url,
+        api_id=harness.api_id,
         method="GET",
         target=b"/quote/ETH",
         body=b"",
@@ -313,22 +315,22 @@ async def test_a_wallet_that_signs_the_request_sees_its_calls(shop: Shop) -> Non
         nonce=secrets.token_bytes(32),
     )
     assert (
-        await shop.cluster.call(shop.gateway, shop.api_id, "/quote/ETH", headers=list(headers))
+        await harness.cluster.call(harness.gateway, harness.api_id, "/quote/ETH", headers=list(headers))
     ).status == 200
-    told = await list_my_calls(shop, payer)
+    told = await list_my_calls(harness, payer)
     (record,) = told["structuredContent"]["calls"]
     assert (record["path"], record["status"], record["payer"]) == (
         "/quote/ETH",
         "succeeded",
         str(payer.address),
     )
-    unsigned = await list_my_calls(shop, None)
+    unsigned = await list_my_calls(harness, None)
     assert (unsigned["isError"], unsigned["structuredContent"]["code"]) == (True, "authentication_required")
-    stranger = await list_my_calls(shop, await shop.cluster.wallet())
+    stranger = await list_my_calls(harness, await harness.cluster.wallet())
     assert stranger["structuredContent"]["calls"] == []
 
 
-async def list_my_calls(shop: Shop, wallet: Any) -> Any:
+async def list_my_calls(harness: Harness, wallet: Any) -> Any:
     """One request by hand: no SDK signs requests."""
     name = "list_my_calls"
     meta = {
@@ -356,13 +358,13 @@ async def list_my_calls(shop: Shop, wallet: Any) -> Any:
         signed = list(
             Wallet.from_key(wallet.key).sign_request(
                 shown,
-                origin=parse_origin(shop.gateway.public_url),
-                chain_id=shop.cluster.driver.chain_id,
+                origin=parse_origin(harness.gateway.public_url),
+                chain_id=harness.cluster.driver.chain_id,
                 now_s=int(time.time()),
                 nonce=secrets.token_hex(16),
             )
         )
-    reply = await shop.cluster.send(shop.url, method="POST", headers=[*headers, *signed], content=body)
+    reply = await harness.cluster.send(harness.url, method="POST", headers=[*headers, *signed], content=body)
     assert reply.status == 200, reply.body
     return reply.json["result"]
 
@@ -400,13 +402,13 @@ SCENARIOS = [
 
 @pytest.mark.parametrize(("scenario", "revision", "untestable"), SCENARIOS)
 async def test_conforms(
-    shop: Shop, tmp_path: Path, scenario: str, revision: str, untestable: frozenset[str]
+    harness: Harness, tmp_path: Path, scenario: str, revision: str, untestable: frozenset[str]
 ) -> None:
     process = await asyncio.create_subprocess_exec(
         str(NODE),
         str(CONFORMANCE),
         "server",
-        *("--url", shop.url, "--scenario", scenario, "--spec-version", revision, "-o", str(tmp_path)),
+        *("--url", harness.url, "--scenario", scenario, "--spec-version", revision, "-o", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -19,7 +19,7 @@ NOTHING = {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class Harness:
     """`one` and `two` are the same gateway on SQLite, and two gateways over one database on PostgreSQL."""
 
     cluster: Any
@@ -68,47 +68,47 @@ class Market:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def market(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Market]:
+async def harness(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     provider = await cluster.wallet()
     if request.param == "sqlite":
         async with cluster.gateway(settings=OFTEN) as one:
-            yield Market(cluster=cluster, one=one, two=one, provider=provider)
+            yield Harness(cluster=cluster, one=one, two=one, provider=provider)
         return
     url = await cluster.make_postgres()
     async with (
         cluster.gateway(database_url=url, settings=OFTEN) as one,
         cluster.gateway(database_url=url, settings=OFTEN, public_url=one.public_url) as two,
     ):
-        yield Market(cluster=cluster, one=one, two=two, provider=provider)
+        yield Harness(cluster=cluster, one=one, two=two, provider=provider)
 
 
-async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_search(market: Market) -> None:
-    caller, transaction_verifier = await market.cluster.wallets(2)
-    measured = await market.publish("Zeppelin quotes")
-    poor = await market.publish("Zeppelin quotes")
-    own = await market.publish("Zeppelin quotes", payTo=str(transaction_verifier.address))
-    free = await market.publish("Zeppelin quotes", pricePerRequest="0")
+async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_search(harness: Harness) -> None:
+    caller, transaction_verifier = await harness.cluster.wallets(2)
+    measured = await harness.publish("Zeppelin quotes")
+    poor = await harness.publish("Zeppelin quotes")
+    own = await harness.publish("Zeppelin quotes", payTo=str(transaction_verifier.address))
+    free = await harness.publish("Zeppelin quotes", pricePerRequest="0")
 
-    await market.pay_and_call(own, market.provider, good=GOOD + 6, bad=0, payee=transaction_verifier)
+    await harness.pay_and_call(own, harness.provider, good=GOOD + 6, bad=0, payee=transaction_verifier)
     for _ in range(25):
-        assert (await market.cluster.call(market.one, free, "/status/200")).status == 200
-    await market.pay_and_call(poor, caller, good=2, bad=18)
-    await market.pay_and_call(measured, caller, good=GOOD, bad=BAD)
+        assert (await harness.cluster.call(harness.one, free, "/status/200")).status == 200
+    await harness.pay_and_call(poor, caller, good=2, bad=18)
+    await harness.pay_and_call(measured, caller, good=GOOD, bad=BAD)
 
-    quality = await market.wait_measured(measured, GOOD + BAD)
+    quality = await harness.wait_measured(measured, GOOD + BAD)
     assert quality["successRate30d"] == GOOD * 1_000_000 // (GOOD + BAD) / 1_000_000
     assert 0 <= quality["p50Ms"] <= quality["p95Ms"]
-    assert (await market.wait_measured(poor, 20))["successRate30d"] == 0.1
+    assert (await harness.wait_measured(poor, 20))["successRate30d"] == 0.1
     for unmeasured in (own, free):
-        assert (await market.read(f"/apis/{unmeasured}"))["quality"] == NOTHING
+        assert (await harness.read(f"/apis/{unmeasured}"))["quality"] == NOTHING
 
     # What is not measured stands where a rate of 0.82 would.
-    assert await market.find("q=zeppelin&sort=relevance") == [free, own, measured, poor]
-    assert await market.find("q=zeppelin&minSuccessRate=0.5") == [measured]
-    assert await market.find("q=zeppelin&minSuccessRate=0") == [poor, measured]
-    await market.pay_and_call(measured, caller, good=2 * GOOD, bad=0)
-    await market.wait_measured(measured, 3 * GOOD + BAD)
-    assert await market.find("q=zeppelin&sort=relevance") == [measured, free, own, poor]
+    assert await harness.find("q=zeppelin&sort=relevance") == [free, own, measured, poor]
+    assert await harness.find("q=zeppelin&minSuccessRate=0.5") == [measured]
+    assert await harness.find("q=zeppelin&minSuccessRate=0") == [poor, measured]
+    await harness.pay_and_call(measured, caller, good=2 * GOOD, bad=0)
+    await harness.wait_measured(measured, 3 * GOOD + BAD)
+    assert await harness.find("q=zeppelin&sort=relevance") == [measured, free, own, poor]
 
 
 async def test_a_stop_loses_nothing_that_was_counted(cluster: Any) -> None:
@@ -116,11 +116,11 @@ async def test_a_stop_loses_nothing_that_was_counted(cluster: Any) -> None:
     url = f"sqlite:///{cluster.folder}/stopped.sqlite3"
     seldom = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "3600"}
     async with cluster.gateway(database_url=url, settings=seldom) as first:
-        market = Market(cluster=cluster, one=first, two=first, provider=provider)
-        api_id = await market.publish("Quotes")
-        await market.pay_and_call(api_id, caller, good=20, bad=0)
-        assert (await market.read(f"/apis/{api_id}"))["quality"] == NOTHING
+        harness = Harness(cluster=cluster, one=first, two=first, provider=provider)
+        api_id = await harness.publish("Quotes")
+        await harness.pay_and_call(api_id, caller, good=20, bad=0)
+        assert (await harness.read(f"/apis/{api_id}"))["quality"] == NOTHING
         assert await first.stop() == 0
     async with cluster.gateway(database_url=url, settings=seldom) as second:
-        market = Market(cluster=cluster, one=second, two=second, provider=provider)
-        assert (await market.read(f"/apis/{api_id}"))["quality"]["calls30d"] == 20
+        harness = Harness(cluster=cluster, one=second, two=second, provider=provider)
+        assert (await harness.read(f"/apis/{api_id}"))["quality"]["calls30d"] == 20

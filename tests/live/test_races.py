@@ -22,7 +22,7 @@ _PATHS = (f"/echo/race-{number}" for number in itertools.count(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class Harness:
     """One listing, as one or more gateways on one database sell it."""
 
     cluster: Any
@@ -59,7 +59,7 @@ class Market:
         pytest.param("two on postgresql", marks=pytest.mark.postgres),
     ],
 )
-async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
+async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
     url = None if request.param == "sqlite" else await cluster.make_postgres()
     async with contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(cluster.gateway(database_url=url))
@@ -69,25 +69,25 @@ async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
             gateways.append(await stack.enter_async_context(second))
         provider = await cluster.wallet()
         api_id = await cluster.publish(first, provider)
-        yield Market(cluster=cluster, gateways=gateways, provider=provider, api_id=api_id)
+        yield Harness(cluster=cluster, gateways=gateways, provider=provider, api_id=api_id)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["unseen", "known"])
 @pytest.mark.parametrize("worth", [1, 10])
 async def test_fifty_callers_get_what_was_paid_for_and_no_more(
-    market: Market, worth: int, known: bool
+    harness: Harness, worth: int, known: bool
 ) -> None:
-    cluster, path = market.cluster, next(_PATHS)
+    cluster, path = harness.cluster, next(_PATHS)
     caller = await cluster.wallet()
-    tx_hash = await cluster.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    tx_hash = await cluster.send_tokens(caller, harness.provider.address, worth * PRICE_UNITS)
     headers = plain(caller, tx_hash)
     if known:
         refused = await cluster.call(
-            market.gateways[0], market.api_id, path, headers=[*headers, ("Tollway-Max-Price", "0.001")]
+            harness.gateways[0], harness.api_id, path, headers=[*headers, ("Tollway-Max-Price", "0.001")]
         )
         assert refused.code == "price_above_max"  # looked up and recorded, nothing spent
 
-    replies = await market.race(lambda: headers, path)
+    replies = await harness.race(lambda: headers, path)
 
     assert cluster.provider.count(path) == worth
     winners = [reply for reply in replies if reply.status == 200]
@@ -96,21 +96,21 @@ async def test_fifty_callers_get_what_was_paid_for_and_no_more(
     assert {(reply.status, reply.code) for reply in losers} == {(409, "payment_already_used")}
     assert not any(reply.asks_for_money for reply in losers)
     assert {reply.state for reply in winners} == {"charged"}
-    await market.check_ledger(caller, tx_hash, served=worth)
+    await harness.check_ledger(caller, tx_hash, served=worth)
 
 
 @pytest.mark.parametrize("worth", [1, 10])
 async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
-    market: Market, worth: int
+    harness: Harness, worth: int
 ) -> None:
-    cluster, path = market.cluster, next(_PATHS)
+    cluster, path = harness.cluster, next(_PATHS)
     caller = await cluster.wallet()
-    tx_hash = await cluster.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    tx_hash = await cluster.send_tokens(caller, harness.provider.address, worth * PRICE_UNITS)
     headers = bound(
-        caller, tx_hash, market.gateways[0], market.api_id, path, chain_id=cluster.driver.chain_id
+        caller, tx_hash, harness.gateways[0], harness.api_id, path, chain_id=cluster.driver.chain_id
     )
 
-    replies = await market.race(lambda: headers, path)
+    replies = await harness.race(lambda: headers, path)
 
     assert cluster.provider.count(path) == 1
     assert [reply.status for reply in replies].count(200) == 1
@@ -121,37 +121,37 @@ async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
         (409, "payment_already_used"),
     }
     assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
-    await market.check_ledger(caller, tx_hash, served=1)
+    await harness.check_ledger(caller, tx_hash, served=1)
 
 
-async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Market) -> None:
-    cluster, path = market.cluster, next(_PATHS)
+async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(harness: Harness) -> None:
+    cluster, path = harness.cluster, next(_PATHS)
     caller = await cluster.wallet()
-    tx_hash = await cluster.send_tokens(caller, market.provider.address, 10 * PRICE_UNITS)
+    tx_hash = await cluster.send_tokens(caller, harness.provider.address, 10 * PRICE_UNITS)
 
     def sign() -> Any:
-        first, chain_id = market.gateways[0], cluster.driver.chain_id
-        return bound(caller, tx_hash, first, market.api_id, path, chain_id=chain_id, method="POST")
+        first, chain_id = harness.gateways[0], cluster.driver.chain_id
+        return bound(caller, tx_hash, first, harness.api_id, path, chain_id=chain_id, method="POST")
 
-    replies = await market.race(sign, path, method="POST")
+    replies = await harness.race(sign, path, method="POST")
 
     assert cluster.provider.count(path) == 10
     assert [reply.status for reply in replies].count(200) == 10
     losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
     assert losers == {(409, "payment_already_used")}
-    await market.check_ledger(caller, tx_hash, served=10)
+    await harness.check_ledger(caller, tx_hash, served=10)
 
 
-async def test_two_payers_in_one_race_never_pay_for_each_other(market: Market) -> None:
-    cluster, path = market.cluster, next(_PATHS)
+async def test_two_payers_in_one_race_never_pay_for_each_other(harness: Harness) -> None:
+    cluster, path = harness.cluster, next(_PATHS)
     one, other = await cluster.wallets(2)
-    tx_one = await cluster.send_tokens(one, market.provider.address, 3 * PRICE_UNITS)
-    tx_other = await cluster.send_tokens(other, market.provider.address, 4 * PRICE_UNITS)
+    tx_one = await cluster.send_tokens(one, harness.provider.address, 3 * PRICE_UNITS)
+    tx_other = await cluster.send_tokens(other, harness.provider.address, 4 * PRICE_UNITS)
     proofs = itertools.cycle([plain(one, tx_one), plain(other, tx_other)])
 
-    replies = await market.race(lambda: next(proofs), path)
+    replies = await harness.race(lambda: next(proofs), path)
 
     assert cluster.provider.count(path) == 7
     assert {reply.code for reply in replies if reply.status != 200} == {"payment_already_used"}
-    await market.check_ledger(one, tx_one, served=3)
-    await market.check_ledger(other, tx_other, served=4)
+    await harness.check_ledger(one, tx_one, served=3)
+    await harness.check_ledger(other, tx_other, served=4)

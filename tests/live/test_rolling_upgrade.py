@@ -31,7 +31,7 @@ NEWER_TOLLWAY = "import os; from tests.kit.fault_injection import install; insta
 _WORDS = (f"/echo/rolling/{number}" for number in itertools.count(1))
 
 
-class Trade:
+class Harness:
     """A listing and a caller with credit for some calls."""
 
     def __init__(self, cluster: Any, api_id: str, payer: Any, tx_hash: Any) -> None:
@@ -39,7 +39,7 @@ class Trade:
         self.served = 0
 
     @classmethod
-    async def open(cls, cluster: Any, gateway: Any, *, calls: int) -> "Trade":
+    async def open(cls, cluster: Any, gateway: Any, *, calls: int) -> "Harness":
         provider, payer = await cluster.wallets(2)
         api_id = await cluster.publish(gateway, provider)
         tx_hash = await cluster.send_tokens(payer, provider.address, calls * PRICE_UNITS)
@@ -134,12 +134,12 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
     await take_keys_out(url, newer)
     async with cluster.gateway(database_url=url, settings={MIGRATIONS: str(newer)}) as gateway:
         assert "schema_serviceable" in gateway.read_log()
-        trade = await Trade.open(cluster, gateway, calls=4)
+        harness = await Harness.open(cluster, gateway, calls=4)
         provider = await cluster.wallet()
-        await trade.call(gateway)
+        await harness.call(gateway)
         refused = await create(cluster, gateway, provider, "k")
         assert (refused.status, refused.code) == (503, "storage_unavailable")
-        await trade.call(gateway)
+        await harness.call(gateway)
         code, told = await operate_newer(gateway, "doctor")
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")
@@ -148,13 +148,13 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
             0,
             {"before": "serviceable", "now": "current"},
         )
-        await trade.call(gateway)
+        await harness.call(gateway)
         created = await create(cluster, gateway, provider, "k")
         again = await create(cluster, gateway, provider, "k")
         assert (created.status, again.status) == (201, 201)
         assert again.body == created.body
         assert again.headers["Idempotency-Replayed"] == "true"
-        await trade.check(gateway)
+        await harness.check(gateway)
 
 
 @pytest.mark.postgres
@@ -162,46 +162,46 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(cluster
     url = await cluster.make_postgres()
     public_url = "http://127.0.0.1:1"
     async with cluster.gateway(database_url=url, public_url=public_url) as old:
-        trade = await Trade.open(cluster, old, calls=900)
+        harness = await Harness.open(cluster, old, calls=900)
         is_done = asyncio.Event()
 
         async def call_on(gateway: Any) -> None:
             while not is_done.is_set():
-                await trade.call(gateway)
+                await harness.call(gateway)
                 await cluster.send(f"{cluster.provider.base_url}/slow?seconds=0.1")  # the pace of the crowd
 
         async with contextlib.AsyncExitStack() as gateways:
             async with asyncio.TaskGroup() as group:
                 group.create_task(call_on(old))
                 await prepare(url, migrations=newer)
-                before = trade.served
-                await poll(lambda: trade.served > before + 3, deadline_s=20, what="service on newer tables")
+                before = harness.served
+                await poll(lambda: harness.served > before + 3, deadline_s=20, what="service on newer tables")
                 shared = {"database_url": url, "public_url": public_url}
                 beside = cluster.gateway(settings={MIGRATIONS: str(newer)}, **shared)
                 new = await gateways.enter_async_context(beside)
                 late = await gateways.enter_async_context(cluster.gateway(**shared))
                 assert "schema_ahead" in late.read_log()
                 for gateway in (new, late):
-                    await trade.call(gateway)
+                    await harness.call(gateway)
                 is_done.set()
             for gateway in (old, new, late):
-                await trade.check(gateway)
+                await harness.check(gateway)
 
 
 async def test_old_code_serves_from_newer_tables_in_a_file(cluster: Any, newer: Path, tmp_path: Path) -> None:
     """A release that is taken back: the file was migrated by the newer one."""
     url = f"sqlite:///{tmp_path}/books.sqlite3"
     async with cluster.gateway(database_url=url) as gateway:
-        trade = await Trade.open(cluster, gateway, calls=4)
-        await trade.call(gateway)
+        harness = await Harness.open(cluster, gateway, calls=4)
+        await harness.call(gateway)
         await gateway.stop()
     async with cluster.gateway(database_url=url, settings={MIGRATIONS: str(newer)}) as gateway:
-        await trade.call(gateway)
+        await harness.call(gateway)
         await gateway.stop()
     async with cluster.gateway(database_url=url) as gateway:
         assert "schema_ahead" in gateway.read_log()
-        await trade.call(gateway)
-        await trade.check(gateway)
+        await harness.call(gateway)
+        await harness.check(gateway)
         code, told = await cluster.operate(gateway, "doctor")
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")

@@ -64,9 +64,9 @@ async def check_against(referee: AsyncWeb3, facts: ChainFacts) -> None:
 
 
 async def test_a_token_payment_is_read_as_web3_reads_it_in_two_round_trips(
-    reader, referee, round_trips, scenes, chain, playground, caller, provider_account
+    reader, referee, round_trips, scenarios, chain, playground, caller, provider_account
 ) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     await chain.mine(5)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     assert len(round_trips) <= 2
@@ -82,18 +82,18 @@ async def test_a_token_payment_is_read_as_web3_reads_it_in_two_round_trips(
 
 
 async def test_a_payment_in_the_head_block_takes_one_round_trip(
-    reader, referee, round_trips, scenes, chain, caller, provider_account
+    reader, referee, round_trips, scenarios, chain, caller, provider_account
 ) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 1)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 1)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     assert (len(round_trips), facts.confirmations) == (1, 1)
     await check_against(referee, facts)
 
 
 async def test_a_native_payment_is_its_transaction(
-    reader, referee, scenes, chain, caller, provider_account
+    reader, referee, scenarios, chain, caller, provider_account
 ) -> None:
-    receipt = await scenes.pay_native(caller, provider_account.address, 10**18)
+    receipt = await scenarios.pay_native(caller, provider_account.address, 10**18)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     assert (facts.succeeded, facts.sender, facts.recipient, facts.value, facts.logs) == (
         True,
@@ -105,8 +105,8 @@ async def test_a_native_payment_is_its_transaction(
     await check_against(referee, facts)
 
 
-async def test_a_reverted_transaction_did_not_succeed(reader, referee, scenes, chain, caller) -> None:
-    receipt = await scenes.fail(caller, 7)
+async def test_a_reverted_transaction_did_not_succeed(reader, referee, scenarios, chain, caller) -> None:
+    receipt = await scenarios.fail(caller, 7)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     assert (facts.succeeded, facts.value, facts.logs) == (False, 7, ())
     await check_against(referee, facts)
@@ -121,9 +121,9 @@ async def test_a_creation_has_no_recipient(reader, referee, chain, playground, c
 
 
 async def test_a_relayed_transfer_names_its_authorizer(
-    reader, scenes, chain, playground, caller, stranger, provider_account
+    reader, scenarios, chain, playground, caller, stranger, provider_account
 ) -> None:
-    receipt = await scenes.relay(stranger, caller, provider_account.address, 10_000, extra=5)
+    receipt = await scenarios.relay(stranger, caller, provider_account.address, 10_000, extra=5)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     token = playground.token.address
     assert tokens.find_authorizers(facts.logs, token) == {caller.address}
@@ -131,9 +131,9 @@ async def test_a_relayed_transfer_names_its_authorizer(
 
 
 async def test_a_spoofed_transfer_is_no_transfer_of_the_token(
-    reader, scenes, chain, playground, caller, stranger, provider_account
+    reader, scenarios, chain, playground, caller, stranger, provider_account
 ) -> None:
-    receipt = await scenes.spoof(stranger, payer=caller.address, to=provider_account.address, amount=10**6)
+    receipt = await scenarios.spoof(stranger, payer=caller.address, to=provider_account.address, amount=10**6)
     facts = await reader.fetch_facts(chain.chain_id, receipt.tx_hash)
     assert facts.logs
     assert tokens.parse_transfers(facts.logs, token=playground.token.address) == ()
@@ -251,8 +251,8 @@ async def test_the_chain_id_is_checked(anvil, reader) -> None:
             await stray.fetch_facts(wrong, TxHash(b"\x5a" * 32))
 
 
-async def test_many_ask_at_once(reader, scenes, chain, caller, provider_account) -> None:
-    receipts = [await scenes.pay_token(caller, provider_account.address, n) for n in range(1, 6)]
+async def test_many_ask_at_once(reader, scenarios, chain, caller, provider_account) -> None:
+    receipts = [await scenarios.pay_token(caller, provider_account.address, n) for n in range(1, 6)]
     async with asyncio.TaskGroup() as group:
         asks = [
             group.create_task(reader.fetch_facts(chain.chain_id, receipt.tx_hash))

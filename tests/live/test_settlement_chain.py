@@ -27,7 +27,7 @@ PAID = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Harness:
     """Signs authorisations as payers do, and sends what settles them as the gateway does."""
 
     reader: RpcReader
@@ -145,10 +145,10 @@ def round_trips() -> list[int]:
 
 
 @pytest.fixture
-async def desk(anvil, chain, playground, provider_account, round_trips) -> AsyncIterator[Desk]:
+async def harness(anvil, chain, playground, provider_account, round_trips) -> AsyncIterator[Harness]:
     endpoints = {anvil.chain_id: ChainEndpoints(urls=(anvil.rpc_url,))}
     async with RpcReader(endpoints, limits=LIMITS, on_request=round_trips.append) as reader:
-        yield Desk(
+        yield Harness(
             reader=reader,
             chain=chain,
             playground=playground,
@@ -168,36 +168,36 @@ async def patient_chain(chain) -> AsyncIterator[Any]:
 
 
 async def test_a_plain_wallets_authorisation_is_seen_in_one_round_trip_and_settles(
-    desk, round_trips, caller, chain, playground
+    harness, round_trips, caller, chain, playground
 ) -> None:
-    fields = desk.sign(caller)
-    facts = await desk.look(fields)
+    fields = harness.sign(caller)
+    facts = await harness.look(fields)
     assert len(round_trips) == 1
     assert (facts.code_size, facts.is_used, facts.simulation.reverted) == (0, False, False)
     assert facts.balance == await chain.call(playground.token, "balanceOf", str(caller.address))
     assert facts.gas_estimate
-    settled = await desk.settle(fields, gas=facts.gas_estimate)
-    assert desk.is_paid(settled, fields)
-    assert tokens.find_authorizers(settled.logs, desk.token) == {caller.address}
+    settled = await harness.settle(fields, gas=facts.gas_estimate)
+    assert harness.is_paid(settled, fields)
+    assert tokens.find_authorizers(settled.logs, harness.token) == {caller.address}
     receipt = await chain.rpc("eth_getTransactionReceipt", str(settled.tx_hash))
     assert settled.fee_wei == int(receipt["gasUsed"], 16) * int(receipt["effectiveGasPrice"], 16)
-    after = await desk.look(fields)
+    after = await harness.look(fields)
     assert (after.is_used, after.simulation.reverted, after.gas_estimate) == (True, True, None)
     assert after.balance == facts.balance - PAID
 
 
 @pytest.mark.parametrize("shift", [0, 27], ids=["v of 0 or 1", "v of 27 or 28"])
-async def test_both_spellings_of_v_settle(desk, caller, shift: int) -> None:
-    fields = desk.sign(caller)
+async def test_both_spellings_of_v_settle(harness, caller, shift: int) -> None:
+    fields = harness.sign(caller)
     signature = fields["signature"]
     fields["signature"] = signature[:64] + bytes([signature[64] - 27 + shift])
-    assert desk.is_paid(await desk.settle(fields), fields)
+    assert harness.is_paid(await harness.settle(fields), fields)
 
 
 async def test_the_overload_with_bytes_settles_a_plain_wallets_signature_too(
-    desk, caller, chain, playground
+    harness, caller, chain, playground
 ) -> None:
-    fields = desk.sign(caller)
+    fields = harness.sign(caller)
     token = playground.token
     types = "(address,address,uint256,uint256,uint256,bytes32,bytes)"
     values = [
@@ -212,8 +212,8 @@ async def test_the_overload_with_bytes_settles_a_plain_wallets_signature_too(
     gas = playground.account("gas")
     tx_hash = await chain.transact(token, "transferWithAuthorization" + types, *values, key=gas.key)
     await chain.wait_receipt(tx_hash)
-    facts = await desk.reader.fetch_facts(chain.chain_id, tx_hash)
-    assert desk.is_paid(facts, fields)
+    facts = await harness.reader.fetch_facts(chain.chain_id, tx_hash)
+    assert harness.is_paid(facts, fields)
 
 
 @pytest.mark.parametrize(
@@ -226,69 +226,73 @@ async def test_the_overload_with_bytes_settles_a_plain_wallets_signature_too(
     ],
 )
 async def test_what_the_token_refuses_is_known_before_it_is_sent_and_fails_when_it_is(
-    desk, caller, changes: dict[str, Any]
+    harness, caller, changes: dict[str, Any]
 ) -> None:
-    fields = desk.sign(caller, changes.pop("payer", None), **changes)
-    facts = await desk.look(fields)
+    fields = harness.sign(caller, changes.pop("payer", None), **changes)
+    facts = await harness.look(fields)
     assert (facts.simulation.reverted, facts.gas_estimate, facts.is_used) == (True, None, False)
     assert b"TestUSDC" in facts.simulation.payload
-    sent = await desk.settle(fields)
+    sent = await harness.settle(fields)
     assert (sent.succeeded, sent.logs) == (False, ())
-    assert await desk.find_use(fields) is None
-    assert not (await desk.look(fields)).is_used
+    assert await harness.find_use(fields) is None
+    assert not (await harness.look(fields)).is_used
 
 
-async def test_one_nonce_moves_money_once(desk, caller) -> None:
-    fields = desk.sign(caller)
-    await desk.settle(fields)
-    again = await desk.settle(fields)
+async def test_one_nonce_moves_money_once(harness, caller) -> None:
+    fields = harness.sign(caller)
+    await harness.settle(fields)
+    again = await harness.settle(fields)
     assert not again.succeeded
-    other = desk.sign(caller, nonce=fields["nonce"], base_units=1)
-    assert (await desk.look(other)).simulation.reverted
+    other = harness.sign(caller, nonce=fields["nonce"], base_units=1)
+    assert (await harness.look(other)).simulation.reverted
 
 
 # ---- Contract wallets.
 
 
-async def fund(desk: Desk, wallet: Address, caller: FundedAccount) -> None:
-    minted = await desk.chain.transact(desk.playground.token, "mint", str(wallet), 10 * PAID, key=caller.key)
-    await desk.chain.wait_receipt(minted)
+async def fund(harness: Harness, wallet: Address, caller: FundedAccount) -> None:
+    minted = await harness.chain.transact(
+        harness.playground.token, "mint", str(wallet), 10 * PAID, key=caller.key
+    )
+    await harness.chain.wait_receipt(minted)
 
 
-async def test_a_well_behaved_wallet_settles_by_its_owners_signature(desk, scenes, caller, stranger) -> None:
-    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
-    await fund(desk, wallet.address, caller)
-    fields = desk.sign(caller, wallet.address)
-    facts = await desk.look(fields)
+async def test_a_well_behaved_wallet_settles_by_its_owners_signature(
+    harness, scenarios, caller, stranger
+) -> None:
+    wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
+    await fund(harness, wallet.address, caller)
+    fields = harness.sign(caller, wallet.address)
+    facts = await harness.look(fields)
     assert facts.code_size > 0
     assert not facts.simulation.reverted
-    assert desk.is_paid(await desk.settle(fields), fields)
-    assert (await desk.look(desk.sign(stranger, wallet.address))).simulation.reverted
+    assert harness.is_paid(await harness.settle(fields), fields)
+    assert (await harness.look(harness.sign(stranger, wallet.address))).simulation.reverted
 
 
-async def test_a_wallet_that_says_yes_to_everything_pays_by_rubbish(desk, scenes, caller) -> None:
-    wallet = await scenes.standing("YesWallet")
-    await fund(desk, wallet.address, caller)
-    fields = {**desk.sign(caller, wallet.address), "signature": b"whatever"}
-    assert not (await desk.look(fields)).simulation.reverted
-    assert desk.is_paid(await desk.settle(fields), fields)
+async def test_a_wallet_that_says_yes_to_everything_pays_by_rubbish(harness, scenarios, caller) -> None:
+    wallet = await scenarios.standing("YesWallet")
+    await fund(harness, wallet.address, caller)
+    fields = {**harness.sign(caller, wallet.address), "signature": b"whatever"}
+    assert not (await harness.look(fields)).simulation.reverted
+    assert harness.is_paid(await harness.settle(fields), fields)
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "RevertingWallet", "MisalignedWallet", "ShortWallet"])
 async def test_a_wallet_that_does_not_say_yes_is_refused_within_the_gas_given(
-    desk, scenes, caller, name: str
+    harness, scenarios, caller, name: str
 ) -> None:
-    wallet = await scenes.standing(name)
-    await fund(desk, wallet.address, caller)
-    facts = await desk.look({**desk.sign(caller, wallet.address), "signature": b"whatever"})
+    wallet = await scenarios.standing(name)
+    await fund(harness, wallet.address, caller)
+    facts = await harness.look({**harness.sign(caller, wallet.address), "signature": b"whatever"})
     assert (facts.simulation.reverted, facts.gas_estimate) == (True, None)
     assert len(facts.simulation.payload) <= LIMITS.erc1271_bytes_max
 
 
-async def test_a_yes_in_a_megabyte_costs_more_gas_than_is_given(desk, scenes, caller) -> None:
-    wallet = await scenes.standing("ReturnBombWallet")
-    await fund(desk, wallet.address, caller)
-    facts = await desk.look({**desk.sign(caller, wallet.address), "signature": b"whatever"})
+async def test_a_yes_in_a_megabyte_costs_more_gas_than_is_given(harness, scenarios, caller) -> None:
+    wallet = await scenarios.standing("ReturnBombWallet")
+    await fund(harness, wallet.address, caller)
+    facts = await harness.look({**harness.sign(caller, wallet.address), "signature": b"whatever"})
     assert facts.simulation.reverted
     assert facts.gas_estimate is None
 
@@ -297,43 +301,45 @@ async def test_a_yes_in_a_megabyte_costs_more_gas_than_is_given(desk, scenes, ca
 
 
 async def test_whoever_lands_an_authorisation_first_is_found(
-    desk, caller, stranger, chain, playground
+    harness, caller, stranger, chain, playground
 ) -> None:
     await chain.mine(3)
-    fields = desk.sign(caller)
-    assert await desk.find_use(fields) is None
-    before = (await desk.look(fields)).head_number
+    fields = harness.sign(caller)
+    assert await harness.find_use(fields) is None
+    before = (await harness.look(fields)).head_number
     calldata = tokens.encode_transfer_with_authorization(**fields)
-    used = await chain.send(key=stranger.key, to=desk.token, payload=calldata)
+    used = await chain.send(key=stranger.key, to=harness.token, payload=calldata)
     await chain.wait_receipt(used)
     await chain.mine(3)
-    assert await desk.find_use(fields) == used
-    assert await desk.find_use(fields, from_block=before) == used
-    facts = await desk.reader.fetch_facts(chain.chain_id, used)
-    assert desk.is_paid(facts, fields)
-    assert await desk.find_use(fields, from_block=facts.block_number + 1) is None
-    late = await desk.settle(fields)
+    assert await harness.find_use(fields) == used
+    assert await harness.find_use(fields, from_block=before) == used
+    facts = await harness.reader.fetch_facts(chain.chain_id, used)
+    assert harness.is_paid(facts, fields)
+    assert await harness.find_use(fields, from_block=facts.block_number + 1) is None
+    late = await harness.settle(fields)
     assert not late.succeeded
 
 
-async def test_one_bundled_with_another_transfer_is_found_and_paid(desk, scenes, caller, stranger) -> None:
-    receipt = await scenes.relay(stranger, caller, desk.payee, PAID, extra=5)
-    fields = {"payer": caller.address, "payee": desk.payee, "base_units": PAID, "nonce": b"\x07" * 32}
-    assert await desk.find_use(fields) == receipt.tx_hash
-    facts = await desk.reader.fetch_facts(desk.chain.chain_id, receipt.tx_hash)
-    assert desk.is_paid(facts, fields)
-    assert not desk.is_paid(facts, {**fields, "base_units": 6})
+async def test_one_bundled_with_another_transfer_is_found_and_paid(
+    harness, scenarios, caller, stranger
+) -> None:
+    receipt = await scenarios.relay(stranger, caller, harness.payee, PAID, extra=5)
+    fields = {"payer": caller.address, "payee": harness.payee, "base_units": PAID, "nonce": b"\x07" * 32}
+    assert await harness.find_use(fields) == receipt.tx_hash
+    facts = await harness.reader.fetch_facts(harness.chain.chain_id, receipt.tx_hash)
+    assert harness.is_paid(facts, fields)
+    assert not harness.is_paid(facts, {**fields, "base_units": 6})
 
 
 async def test_an_authorisation_that_was_taken_back_is_found_and_not_paid(
-    desk, caller, chain, playground
+    harness, caller, chain, playground
 ) -> None:
-    fields = desk.sign(caller)
+    fields = harness.sign(caller)
     domain = {
         "name": "USDC",
         "version": "2",
         "chainId": chain.chain_id,
-        "verifyingContract": str(desk.token),
+        "verifyingContract": str(harness.token),
     }
     types = {
         "CancelAuthorization": [
@@ -352,58 +358,58 @@ async def test_an_authorisation_that_was_taken_back_is_found_and_not_paid(
         key=caller.key,
     )
     await chain.wait_receipt(cancelled)
-    facts = await desk.look(fields)
+    facts = await harness.look(fields)
     assert (facts.is_used, facts.simulation.reverted) == (True, True)
-    assert await desk.find_use(fields) == cancelled
-    found = await desk.reader.fetch_facts(chain.chain_id, cancelled)
-    assert not desk.is_paid(found, fields)
-    assert tokens.has_ended(found.logs, token=desk.token, payer=caller.address, nonce=fields["nonce"])
+    assert await harness.find_use(fields) == cancelled
+    found = await harness.reader.fetch_facts(chain.chain_id, cancelled)
+    assert not harness.is_paid(found, fields)
+    assert tokens.has_ended(found.logs, token=harness.token, payer=caller.address, nonce=fields["nonce"])
 
 
-async def test_a_reorganisation_gives_an_authorisation_back(desk, caller, chain) -> None:
-    fields = desk.sign(caller)
-    await desk.settle(fields)
+async def test_a_reorganisation_gives_an_authorisation_back(harness, caller, chain) -> None:
+    fields = harness.sign(caller)
+    await harness.settle(fields)
     await chain.reorg(1)
-    assert await desk.find_use(fields) is None
-    facts = await desk.look(fields)
+    assert await harness.find_use(fields) is None
+    facts = await harness.look(fields)
     assert (facts.is_used, facts.simulation.reverted) == (False, False)
-    assert desk.is_paid(await desk.settle(fields), fields)
+    assert harness.is_paid(await harness.settle(fields), fields)
 
 
 # ---- Sends, fees, accounts, receipts.
 
 
-async def test_a_transaction_that_is_known_is_taken_wherever_it_is(desk, caller, patient_chain) -> None:
-    signed = await desk.carry(desk.sign(caller))
-    assert await desk.send(signed) is None
-    assert await desk.send(signed) is None  # in the pool
+async def test_a_transaction_that_is_known_is_taken_wherever_it_is(harness, caller, patient_chain) -> None:
+    signed = await harness.carry(harness.sign(caller))
+    assert await harness.send(signed) is None
+    assert await harness.send(signed) is None  # in the pool
     pending = NotMined(chain_id=patient_chain.chain_id, is_pending=True)
-    assert await desk.reader.fetch_facts(patient_chain.chain_id, signed.tx_hash) == pending
-    account = await desk.reader.fetch_account(patient_chain.chain_id, desk.key.address)
+    assert await harness.reader.fetch_facts(patient_chain.chain_id, signed.tx_hash) == pending
+    account = await harness.reader.fetch_account(patient_chain.chain_id, harness.key.address)
     await patient_chain.mine()
-    assert await desk.send(signed) is None  # mined
-    after = await desk.reader.fetch_account(patient_chain.chain_id, desk.key.address)
+    assert await harness.send(signed) is None  # mined
+    after = await harness.reader.fetch_account(patient_chain.chain_id, harness.key.address)
     assert after.mined_nonce == account.mined_nonce + 1
     assert after.balance_wei < account.balance_wei
 
 
-async def test_what_waits_is_not_counted_as_mined(desk, caller, patient_chain) -> None:
-    before = await desk.reader.fetch_account(patient_chain.chain_id, desk.key.address)
-    await desk.send(await desk.carry(desk.sign(caller)))
-    assert await desk.reader.fetch_account(patient_chain.chain_id, desk.key.address) == before
+async def test_what_waits_is_not_counted_as_mined(harness, caller, patient_chain) -> None:
+    before = await harness.reader.fetch_account(patient_chain.chain_id, harness.key.address)
+    await harness.send(await harness.carry(harness.sign(caller)))
+    assert await harness.reader.fetch_account(patient_chain.chain_id, harness.key.address) == before
 
 
-async def test_a_bumped_fee_replaces_what_waits(desk, caller, patient_chain) -> None:
-    fields = desk.sign(caller)
-    first = await desk.carry(fields)
-    second = await desk.carry(fields, max_fee_wei=20 * 10**9, tip_wei=10 * 10**9)
-    assert await desk.send(first) is None
-    assert await desk.send(second) is None
+async def test_a_bumped_fee_replaces_what_waits(harness, caller, patient_chain) -> None:
+    fields = harness.sign(caller)
+    first = await harness.carry(fields)
+    second = await harness.carry(fields, max_fee_wei=20 * 10**9, tip_wei=10 * 10**9)
+    assert await harness.send(first) is None
+    assert await harness.send(second) is None
     await patient_chain.mine()
-    told = await desk.reader.fetch_receipts(patient_chain.chain_id, [first.tx_hash, second.tx_hash])
+    told = await harness.reader.fetch_receipts(patient_chain.chain_id, [first.tx_hash, second.tx_hash])
     assert told[first.tx_hash] == NotMined(chain_id=patient_chain.chain_id, is_pending=False)
-    assert desk.is_paid(told[second.tx_hash], fields)
-    refused = await desk.send(first)
+    assert harness.is_paid(told[second.tx_hash], fields)
+    refused = await harness.send(first)
     assert isinstance(refused, SendRefused)
     assert refused.fault is SendFault.NONCE_TOO_LOW
 
@@ -418,38 +424,40 @@ async def test_a_bumped_fee_replaces_what_waits(desk, caller, patient_chain) -> 
     ids=["below the base fee", "more than the key has", "too little gas"],
 )
 async def test_a_refusal_is_told_with_its_kind(
-    desk, caller, changes: dict[str, int], fault: SendFault
+    harness, caller, changes: dict[str, int], fault: SendFault
 ) -> None:
-    refused = await desk.send(await desk.carry(desk.sign(caller), **changes))
+    refused = await harness.send(await harness.carry(harness.sign(caller), **changes))
     assert isinstance(refused, SendRefused)
     assert refused.fault is fault
 
 
 async def test_many_settlements_are_followed_in_two_round_trips(
-    desk, caller, patient_chain, round_trips
+    harness, caller, patient_chain, round_trips
 ) -> None:
-    account = await desk.reader.fetch_account(patient_chain.chain_id, desk.key.address)
-    every = [desk.sign(caller) for _ in range(15)]
-    sent = [await desk.carry(fields, nonce=account.mined_nonce + place) for place, fields in enumerate(every)]
+    account = await harness.reader.fetch_account(patient_chain.chain_id, harness.key.address)
+    every = [harness.sign(caller) for _ in range(15)]
+    sent = [
+        await harness.carry(fields, nonce=account.mined_nonce + place) for place, fields in enumerate(every)
+    ]
     for signed in reversed(sent):
-        assert await desk.send(signed) is None
+        assert await harness.send(signed) is None
     await patient_chain.mine(3)
     round_trips.clear()
-    told = await desk.reader.fetch_receipts(patient_chain.chain_id, [signed.tx_hash for signed in sent])
+    told = await harness.reader.fetch_receipts(patient_chain.chain_id, [signed.tx_hash for signed in sent])
     assert len(round_trips) == 2
-    assert [desk.is_paid(facts, fields) for facts, fields in zip(told.values(), every, strict=True)] == [
+    assert [harness.is_paid(facts, fields) for facts, fields in zip(told.values(), every, strict=True)] == [
         True
     ] * 15
 
 
-async def test_fees_are_what_the_next_transaction_pays(desk, caller, chain) -> None:
-    fees = await desk.reader.fetch_fees(chain.chain_id)
+async def test_fees_are_what_the_next_transaction_pays(harness, caller, chain) -> None:
+    fees = await harness.reader.fetch_fees(chain.chain_id)
     head = await chain.rpc("eth_getBlockByNumber", "latest", False)
     assert fees.base_fee_wei == int(head["baseFeePerGas"], 16)
     assert fees.tip_wei == int(await chain.rpc("eth_maxPriorityFeePerGas"), 16)
 
 
-async def test_the_token_is_asked_for_its_domain(desk, scenes, playground) -> None:
+async def test_the_token_is_asked_for_its_domain(harness, scenarios, playground) -> None:
     usdc: Asset = playground.usdc
     assert usdc.domain == TokenDomain(name="USDC", version="2")
 
@@ -461,9 +469,9 @@ async def test_the_token_is_asked_for_its_domain(desk, scenes, playground) -> No
             decimals=6,
             domain=changes.get("domain", usdc.domain),
         )
-        return await find_domain_fault(desk.reader, asset, deadline_s=20.0)
+        return await find_domain_fault(harness.reader, asset, deadline_s=20.0)
 
-    wallet = await scenes.standing("YesWallet")
+    wallet = await scenarios.standing("YesWallet")
     assert await ask() is None
     assert await ask(domain=TokenDomain(name="USD Coin", version="2")) is DomainFault.OTHER_DOMAIN
     assert await ask(domain=TokenDomain(name="USDC", version="1")) is DomainFault.OTHER_DOMAIN

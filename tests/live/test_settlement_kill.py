@@ -67,7 +67,7 @@ UNDECIDED = (*IN_THE_POOL, "stored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Harness:
     """A gateway that is to die, a gas key, and one call for each fate."""
 
     cluster: Any
@@ -130,7 +130,7 @@ async def _lose(call: SignedCall) -> None:
 
 
 @contextlib.asynccontextmanager
-async def set_scene(cluster: Any, url: str) -> AsyncIterator[Scene]:
+async def set_scene(cluster: Any, url: str) -> AsyncIterator[Harness]:
     gas, behind, after, *wallets = await cluster.wallets(3 + len(FATES))
     settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
     doomed = cluster.gateway(
@@ -147,7 +147,7 @@ async def set_scene(cluster: Any, url: str) -> AsyncIterator[Scene]:
             )
             for (method, step), wallet in zip(FATES, wallets, strict=True)
         }
-        yield Scene(
+        yield Harness(
             cluster=cluster,
             stall=stall,
             gas=gas,
@@ -173,17 +173,17 @@ async def resume_mining(cluster: Any) -> None:
     await cluster.driver.mine(1)
 
 
-async def check_undecided(scene: Scene, gateway: Any) -> None:
+async def check_undecided(harness: Harness, gateway: Any) -> None:
     """While the money may move, nobody is asked for any."""
-    for call in scene.at(*UNDECIDED).values():
+    for call in harness.at(*UNDECIDED).values():
         reply = await call.send(gateway)
         assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
         assert not reply.asks_for_money
         assert reply.json["call"].endswith(reply.json["callId"])
 
 
-async def check_fate(scene: Scene, gateway: Any, key: tuple[str, str]) -> None:
-    call, fate = scene.calls[key], FATES[key]
+async def check_fate(harness: Harness, gateway: Any, key: tuple[str, str]) -> None:
+    call, fate = harness.calls[key], FATES[key]
     before = await call.record(gateway)
     assert (key, before["payment"]["state"], call.seen) == (key, fate.state, fate.seen[0])
 
@@ -209,45 +209,45 @@ async def check_fate(scene: Scene, gateway: Any, key: tuple[str, str]) -> None:
     assert call.seen == fate.seen[1] + fate.is_credit
 
 
-async def check_all(scene: Scene, gateway: Any, *, others: int = 0) -> None:
-    """`others`: calls beside those of the scene that were settled already."""
-    await asyncio.gather(*(check_fate(scene, gateway, key) for key in FATES))
+async def check_all(harness: Harness, gateway: Any, *, others: int = 0) -> None:
+    """`others`: calls beside those of the case that were settled already."""
+    await asyncio.gather(*(check_fate(harness, gateway, key) for key in FATES))
 
     moved = sum(fate.moved for fate in FATES.values()) + others
-    assert await scene.stall.earned() == moved * PRICE_UNITS
-    assert await count_sent(scene.cluster, scene.gas) == moved, "no nonce is missing, and none was wasted"
-    held = [await call.record(gateway) for key, call in scene.calls.items() if FATES[key].moved == 0]
-    report = await scene.cluster.audit(gateway)
+    assert await harness.stall.earned() == moved * PRICE_UNITS
+    assert await count_sent(harness.cluster, harness.gas) == moved, "no nonce is missing, and none was wasted"
+    held = [await call.record(gateway) for key, call in harness.calls.items() if FATES[key].moved == 0]
+    report = await harness.cluster.audit(gateway)
     assert (report.wrong, set(report.held_calls)) == ((), {one["id"] for one in held})
     assert {one["payment"]["state"] for one in held} == {"held"}
 
-    assert (await scene.after.send(gateway)).status == 200, "the gas key's lane goes on"
-    assert await count_sent(scene.cluster, scene.gas) == moved + 1
+    assert (await harness.after.send(gateway)).status == 200, "the gas key's lane goes on"
+    assert await count_sent(harness.cluster, harness.gas) == moved + 1
 
 
 async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(cluster: Any) -> None:
     """Restarted after the first death, the sweeper's gateway dies too, about to write down what moved."""
-    async with set_scene(cluster, f"sqlite:///{cluster.folder}/settling.sqlite3") as scene:
-        await scene.run_to_the_halt()
-        async with scene.restart(**{RECOVERY_HALTS: "swept"}) as second:
-            await check_undecided(scene, second)
+    async with set_scene(cluster, f"sqlite:///{cluster.folder}/settling.sqlite3") as harness:
+        await harness.run_to_the_halt()
+        async with harness.restart(**{RECOVERY_HALTS: "swept"}) as second:
+            await check_undecided(harness, second)
             await resume_mining(cluster)
-            await scene.wait_halted("/swept")
-        async with scene.restart() as third:
-            await scene.wait_finished(third)
-            await check_all(scene, third)
+            await harness.wait_halted("/swept")
+        async with harness.restart() as third:
+            await harness.wait_finished(third)
+            await check_all(harness, third)
 
 
 @pytest.mark.postgres
 async def test_a_living_gateway_finishes_the_settlements_of_a_dead_one(cluster: Any) -> None:
     """Both settle with one gas key, so the living one cannot even go on before it has filled what the dead one left."""
-    async with set_scene(cluster, await cluster.make_postgres()) as scene, scene.restart() as living:
-        await scene.run_to_the_halt()
-        await check_undecided(scene, living)
+    async with set_scene(cluster, await cluster.make_postgres()) as harness, harness.restart() as living:
+        await harness.run_to_the_halt()
+        await check_undecided(harness, living)
         async with asyncio.TaskGroup() as group:
-            behind = group.create_task(scene.behind.send(living))
-            await poll(lambda: scene.behind.seen, deadline_s=DEADLINE_S, what="a call behind the others")
+            behind = group.create_task(harness.behind.send(living))
+            await poll(lambda: harness.behind.seen, deadline_s=DEADLINE_S, what="a call behind the others")
             await resume_mining(cluster)
         assert behind.result().status == 200
-        await scene.wait_finished(living)
-        await check_all(scene, living, others=1)
+        await harness.wait_finished(living)
+        await check_all(harness, living, others=1)

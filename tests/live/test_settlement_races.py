@@ -42,7 +42,7 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class Harness:
     """A stall, and the gas keys that its gateways share."""
 
     stall: PaidListing
@@ -70,7 +70,7 @@ class Market:
         pytest.param("two on postgresql", marks=pytest.mark.postgres),
     ],
 )
-async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
+async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
     kind = request.param
     gas = await cluster.wallets(2 if kind.endswith("two keys") else 1)
     url = None if kind.startswith("sqlite") else await cluster.make_postgres()
@@ -87,7 +87,7 @@ async def market(request: pytest.FixtureRequest, cluster: Any) -> Any:
         if kind.startswith("two on"):
             second = cluster.gateway(**options, public_url=gateways[0].public_url)
             gateways.append(await stack.enter_async_context(second))
-        yield Market(stall=await PaidListing.open(cluster, gateways), gas=gas)
+        yield Harness(stall=await PaidListing.open(cluster, gateways), gas=gas)
 
 
 def fresh(name: str) -> str:
@@ -102,13 +102,13 @@ async def leave_with(cluster: Any, wallet: Any, worth: int) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_transfer(
-    market: Market, method: str
+    harness: Harness, method: str
 ) -> None:
     body = b"{}" if method == "POST" else None
-    call = market.stall.sign(await market.cluster.wallet(), fresh("same"), method=method, body=body)
-    before = sum(await market.count_sent())
+    call = harness.stall.sign(await harness.cluster.wallet(), fresh("same"), method=method, body=body)
+    before = sum(await harness.count_sent())
 
-    replies = await market.race([call] * CALLERS)
+    replies = await harness.race([call] * CALLERS)
 
     assert call.seen == 1
     winners = [reply for reply in replies if reply.status == 200]
@@ -117,18 +117,18 @@ async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_t
     assert {(reply.status, reply.code) for reply in losers} <= NO_TERMS
     assert not any(reply.asks_for_money for reply in losers)
     assert len(await call.transfers()) == 1
-    assert sum(await market.count_sent()) == before + 1
-    assert (await call.record(market.stall.gateways[-1]))["payment"]["state"] == "charged"
-    await market.stall.check_ledger()
+    assert sum(await harness.count_sent()) == before + 1
+    assert (await call.record(harness.stall.gateways[-1]))["payment"]["state"] == "charged"
+    await harness.stall.check_ledger()
 
 
-async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(market: Market) -> None:
-    wallet, path = await market.cluster.wallet(), fresh("seven")
-    await leave_with(market.cluster, wallet, WORTH)
-    calls = [market.stall.sign(wallet, path) for _ in range(CALLERS)]
-    before = sum(await market.count_sent())
+async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(harness: Harness) -> None:
+    wallet, path = await harness.cluster.wallet(), fresh("seven")
+    await leave_with(harness.cluster, wallet, WORTH)
+    calls = [harness.stall.sign(wallet, path) for _ in range(CALLERS)]
+    before = sum(await harness.count_sent())
 
-    replies = await market.race(calls)
+    replies = await harness.race(calls)
 
     told = Counter((reply.status, reply.code) for reply in replies)
     assert told == {(200, None): WORTH, (402, "payment_verification_failed"): CALLERS - WORTH}
@@ -137,46 +137,46 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(marke
     assert reasons <= {"insufficient_balance", "invalid_exact_evm_transaction_simulation_failed"}
     assert calls[0].seen == WORTH, "no upstream works for what is not covered"
     assert len(await calls[0].transfers()) == WORTH
-    assert sum(await market.count_sent()) == before + WORTH, "no settlement fails for want of balance"
-    assert await balance_of(market.cluster, wallet.address) == 0
-    await market.stall.check_ledger()
+    assert sum(await harness.count_sent()) == before + WORTH, "no settlement fails for want of balance"
+    assert await balance_of(harness.cluster, wallet.address) == 0
+    await harness.stall.check_ledger()
 
 
-async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) -> None:
+async def test_thirty_settlements_at_once_use_each_nonce_once(harness: Harness) -> None:
     """Whichever gateway signs them, and with whichever key."""
-    wallets = await market.cluster.wallets(3)
+    wallets = await harness.cluster.wallets(3)
     path = fresh("lane")
-    calls = [market.stall.sign(wallets[number % 3], path) for number in range(SETTLEMENTS)]
-    before = await market.count_sent()
+    calls = [harness.stall.sign(wallets[number % 3], path) for number in range(SETTLEMENTS)]
+    before = await harness.count_sent()
 
-    replies = await market.race(calls)
+    replies = await harness.race(calls)
 
     assert Counter((reply.status, reply.code) for reply in replies) == {(200, None): SETTLEMENTS}
-    after = await market.count_sent()
+    after = await harness.count_sent()
     sent = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(sent) == SETTLEMENTS, "no nonce twice, no hole, none wasted"
     assert all(sent), "every key does its part"
     receipts = [undress(("", reply.headers["PAYMENT-RESPONSE"]))["transaction"] for reply in replies]
-    moved = [tx_hash for wallet in wallets for tx_hash in await transfers(market, wallet)]
+    moved = [tx_hash for wallet in wallets for tx_hash in await transfers(harness, wallet)]
     assert sorted(receipts) == sorted(map(str, moved))
     assert calls[0].seen == SETTLEMENTS
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
-async def transfers(market: Market, wallet: Any) -> list[TxHash]:
-    return await market.stall.sign(wallet, "/").transfers()
+async def transfers(harness: Harness, wallet: Any) -> list[TxHash]:
+    return await harness.stall.sign(wallet, "/").transfers()
 
 
 # ---- Others on the chain.
 
 
-async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(market: Market) -> None:
-    cluster, stranger = market.cluster, market.cluster.playground.account("stranger")
-    call = market.stall.sign(await cluster.wallet(), fresh("front-run"))
+async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(harness: Harness) -> None:
+    cluster, stranger = harness.cluster, harness.cluster.playground.account("stranger")
+    call = harness.stall.sign(await cluster.wallet(), fresh("front-run"))
     token = cluster.playground.token.address
     async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send())
-        ours = await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
+        ours = await poll(lambda: find_waiting(harness), deadline_s=DEADLINE_S, what="our transaction")
         theirs = await send_dearly(cluster, stranger, token, call.calldata)
         await cluster.driver.mine(1)
     reply = task.result()
@@ -189,21 +189,21 @@ async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(mar
     for tx_hash, code in ((ours, "payment_verification_failed"), (theirs, "payment_already_used")):
         assert (await call.spend(tx_hash)).code == code
     assert call.seen == 1
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
-async def find_waiting(market: Market) -> TxHash | None:
-    waiting = [await find_pending(market.cluster, key.address) for key in market.gas]
+async def find_waiting(harness: Harness) -> TxHash | None:
+    waiting = [await find_pending(harness.cluster, key.address) for key in harness.gas]
     return next(iter(itertools.chain(*waiting)), None)
 
 
-async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(market: Market) -> None:
+async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(harness: Harness) -> None:
     """Neither the gateway's own, nor one that the gateway has never heard of."""
-    cluster, stranger = market.cluster, market.cluster.playground.account("stranger")
-    settled = market.stall.sign(await cluster.wallet(), fresh("shown"))
+    cluster, stranger = harness.cluster, harness.cluster.playground.account("stranger")
+    settled = harness.stall.sign(await cluster.wallet(), fresh("shown"))
     assert (await settled.send()).status == 200
     (ours,) = await settled.transfers()
-    unknown = market.stall.sign(await cluster.wallet(), fresh("unknown"))
+    unknown = harness.stall.sign(await cluster.wallet(), fresh("unknown"))
     theirs = await send_dearly(cluster, stranger, cluster.playground.token.address, unknown.calldata)
     await cluster.driver.wait_receipt(theirs)
 
@@ -219,8 +219,8 @@ async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(market: 
 # ---- Providers and callers who do not wait.
 
 
-async def test_whoever_was_quoted_pays_that_price_to_that_wallet(market: Market) -> None:
-    cluster, gateways = market.cluster, market.stall.gateways
+async def test_whoever_was_quoted_pays_that_price_to_that_wallet(harness: Harness) -> None:
+    cluster, gateways = harness.cluster, harness.stall.gateways
     stall = await PaidListing.open(cluster, gateways)
     call = stall.sign(await cluster.wallet(), fresh("quoted"))
     other = await cluster.wallet()
@@ -243,7 +243,7 @@ async def test_whoever_was_quoted_pays_that_price_to_that_wallet(market: Market)
     shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price to the new wallet was never offered
     assert (await call.send(headers=[shown])).status == 402
     assert (await balance_of(cluster, other.address), call.seen) == (START_USDC_UNITS, 1)
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
 async def leave(task: "asyncio.Task[Any]") -> None:
@@ -262,9 +262,9 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
     return await poll(find, deadline_s=DEADLINE_S, what="the call's end")
 
 
-async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None:
-    gateway = market.stall.gateways[-1]
-    call = market.stall.sign(await market.cluster.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
+async def test_whoever_leaves_before_the_head_pays_by_it(harness: Harness) -> None:
+    gateway = harness.stall.gateways[-1]
+    call = harness.stall.sign(await harness.cluster.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
     before = call.seen
     async with asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
@@ -276,17 +276,19 @@ async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None
     again = await call.send(gateway)
     assert (again.status, again.code) in NO_TERMS | {(200, None)}
     assert len(await call.transfers()) == 1
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market: Market, method: str) -> None:
-    cluster, gateway = market.cluster, market.stall.gateways[-1]
+async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(
+    harness: Harness, method: str
+) -> None:
+    cluster, gateway = harness.cluster, harness.stall.gateways[-1]
     body = b"{}" if method == "POST" else None
-    call = market.stall.sign(await cluster.wallet(), fresh("left"), method=method, body=body)
+    call = harness.stall.sign(await cluster.wallet(), fresh("left"), method=method, body=body)
     async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
-        await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
+        await poll(lambda: find_waiting(harness), deadline_s=DEADLINE_S, what="our transaction")
         await leave(task)
         repeat = await call.send(gateway)
         assert (repeat.status, repeat.code) in NO_TERMS
@@ -300,14 +302,14 @@ async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market:
     else:
         assert (await call.spend(moved, gateway)).status == 200, "its money is its credit"
     assert await call.transfers() == [moved]
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
-async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> None:
-    cluster, gateway = market.cluster, market.stall.gateways[-1]
+async def test_whoever_leaves_after_the_head_has_paid_once(harness: Harness) -> None:
+    cluster, gateway = harness.cluster, harness.stall.gateways[-1]
     path = f"/stream?count=1000&interval=0.05&n={next(_NUMBERS)}"
-    call = market.stall.sign(await cluster.wallet(), path)
-    url = f"{gateway.base_url}/api/v2/gateway/{market.stall.api_id}{path}"
+    call = harness.stall.sign(await cluster.wallet(), path)
+    url = f"{gateway.base_url}/api/v2/gateway/{harness.stall.api_id}{path}"
     timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
     async with cluster.session.get(url, headers=[call.header], timeout=timeout) as response:
         assert response.status == 200
@@ -317,12 +319,12 @@ async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> No
     assert (record["payment"]["state"], len(await call.transfers())) == ("charged", 1)
     again = await call.send(gateway)
     assert (again.status, again.code, again.asks_for_money) == (409, "payment_already_used", False)
-    await market.stall.check_ledger()
+    await harness.stall.check_ledger()
 
 
-async def test_plain_headers_beside_a_signed_payment_are_two_rails(market: Market) -> None:
-    call = market.stall.sign(await market.cluster.wallet(), fresh("two-rails"))
-    tx_hash = await market.cluster.send_tokens(call.wallet, market.stall.provider.address, PRICE_UNITS)
+async def test_plain_headers_beside_a_signed_payment_are_two_rails(harness: Harness) -> None:
+    call = harness.stall.sign(await harness.cluster.wallet(), fresh("two-rails"))
+    tx_hash = await harness.cluster.send_tokens(call.wallet, harness.stall.provider.address, PRICE_UNITS)
     both = await call.send(headers=[call.header, *plain(call.wallet, tx_hash)])
     assert (both.status, both.code, call.seen) == (400, "invalid_request", 0)
     assert await call.transfers() == []

@@ -66,8 +66,8 @@ async def test_plain_wallet_is_its_key(ask, caller, stranger):
     assert await ask(Address(20), with_v(bytes(64), 27)) == b"\x00"
 
 
-async def test_contract_wallet_is_asked(ask, scenes, caller, stranger):
-    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+async def test_contract_wallet_is_asked(ask, scenarios, caller, stranger):
+    wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
     assert await ask(wallet.address, sign(caller)) == b"\x01"
     assert await ask(wallet.address, sign(stranger)) == b"\x00"
     assert await ask(wallet.address, b"") == b"\x00"
@@ -86,19 +86,19 @@ async def test_contract_wallet_is_asked(ask, scenes, caller, stranger):
         ("TransferSpoofer", b"\x00"),
     ],
 )
-async def test_odd_contracts(ask, scenes, stranger, name, answer):
-    wallet = await scenes.deploy(name)
+async def test_odd_contracts(ask, scenarios, stranger, name, answer):
+    wallet = await scenarios.deploy(name)
     assert await ask(wallet.address, sign(stranger), gas=5_000_000) == answer
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "ReturnBombWallet"])
-async def test_burners_within_the_allowance_of_gas_are_a_no(ask, scenes, stranger, name):
-    wallet = await scenes.deploy(name)
+async def test_burners_within_the_allowance_of_gas_are_a_no(ask, scenarios, stranger, name):
+    wallet = await scenarios.deploy(name)
     assert await ask(wallet.address, sign(stranger), gas=200_000) == b"\x00"
 
 
-async def test_the_allowance_of_gas_is_enough_for_an_honest_wallet(ask, scenes, caller):
-    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+async def test_the_allowance_of_gas_is_enough_for_an_honest_wallet(ask, scenarios, caller):
+    wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
     assert await ask(wallet.address, sign(caller), gas=200_000) == b"\x01"
 
 
@@ -108,8 +108,8 @@ async def counterfactual(chain, factory, owner, salt=b"\x01" * 32):
     return address, factory.artifact.function("create").encode((str(owner.address), salt))
 
 
-async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, scenes, caller, stranger):
-    factory = await scenes.deploy("OwnedWalletFactory")
+async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, scenarios, caller, stranger):
+    factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
     assert await ask(address, wrap(factory.address, payload, sign(caller))) == b"\x01"
     assert await ask(address, wrap(factory.address, payload, sign(stranger))) == b"\x00"
@@ -117,18 +117,18 @@ async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, sce
     assert await chain.rpc("eth_getCode", str(address), "latest") == "0x"
 
 
-async def test_wrapper_still_counts_once_the_wallet_stands(ask, chain, scenes, caller, stranger):
-    factory = await scenes.deploy("OwnedWalletFactory")
+async def test_wrapper_still_counts_once_the_wallet_stands(ask, chain, scenarios, caller, stranger):
+    factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
-    await scenes.mined(
+    await scenarios.mined(
         await chain.transact(factory, "create", str(caller.address), b"\x01" * 32, key=caller.key)
     )
     assert await ask(address, wrap(factory.address, payload, sign(caller))) == b"\x01"
     assert await ask(address, wrap(factory.address, payload, sign(stranger))) == b"\x00"
 
 
-async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenes, caller, stranger):
-    factory = await scenes.deploy("OwnedWalletFactory")
+async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenarios, caller, stranger):
+    factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
     elsewhere, other_payload = await counterfactual(chain, factory, stranger)
     assert elsewhere != address
@@ -140,13 +140,13 @@ async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenes, ca
     assert await ask(caller.address, wrap(factory.address, payload, sign(caller))) == b"\x00"
 
 
-async def test_wrapped_call_is_not_run_for_a_wallet_that_stands(ask, chain, scenes, caller, stranger):
+async def test_wrapped_call_is_not_run_for_a_wallet_that_stands(ask, chain, scenarios, caller, stranger):
     """Otherwise whoever sends the signature could change the wallet for the length of the question."""
-    switch = await scenes.deploy("SwitchWallet")
+    switch = await scenarios.deploy("SwitchWallet")
     assert await ask(switch.address, sign(stranger)) == b"\x00"
     payload = switch.artifact.function("agree").encode(())
     assert await ask(switch.address, wrap(switch.address, payload, sign(stranger))) == b"\x00"
-    await scenes.mined(await chain.transact(switch, "agree", key=stranger.key))
+    await scenarios.mined(await chain.transact(switch, "agree", key=stranger.key))
     assert await ask(switch.address, sign(stranger)) == b"\x01"
 
 
@@ -156,13 +156,13 @@ async def test_wrapper_of_nonsense_is_a_revert(ask, caller):
 
 
 async def test_delegated_account_is_tried_as_a_contract_and_then_as_its_key(
-    ask, chain, scenes, caller, stranger
+    ask, chain, scenarios, caller, stranger
 ):
-    wallet = await scenes.deploy("OwnedWallet", str(stranger.address))
+    wallet = await scenarios.deploy("OwnedWallet", str(stranger.address))
     await chain.set_code(caller.address, bytes.fromhex("ef0100") + wallet.address)
     assert await ask(caller.address, sign(stranger)) == b"\x01"
     assert await ask(caller.address, sign(caller)) == b"\x01"
-    assert await ask(caller.address, sign(scenes.playground.account("gas"))) == b"\x00"
+    assert await ask(caller.address, sign(scenarios.playground.account("gas"))) == b"\x00"
 
 
 def test_the_code_fits_what_a_creation_may_carry():

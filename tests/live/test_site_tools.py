@@ -78,7 +78,7 @@ NASTY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Town:
+class Harness:
     """A gateway that can settle, with an API that says everything of itself, one that says nothing, and one that lies."""
 
     cluster: Any
@@ -124,7 +124,7 @@ class Town:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def town(cluster: Any) -> AsyncIterator[Town]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
@@ -136,7 +136,7 @@ async def town(cluster: Any) -> AsyncIterator[Town]:
     async with contextlib.AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(cluster.gateway(settings=settings))
         provider = await cluster.wallet()
-        yield Town(
+        yield Harness(
             cluster=cluster,
             gateway=gateway,
             provider=provider,
@@ -177,72 +177,72 @@ def node() -> str:
 # ---- Validators.
 
 
-async def test_every_openapi_document_is_one(town: Town) -> None:
-    for name, path in town.documents.items():
-        document = (await town.read(path)).json
+async def test_every_openapi_document_is_one(harness: Harness) -> None:
+    for name, path in harness.documents.items():
+        document = (await harness.read(path)).json
         assert document["openapi"] == "3.1.0", name
         validate(document)
 
 
-async def test_redocly_finds_no_error_in_any_of_them(town: Town, tmp_path: Path) -> None:
-    for name, path in town.documents.items():
-        (tmp_path / f"{name}.json").write_bytes((await town.read(path)).body)
+async def test_redocly_finds_no_error_in_any_of_them(harness: Harness, tmp_path: Path) -> None:
+    for name, path in harness.documents.items():
+        (tmp_path / f"{name}.json").write_bytes((await harness.read(path)).body)
     code, told = await run(
         node(),
         str(MODULES / "@redocly" / "cli" / "bin" / "cli.js"),
         "lint",
-        *(f"{name}.json" for name in town.documents),
+        *(f"{name}.json" for name in harness.documents),
         "--format=json",
         folder=tmp_path,
         REDOCLY_TELEMETRY="off",
         REDOCLY_SUPPRESS_UPDATE_NOTICE="true",
     )
     counts = re.findall(r'"errors": ([0-9]+)', told)
-    assert counts == ["0"] * len(town.documents), told
+    assert counts == ["0"] * len(harness.documents), told
     assert code == 0, told
 
 
-async def test_the_contract_fits_what_a_crawler_reads(town: Town) -> None:
-    reply = await town.read("/openapi.json")
+async def test_the_contract_fits_what_a_crawler_reads(harness: Harness) -> None:
+    reply = await harness.read("/openapi.json")
     assert len(reply.body) < 64 * 1024
     featured = [path for path in reply.json["paths"] if path.startswith(f"{API}/gateway/api_")]
-    assert f"{API}/gateway/{town.documented}/quote/{{symbol}}" in featured
+    assert f"{API}/gateway/{harness.documented}/quote/{{symbol}}" in featured
     assert len(featured) <= 40
 
 
 # ---- Crawlers.
 
 
-async def audit(town: Town, document: str) -> dict[str, Any]:
+async def audit(harness: Harness, document: str) -> dict[str, Any]:
     code, told = await run(
-        node(), str(AUDIT), town.url, town.url + document, json.dumps({"symbol": "ETH"}), folder=ROOT
+        node(), str(AUDIT), harness.url, harness.url + document, json.dumps({"symbol": "ETH"}), folder=ROOT
     )
     assert code == 0, told
     return dict(json.loads(told))
 
 
-async def test_agentcash_finds_what_is_for_sale_and_no_error(town: Town) -> None:
-    for name, path in town.documents.items():
-        told = await audit(town, path)
+async def test_agentcash_finds_what_is_for_sale_and_no_error(harness: Harness) -> None:
+    for name, path in harness.documents.items():
+        told = await audit(harness, path)
         errors = [one for one in told["warnings"] if one["severity"] == "error"]
         assert errors == [], (name, errors)
         paid = {one["path"]: one for one in told["routes"] if one.get("authMode") == "paid"}
         if name in ("site", "documented"):
-            quote = paid[f"{API}/gateway/{town.documented}/quote/{{symbol}}"]
+            quote = paid[f"{API}/gateway/{harness.documented}/quote/{{symbol}}"]
             assert (quote["price"], quote["protocols"]) == ("0.01 USD", ["x402", "mpp"])
 
 
-async def test_agentcash_warns_of_nothing_in_a_documented_api(town: Town) -> None:
-    told = await audit(town, town.documents["documented"])
+async def test_agentcash_warns_of_nothing_in_a_documented_api(harness: Harness) -> None:
+    told = await audit(harness, harness.documents["documented"])
     assert [one for one in told["warnings"] if one["severity"] != "info"] == []
 
 
-async def test_mppx_validates_the_gateway(town: Town, tmp_path: Path) -> None:
+async def test_mppx_validates_the_gateway(harness: Harness, tmp_path: Path) -> None:
     code, told = await run(
         node(),
         str(MODULES / "mppx" / "dist" / "bin.js"),
         "validate",
-        town.url,
+        harness.url,
         "--outputJson",
         folder=tmp_path,
         HOME=str(tmp_path),
@@ -311,14 +311,14 @@ apiId = "{retired_id}"
 
 
 @pytest.mark.timeout(240)
-async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tmp_path: Path) -> None:
+async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(harness: Harness, tmp_path: Path) -> None:
     """With `EXAMPLES` for each operation beside every border that its schemas have. As a provider; what needs a wallet is
     also asked for without one. One worker: CPython 3.11 cannot parse source in two threads at once, and the tool does."""
     rules = RULES.format(
-        token=await town.token(),
-        other_token=await town.token(),
-        api_id=town.documented,
-        retired_id=town.to_retire,
+        token=await harness.token(),
+        other_token=await harness.token(),
+        api_id=harness.documented,
+        retired_id=harness.to_retire,
     )
     (tmp_path / "schemathesis.toml").write_text(rules)
     code, told = await run(
@@ -328,7 +328,7 @@ async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tm
         "--config-file",
         "schemathesis.toml",
         "run",
-        f"{town.url}/openapi.json",
+        f"{harness.url}/openapi.json",
         *("--phases", "coverage,fuzzing"),
         *("--max-examples", str(EXAMPLES), "--seed", str(SEED)),
         *("--workers", "1", "--continue-on-failure", "--no-color", "--suppress-health-check", "all"),

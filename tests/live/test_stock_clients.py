@@ -51,7 +51,7 @@ each_dialect = pytest.mark.parametrize("client", stock.ONE_OF_EACH_DIALECT, ids=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class Harness:
     """A gateway that can settle, as its clients see it: through the tap."""
 
     cluster: Any
@@ -104,7 +104,7 @@ class Shop:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(cluster: Any) -> AsyncIterator[Shop]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
         tap = await stack.enter_async_context(stock.run_wiretap(cluster.session))
@@ -114,7 +114,7 @@ async def shop(cluster: Any) -> AsyncIterator[Shop]:
         tap.upstream = gateway.base_url
         provider = await cluster.wallet()
         api_id = await cluster.publish(gateway, provider, tags=["quotes"])
-        yield Shop(cluster=cluster, gateway=gateway, tap=tap, provider=provider, api_id=api_id)
+        yield Harness(cluster=cluster, gateway=gateway, tap=tap, provider=provider, api_id=api_id)
 
 
 def keep_transcript(client: Any, exchanges: list[Any], told: Any) -> None:
@@ -132,34 +132,34 @@ def fresh(path: str) -> str:
 
 
 @each_client
-async def test_a_get_is_paid_answered_and_receipted(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("get")
-    before = await shop.balance(payer.address), await shop.balance(shop.provider.address)
+async def test_a_get_is_paid_answered_and_receipted(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("get")
+    before = await harness.balance(payer.address), await harness.balance(harness.provider.address)
 
-    told, exchanges = await shop.pay(client, payer, f"{path}?city=Wien%20Mitte")
+    told, exchanges = await harness.pay(client, payer, f"{path}?city=Wien%20Mitte")
 
     assert (told.error, told.status) == (None, 200)
     assert json.loads(told.body)["target"] == f"{path}?city=Wien%20Mitte"
-    await shop.check_transfer(told.transaction, payer)
-    assert await shop.balance(payer.address) == before[0] - PRICE_UNITS
-    assert await shop.balance(shop.provider.address) == before[1] + PRICE_UNITS
+    await harness.check_transfer(told.transaction, payer)
+    assert await harness.balance(payer.address) == before[0] - PRICE_UNITS
+    assert await harness.balance(harness.provider.address) == before[1] + PRICE_UNITS
 
     asked, paid = exchanges
     assert (asked.status, asked.shown_payment) == (402, None)
     assert paid.shown_payment[0] == client.payment_header
     assert paid.receipts == [client.receipt_header], "the answer speaks the dialect that paid"
     assert paid.answer_headers["Tollway-Payment-State"] == "charged"
-    assert shop.cluster.provider.count(path) == 1
-    (call,) = await shop.cluster.history(shop.gateway, payer)
+    assert harness.cluster.provider.count(path) == 1
+    (call,) = await harness.cluster.history(harness.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["rail"]) == ("charged", client.rail)
     assert call["payment"]["transaction"] == told.transaction
-    await shop.check_ledger()
+    await harness.check_ledger()
 
 
 @each_client
-async def test_the_receipt_names_payer_and_network_in_its_dialect(shop: Shop, client: Any) -> None:
-    payer = await shop.cluster.wallet()
-    told, exchanges = await shop.pay(client, payer, fresh("receipt"))
+async def test_the_receipt_names_payer_and_network_in_its_dialect(harness: Harness, client: Any) -> None:
+    payer = await harness.cluster.wallet()
+    told, exchanges = await harness.pay(client, payer, fresh("receipt"))
     if client.rail == "mpp":
         challenge = stock.decode_header(exchanges[-1].shown_payment[1])["challenge"]
         assert (told.receipt["status"], told.receipt["method"]) == ("success", "evm")
@@ -171,177 +171,186 @@ async def test_the_receipt_names_payer_and_network_in_its_dialect(shop: Shop, cl
 
 
 @each_client
-async def test_a_post_arrives_once_with_its_body(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("post")
+async def test_a_post_arrives_once_with_its_body(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("post")
     body = json.dumps({"city": "Wien", "text": "ä" * 5_000}, ensure_ascii=False)
 
-    told, _ = await shop.pay(client, payer, path, method="POST", body=body)
+    told, _ = await harness.pay(client, payer, path, method="POST", body=body)
 
     assert (told.error, told.status) == (None, 200)
     answer = json.loads(told.body)
     assert answer["method"] == "POST"
     assert answer["body"] == {"bytes": len(body.encode()), "sha256": sha256(body.encode()).hexdigest()}
-    assert shop.cluster.provider.count(path) == 1
-    await shop.check_transfer(told.transaction, payer)
+    assert harness.cluster.provider.count(path) == 1
+    await harness.check_transfer(told.transaction, payer)
 
 
 @each_client
-async def test_the_provider_sees_neither_payment_nor_sign_in(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("headers")
-    told, _ = await shop.pay(client, payer, path)
+async def test_the_provider_sees_neither_payment_nor_sign_in(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("headers")
+    told, _ = await harness.pay(client, payer, path)
     assert told.status == 200
     shown = {name.lower() for name, _ in json.loads(told.body)["headers"]}
     assert not shown & {name.lower() for name in (*stock.PAYMENT_HEADERS, "Payment-Retry", "Accept-Payment")}
 
 
 @each_client
-async def test_an_upstream_failure_costs_nothing(shop: Shop, client: Any) -> None:
-    payer = await shop.cluster.wallet()
-    before = await shop.balance(payer.address)
-    served = shop.cluster.provider.count("/status/500")
+async def test_an_upstream_failure_costs_nothing(harness: Harness, client: Any) -> None:
+    payer = await harness.cluster.wallet()
+    before = await harness.balance(payer.address)
+    served = harness.cluster.provider.count("/status/500")
 
-    told, exchanges = await shop.pay(client, payer, f"/status/500?number={next(_NUMBERS)}")
+    told, exchanges = await harness.pay(client, payer, f"/status/500?number={next(_NUMBERS)}")
 
     assert (told.error, told.status, told.receipt) == (None, 500, None)
     assert json.loads(told.body) == {"status": 500}
     assert len(exchanges) == 2
     assert exchanges[-1].answer_headers["Tollway-Payment-State"] == "released"
-    assert shop.cluster.provider.count("/status/500") == served + 1
-    assert await shop.balance(payer.address) == before
-    (call,) = await shop.cluster.history(shop.gateway, payer)
+    assert harness.cluster.provider.count("/status/500") == served + 1
+    assert await harness.balance(payer.address) == before
+    (call,) = await harness.cluster.history(harness.gateway, payer)
     assert (call["payment"]["state"], call["payment"]["transaction"]) == ("released", None)
-    await shop.check_ledger()
+    await harness.check_ledger()
 
 
 @each_client
-async def test_a_wallet_without_money_reaches_no_provider(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("poor")
-    everything = await shop.balance(payer.address)
-    await shop.cluster.send_tokens(payer, shop.provider.address, everything - PRICE_UNITS + 1)
+async def test_a_wallet_without_money_reaches_no_provider(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("poor")
+    everything = await harness.balance(payer.address)
+    await harness.cluster.send_tokens(payer, harness.provider.address, everything - PRICE_UNITS + 1)
 
-    told, exchanges = await shop.pay(client, payer, path)
+    told, exchanges = await harness.pay(client, payer, path)
 
     assert (told.status, told.receipt) == (402, None) or told.error is not None
     assert [exchange.status for exchange in exchanges] == [402] * (1 + client.signs_in_vain)
-    assert shop.cluster.provider.count(path) == 0
-    assert await shop.balance(payer.address) == PRICE_UNITS - 1
-    assert await shop.cluster.history(shop.gateway, payer) == []
+    assert harness.cluster.provider.count(path) == 0
+    assert await harness.balance(payer.address) == PRICE_UNITS - 1
+    assert await harness.cluster.history(harness.gateway, payer) == []
 
 
 @each_client
-async def test_a_payment_shown_again_buys_nothing_and_asks_for_nothing(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("again")
-    told, exchanges = await shop.pay(client, payer, path)
-    after = await shop.balance(payer.address)
+async def test_a_payment_shown_again_buys_nothing_and_asks_for_nothing(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("again")
+    told, exchanges = await harness.pay(client, payer, path)
+    after = await harness.balance(payer.address)
     headers = [exchanges[-1].shown_payment]
-    other = await shop.cluster.publish(
-        shop.gateway, shop.provider, name="As dear, and paid to the same wallet"
+    other = await harness.cluster.publish(
+        harness.gateway, harness.provider, name="As dear, and paid to the same wallet"
     )
 
     replies = [
-        await shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers),
-        await shop.cluster.call(shop.gateway, shop.api_id, path + "/elsewhere", headers=headers),
-        await shop.cluster.call(
-            shop.gateway, shop.api_id, path, method="POST", headers=headers, content=b"x"
+        await harness.cluster.call(harness.gateway, harness.api_id, path, headers=headers),
+        await harness.cluster.call(harness.gateway, harness.api_id, path + "/elsewhere", headers=headers),
+        await harness.cluster.call(
+            harness.gateway, harness.api_id, path, method="POST", headers=headers, content=b"x"
         ),
-        await shop.cluster.call(shop.gateway, other, path, headers=headers),
+        await harness.cluster.call(harness.gateway, other, path, headers=headers),
     ]
 
     assert told.status == 200
     assert not any(reply.asks_for_money for reply in replies)
     assert {(reply.status, reply.code) for reply in replies} == {(409, "payment_already_used")}
-    assert [shop.cluster.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
-    assert await shop.balance(payer.address) == after
+    assert [harness.cluster.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
+    assert await harness.balance(payer.address) == after
 
 
 @each_client
-async def test_the_transfer_of_an_authorisation_is_no_tx_payment(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("as-tx")
-    told, _ = await shop.pay(client, payer, fresh("settled"))
-    reply = await shop.cluster.call(
-        shop.gateway, shop.api_id, path, headers=plain(payer, TxHash.parse(told.transaction))
+async def test_the_transfer_of_an_authorisation_is_no_tx_payment(harness: Harness, client: Any) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("as-tx")
+    told, _ = await harness.pay(client, payer, fresh("settled"))
+    reply = await harness.cluster.call(
+        harness.gateway, harness.api_id, path, headers=plain(payer, TxHash.parse(told.transaction))
     )
     assert reply.status != 200
-    assert shop.cluster.provider.count(path) == 0
+    assert harness.cluster.provider.count(path) == 0
 
 
 @each_dialect
 async def test_fifty_of_one_authorisation_at_once_are_one_call_and_one_transfer(
-    shop: Shop, client: Any
+    harness: Harness, client: Any
 ) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("fifty")
-    before = await shop.balance(payer.address)
-    headers = await shop.capture(client, payer, path)
-    assert shop.cluster.provider.count(path) == 0
+    payer, path = await harness.cluster.wallet(), fresh("fifty")
+    before = await harness.balance(payer.address)
+    headers = await harness.capture(client, payer, path)
+    assert harness.cluster.provider.count(path) == 0
 
     replies = await asyncio.gather(
-        *(shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers) for _ in range(SHOWN_AT_ONCE))
+        *(
+            harness.cluster.call(harness.gateway, harness.api_id, path, headers=headers)
+            for _ in range(SHOWN_AT_ONCE)
+        )
     )
 
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
     assert [reply.status for reply in replies].count(200) == 1
     assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
     assert {reply.status for reply in replies} <= {200, 409, 503}
-    assert await shop.balance(payer.address) == before - PRICE_UNITS
-    await shop.check_ledger()
+    assert await harness.balance(payer.address) == before - PRICE_UNITS
+    await harness.check_ledger()
 
 
 @each_dialect
-async def test_a_payment_signed_for_one_listing_is_refused_by_a_dearer_one(shop: Shop, client: Any) -> None:
-    payer, path = await shop.cluster.wallet(), fresh("cheap")
-    before = await shop.balance(payer.address)
-    dearer = await shop.cluster.publish(shop.gateway, shop.provider, name="Dearer", pricePerRequest="0.02")
-    headers = await shop.capture(client, payer, path)
+async def test_a_payment_signed_for_one_listing_is_refused_by_a_dearer_one(
+    harness: Harness, client: Any
+) -> None:
+    payer, path = await harness.cluster.wallet(), fresh("cheap")
+    before = await harness.balance(payer.address)
+    dearer = await harness.cluster.publish(
+        harness.gateway, harness.provider, name="Dearer", pricePerRequest="0.02"
+    )
+    headers = await harness.capture(client, payer, path)
 
-    reply = await shop.cluster.call(shop.gateway, dearer, path, headers=headers)
+    reply = await harness.cluster.call(harness.gateway, dearer, path, headers=headers)
 
     assert reply.status == 402
-    assert shop.cluster.provider.count(path) == 0
-    assert await shop.balance(payer.address) == before
+    assert harness.cluster.provider.count(path) == 0
+    assert await harness.balance(payer.address) == before
 
 
-async def test_an_mpp_challenge_of_another_route_is_refused(shop: Shop) -> None:
+async def test_an_mpp_challenge_of_another_route_is_refused(harness: Harness) -> None:
     """The challenge names its route; x402 signs none."""
-    payer, path = await shop.cluster.wallet(), fresh("route")
-    headers = await shop.capture(stock.MPPX, payer, path)
-    reply = await shop.cluster.call(shop.gateway, shop.api_id, path + "/other", headers=headers)
+    payer, path = await harness.cluster.wallet(), fresh("route")
+    headers = await harness.capture(stock.MPPX, payer, path)
+    reply = await harness.cluster.call(harness.gateway, harness.api_id, path + "/other", headers=headers)
     assert reply.status == 402
-    assert shop.cluster.provider.count(path + "/other") == 0
+    assert harness.cluster.provider.count(path + "/other") == 0
 
 
-async def test_an_idempotency_key_brings_the_same_answer_for_one_payment(shop: Shop) -> None:
+async def test_an_idempotency_key_brings_the_same_answer_for_one_payment(harness: Harness) -> None:
     """The client signs anew for each 402; the repeat of a paid request is answered from the record."""
-    payer, path = await shop.cluster.wallet(), fresh("idempotent")
+    payer, path = await harness.cluster.wallet(), fresh("idempotent")
     key = {"Idempotency-Key": "order-0001"}
-    told, exchanges = await shop.pay(stock.FETCH, payer, path, headers=key)
+    told, exchanges = await harness.pay(stock.FETCH, payer, path, headers=key)
     headers = [exchanges[-1].shown_payment, *key.items()]
-    reply = await shop.cluster.call(shop.gateway, shop.api_id, path, headers=headers)
+    reply = await harness.cluster.call(harness.gateway, harness.api_id, path, headers=headers)
     assert (reply.status, reply.headers.get("Idempotency-Replayed")) == (200, "true")
     assert reply.body == told.body.encode()
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
 
 
-async def test_a_client_signs_in_where_the_402_asks_for_an_identity(shop: Shop) -> None:
-    payer = await shop.cluster.wallet()
-    paid, _ = await shop.pay(stock.FETCH, payer, fresh("history"))
-    target = f"/x402/history?limit=5&apiId={shop.api_id}"
+async def test_a_client_signs_in_where_the_402_asks_for_an_identity(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    paid, _ = await harness.pay(stock.FETCH, payer, fresh("history"))
+    target = f"/x402/history?limit=5&apiId={harness.api_id}"
 
-    told = await stock.pay("pay_x402_siwx.mjs", shop.tap.url + target, key=payer.private_key)
+    told = await stock.pay("pay_x402_siwx.mjs", harness.tap.url + target, key=payer.private_key)
 
     assert (told.error, told.status, told.receipt) == (None, 200, None)
     assert [call["payment"]["transaction"] for call in json.loads(told.body)["calls"]] == [paid.transaction]
-    asked, signed_in = shop.tap.take(target)
+    asked, signed_in = harness.tap.take(target)
     assert (asked.status, signed_in.shown_payment) == (402, None)
     assert "SIGN-IN-WITH-X" in signed_in.headers
 
 
 @pytest.mark.parametrize("script", ["browse_bazaar.mjs", "browse_bazaar.py"])
-async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(shop: Shop, script: str) -> None:
+async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(
+    harness: Harness, script: str
+) -> None:
     word = f"Zwetschke{next(_NUMBERS)}"
-    api_id = await shop.cluster.publish(shop.gateway, shop.provider, name=f"Quotes of {word}")
-    base = f"{shop.tap.url}/x402"
+    api_id = await harness.cluster.publish(harness.gateway, harness.provider, name=f"Quotes of {word}")
+    base = f"{harness.tap.url}/x402"
     target = f"{API}/gateway/{api_id}"
-    asked = await shop.cluster.call(shop.gateway, api_id)
+    asked = await harness.cluster.call(harness.gateway, api_id)
     offered = stock.decode_header(asked.headers["PAYMENT-REQUIRED"])["accepts"]
 
     listed = await stock.run_script(script, base, "list", json.dumps({"type": "http", "limit": 100}))
@@ -349,20 +358,20 @@ async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(shop:
 
     assert (listed["error"], searched["error"]) == (None, None)
     everything, found = listed["found"]["items"], searched["found"]["resources"]
-    assert [entry["resource"] for entry in found] == [shop.tap.url + target]
-    assert shop.tap.url + target in {entry["resource"] for entry in everything}
+    assert [entry["resource"] for entry in found] == [harness.tap.url + target]
+    assert harness.tap.url + target in {entry["resource"] for entry in everything}
     assert {entry["type"] for entry in everything} == {"http"}
     assert found[0]["accepts"] == offered
 
 
-async def test_the_conformance_suite_finds_no_fault_in_a_402(shop: Shop) -> None:
+async def test_the_conformance_suite_finds_no_fault_in_a_402(harness: Harness) -> None:
     """`x402-conformance`, unmodified: its checks of an unpaid GET, each of them passed."""
     program = (
         sys.executable,
         "-m",
         "x402conf",
         "resource",
-        shop.tap.url + shop.target(fresh("get")),
+        harness.tap.url + harness.target(fresh("get")),
         "--fail-on-error",
     )
     process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)

@@ -163,9 +163,9 @@ async def counter(anvil, playground, provider_account, round_trips) -> AsyncIter
 
 
 async def test_a_token_transfer_in_two_round_trips_and_never_again(
-    counter, scenes, chain, caller, provider_account, round_trips
+    counter, scenarios, chain, caller, provider_account, round_trips
 ) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     await chain.mine(3)
     assert await counter.pay(receipt, caller) == [10_000]
     assert len(round_trips) == 2
@@ -180,69 +180,75 @@ async def test_a_token_transfer_in_two_round_trips_and_never_again(
     assert payment.state is PaymentState.FINAL
 
 
-async def test_a_stolen_hash(counter, scenes, caller, stranger, provider_account) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+async def test_a_stolen_hash(counter, scenarios, caller, stranger, provider_account) -> None:
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
     assert await counter.pay(receipt, caller) == [10_000]
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
 
 
-async def test_a_native_transfer_exactly(counter, scenes, caller, stranger, provider_account) -> None:
-    receipt = await scenes.pay_native(caller, provider_account.address, 10**16 + 10**9 - 1)
+async def test_a_native_transfer_exactly(counter, scenarios, caller, stranger, provider_account) -> None:
+    receipt = await scenarios.pay_native(caller, provider_account.address, 10**16 + 10**9 - 1)
     assert await counter.pay(receipt, stranger, "ETH") == (Code.PAYER_MISMATCH, None)
     assert await counter.pay(receipt, caller, "ETH") == [10**7]
 
 
-async def test_native_value_for_a_listing_sold_in_a_token(counter, scenes, caller, provider_account) -> None:
-    receipt = await scenes.pay_native(caller, provider_account.address, 10**16)
+async def test_native_value_for_a_listing_sold_in_a_token(
+    counter, scenarios, caller, provider_account
+) -> None:
+    receipt = await scenarios.pay_native(caller, provider_account.address, 10**16)
     assert await counter.pay(receipt, caller) == (FAILED, "wrong_token")
 
 
-async def test_failures_are_no_payments(counter, scenes, caller, provider_account) -> None:
-    assert await counter.pay(await scenes.fail(caller, 5), caller, "ETH") == (FAILED, "transaction_failed")
-    failed = await scenes.fail_token(caller, provider_account.address)
+async def test_failures_are_no_payments(counter, scenarios, caller, provider_account) -> None:
+    assert await counter.pay(await scenarios.fail(caller, 5), caller, "ETH") == (FAILED, "transaction_failed")
+    failed = await scenarios.fail_token(caller, provider_account.address)
     assert await counter.pay(failed, caller) == (FAILED, "transaction_failed")
 
 
 async def test_another_token_another_recipient_and_a_spoof(
-    counter, scenes, caller, stranger, provider_account
+    counter, scenarios, caller, stranger, provider_account
 ) -> None:
     to = provider_account.address
-    other = await scenes.pay_other_token(caller, to, 10_000)
+    other = await scenarios.pay_other_token(caller, to, 10_000)
     assert await counter.pay(other, caller) == (FAILED, "wrong_token")
-    elsewhere = await scenes.pay_token(caller, stranger.address, 10_000)
+    elsewhere = await scenarios.pay_token(caller, stranger.address, 10_000)
     assert await counter.pay(elsewhere, caller) == (FAILED, "wrong_recipient")
-    spoof = await scenes.spoof(caller, payer=caller.address, to=to, amount=10_000)
+    spoof = await scenarios.spoof(caller, payer=caller.address, to=to, amount=10_000)
     assert await counter.pay(spoof, caller) == (FAILED, "wrong_token")
 
 
-async def test_two_transfers_are_worth_their_sum(counter, scenes, caller, stranger, provider_account) -> None:
+async def test_two_transfers_are_worth_their_sum(
+    counter, scenarios, caller, stranger, provider_account
+) -> None:
     to = provider_account.address
-    receipt = await scenes.bundle(stranger, [(caller, to, 10_000), (caller, to, 10_000)])
+    receipt = await scenarios.bundle(stranger, [(caller, to, 10_000), (caller, to, 10_000)])
     assert await counter.pay(receipt, caller) == [20_000]
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
 
 
-async def test_two_payers_in_one_bundle(counter, scenes, caller, stranger, provider_account) -> None:
+async def test_two_payers_in_one_bundle(counter, scenarios, caller, stranger, provider_account) -> None:
     to = provider_account.address
-    receipt = await scenes.bundle(stranger, [(caller, to, 10_000), (stranger, to, 7)])
+    receipt = await scenarios.bundle(stranger, [(caller, to, 10_000), (stranger, to, 7)])
     assert await counter.pay(receipt, stranger) == [7]
     assert await counter.pay(receipt, caller) == [10_000]
 
 
-async def test_what_comes_back_is_subtracted(counter, scenes, caller, stranger, provider_account) -> None:
+async def test_what_comes_back_is_subtracted(counter, scenarios, caller, stranger, provider_account) -> None:
     to = provider_account.address
-    part = await scenes.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 3)])
+    part = await scenarios.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 3)])
     assert await counter.pay(part, caller) == [7]
-    whole = await scenes.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 10)])
+    whole = await scenarios.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 10)])
     assert await counter.pay(whole, caller) == (FAILED, "returned")
-    itself = await scenes.pay_token(provider_account, to, 10)
+    itself = await scenarios.pay_token(provider_account, to, 10)
     assert await counter.pay(itself, provider_account) == (FAILED, "returned")
 
 
-async def test_a_relayed_transfer_is_the_owners(counter, scenes, caller, stranger, provider_account) -> None:
+async def test_a_relayed_transfer_is_the_owners(
+    counter, scenarios, caller, stranger, provider_account
+) -> None:
     """transferFrom by somebody else: the payer is who the money came from."""
-    receipt = await scenes.bundle(stranger, [(caller, provider_account.address, 10_000)])
+    receipt = await scenarios.bundle(stranger, [(caller, provider_account.address, 10_000)])
     assert receipt.sender == stranger.address
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
     assert await counter.pay(receipt, caller) == [10_000]
@@ -250,14 +256,14 @@ async def test_a_relayed_transfer_is_the_owners(counter, scenes, caller, strange
 
 @pytest.mark.parametrize("extra", [0, 7])
 async def test_an_authorised_transfer_counts_elsewhere(
-    counter, scenes, caller, stranger, provider_account, extra
+    counter, scenarios, caller, stranger, provider_account, extra
 ) -> None:
-    receipt = await scenes.relay(stranger, caller, provider_account.address, 10_000, extra=extra)
+    receipt = await scenarios.relay(stranger, caller, provider_account.address, 10_000, extra=extra)
     assert await counter.pay(receipt, caller) == (FAILED, "authorization_transfer")
 
 
-async def test_native_value_inside_a_contract(counter, scenes, caller, provider_account) -> None:
-    receipt = await scenes.pay_native_inside(caller, provider_account.address, 10**16)
+async def test_native_value_inside_a_contract(counter, scenarios, caller, provider_account) -> None:
+    receipt = await scenarios.pay_native_inside(caller, provider_account.address, 10**16)
     assert await counter.pay(receipt, caller, "ETH") == (FAILED, "internal_transfer")
 
 
@@ -266,9 +272,9 @@ async def test_an_unknown_hash_is_pending(counter, caller) -> None:
     assert await counter.show(proof) == (Code.PAYMENT_PENDING, "not_mined")
 
 
-async def test_too_shallow_and_then_deep_enough(counter, scenes, chain, caller, provider_account) -> None:
+async def test_too_shallow_and_then_deep_enough(counter, scenarios, chain, caller, provider_account) -> None:
     counter.confirmations = 3
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
     await chain.mine(1)
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
@@ -277,36 +283,38 @@ async def test_too_shallow_and_then_deep_enough(counter, scenes, chain, caller, 
     assert await counter.pay(receipt, caller) == [10_000]
 
 
-async def test_too_old_unless_admitted(counter, scenes, caller, provider_account) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+async def test_too_old_unless_admitted(counter, scenarios, caller, provider_account) -> None:
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     counter.skew_s = DAY + 60
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_TOO_OLD, None)
     await counter.ledger.admit(receipt.tx_hash, now_ms=counter.now_ms())
     assert await counter.pay(receipt, caller) == [10_000]
 
 
-async def test_a_block_ahead_of_the_gateways_clock(counter, scenes, chain, caller, provider_account) -> None:
+async def test_a_block_ahead_of_the_gateways_clock(
+    counter, scenarios, chain, caller, provider_account
+) -> None:
     await chain.rpc("evm_increaseTime", 600)
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "block_in_future")
     counter.skew_s = 600
     assert await counter.pay(receipt, caller) == [10_000]
 
 
 async def test_a_payment_that_left_the_chain_is_unknown_again(
-    counter, scenes, chain, caller, provider_account
+    counter, scenarios, chain, caller, provider_account
 ) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     await chain.reorg(1)
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "not_mined")
 
 
 @pytest.mark.parametrize("form", ["plain", "bound"])
 async def test_a_contract_wallet_pays_and_its_owner_signs(
-    counter, scenes, caller, stranger, provider_account, form
+    counter, scenarios, caller, stranger, provider_account, form
 ) -> None:
-    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
-    receipt = await scenes.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
+    wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
+    receipt = await scenarios.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
     sign = counter.bound if form == "bound" else counter.plain
     assert await counter.show(sign(receipt.tx_hash, stranger)) == (Code.PAYER_MISMATCH, None)
     for _ in range(2):
@@ -316,14 +324,16 @@ async def test_a_contract_wallet_pays_and_its_owner_signs(
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "MisalignedWallet", "ShortWallet", "RevertingWallet"])
-async def test_a_hostile_wallet_says_no(counter, scenes, caller, provider_account, name) -> None:
-    wallet = await scenes.deploy(name)
-    receipt = await scenes.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
+async def test_a_hostile_wallet_says_no(counter, scenarios, caller, provider_account, name) -> None:
+    wallet = await scenarios.deploy(name)
+    receipt = await scenarios.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
     assert await counter.pay(receipt, caller) == (Code.PAYER_MISMATCH, None)
 
 
-async def test_a_dead_node_refuses_nobody(counter, scenes, caller, provider_account, unused_tcp_port) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+async def test_a_dead_node_refuses_nobody(
+    counter, scenarios, caller, provider_account, unused_tcp_port
+) -> None:
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     dead = {counter.chain_id: ChainEndpoints(urls=(f"http://127.0.0.1:{unused_tcp_port}",))}
     async with RpcReader(dead, limits=LIMITS) as reader:
         away = replace(counter, reader=reader)

@@ -60,9 +60,9 @@ async def watch(anvil, playground) -> AsyncIterator[Watch]:
 
 
 async def test_a_payment_is_final_when_the_node_says_so(
-    watch, scenes, chain, caller, provider_account
+    watch, scenarios, chain, caller, provider_account
 ) -> None:
-    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     await watch.record(receipt.tx_hash, caller.address, provider_account.address, 10_000)
     await watch.watcher.check_once()
     assert (await watch.read(receipt.tx_hash)).state is PaymentState.UNFINAL
@@ -72,7 +72,7 @@ async def test_a_payment_is_final_when_the_node_says_so(
 
 
 async def test_a_reorg_moves_it_takes_it_away_and_brings_it_back(
-    watch, scenes, chain, playground, caller, stranger, provider_account
+    watch, scenarios, chain, playground, caller, stranger, provider_account
 ) -> None:
     to = provider_account.address
     payload = playground.token.artifact.function("transfer").encode((str(to), 10_000))

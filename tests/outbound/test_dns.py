@@ -35,7 +35,7 @@ class Resolver:
         return ["192.0.2.1"]
 
 
-class Scene:
+class Harness:
     def __init__(self, deadline_s: float) -> None:
         self.resolver = Resolver()
         self.names = HostResolver(
@@ -74,73 +74,73 @@ class Scene:
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    async with Scene(PATIENCE_S) as scene:
-        yield scene
+async def harness() -> AsyncIterator[Harness]:
+    async with Harness(PATIENCE_S) as harness:
+        yield harness
 
 
 def name(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number}.example" for number in range(count)]
 
 
-async def test_slow_names_hold_up_no_name_that_has_answered_before(scene: Scene) -> None:
-    await scene.ask("good.example")
-    scene.begin(name("slow", 3 * QUICK_THREADS_MAX))
-    await scene.until_running(OTHER_THREADS_MAX)
-    assert await scene.ask("good.example") == ["192.0.2.1"]
-    assert scene.resolver.running == OTHER_THREADS_MAX
+async def test_slow_names_hold_up_no_name_that_has_answered_before(harness: Harness) -> None:
+    await harness.ask("good.example")
+    harness.begin(name("slow", 3 * QUICK_THREADS_MAX))
+    await harness.until_running(OTHER_THREADS_MAX)
+    assert await harness.ask("good.example") == ["192.0.2.1"]
+    assert harness.resolver.running == OTHER_THREADS_MAX
 
 
-async def test_a_name_that_turned_slow_is_a_newcomer_for_a_while(scene: Scene) -> None:
+async def test_a_name_that_turned_slow_is_a_newcomer_for_a_while(harness: Harness) -> None:
     """Or slow names would take turns at being quick."""
-    resolver = scene.resolver
-    await scene.ask("good.example")
-    await scene.ask("turncoat.example")
+    resolver = harness.resolver
+    await harness.ask("good.example")
+    await harness.ask("turncoat.example")
     resolver.slow.add("turncoat.example")
-    scene.begin(["turncoat.example"])
-    await scene.until_running(1)
+    harness.begin(["turncoat.example"])
+    await harness.until_running(1)
     resolver.now_s += QUICK_S + 1.0  # so long it took
-    await scene.let_go()
+    await harness.let_go()
     resolver.slow.clear()
     for passed_s, is_newcomer in ((SLOW_FOR_S / 2, True), (SLOW_FOR_S, False)):
         resolver.now_s += passed_s
-        await scene.ask("turncoat.example")  # quick again
+        await harness.ask("turncoat.example")  # quick again
         ran = resolver.ran["turncoat.example"]
-        scene.begin(name(f"slow-{passed_s}", OTHER_THREADS_MAX))
-        await scene.until_running(OTHER_THREADS_MAX)
-        scene.begin(["turncoat.example"])
+        harness.begin(name(f"slow-{passed_s}", OTHER_THREADS_MAX))
+        await harness.until_running(OTHER_THREADS_MAX)
+        harness.begin(["turncoat.example"])
         for _ in range(20):
-            await scene.ask("good.example")
+            await harness.ask("good.example")
         assert (resolver.ran["turncoat.example"] == ran) is is_newcomer
-        await scene.let_go()
+        await harness.let_go()
 
 
-async def test_one_name_has_one_thread_whatever_its_ports(scene: Scene) -> None:
+async def test_one_name_has_one_thread_whatever_its_ports(harness: Harness) -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(100):
-            group.create_task(scene.ask("slow.example", 1024 + number))
-        await scene.until_running(1)
-        scene.resolver.released.set()
-    assert scene.resolver.ran["slow.example"] == 1
+            group.create_task(harness.ask("slow.example", 1024 + number))
+        await harness.until_running(1)
+        harness.resolver.released.set()
+    assert harness.resolver.ran["slow.example"] == 1
 
 
-async def test_nothing_is_remembered_of_an_answer(scene: Scene) -> None:
+async def test_nothing_is_remembered_of_an_answer(harness: Harness) -> None:
     for _ in range(3):
-        await scene.ask("good.example")
-    assert scene.resolver.ran["good.example"] == 3
+        await harness.ask("good.example")
+    assert harness.resolver.ran["good.example"] == 3
 
 
 async def test_nobody_waits_longer_than_the_deadline() -> None:
-    async with Scene(0.02) as scene:
+    async with Harness(0.02) as harness:
         with pytest.raises(OSError, match="timed out"):
-            await scene.ask("slow.example")
+            await harness.ask("slow.example")
         with pytest.raises(OSError, match="timed out"):  # it is still being looked for
-            await scene.ask("slow.example")
-        assert scene.resolver.ran["slow.example"] == 1
+            await harness.ask("slow.example")
+        assert harness.resolver.ran["slow.example"] == 1
 
 
-async def test_so_many_names_are_known_and_no_more(scene: Scene) -> None:
-    scene.names = HostResolver(scene.resolver.resolve, deadline_s=PATIENCE_S, names_max=3)
+async def test_so_many_names_are_known_and_no_more(harness: Harness) -> None:
+    harness.names = HostResolver(harness.resolver.resolve, deadline_s=PATIENCE_S, names_max=3)
     for host in name("good", 10):
-        await scene.ask(host)
-    assert [*scene.names.quick] == name("good", 10)[-3:]
+        await harness.ask(host)
+    assert [*harness.names.quick] == name("good", 10)[-3:]

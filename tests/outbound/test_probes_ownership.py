@@ -52,7 +52,7 @@ class Chain:
 
 
 @dataclass
-class Scene:
+class Harness:
     upstream: LoopbackUpstream
     txt_records: Names
     chain: Chain
@@ -86,7 +86,7 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     limits: Limits = getattr(request, "param", LIMITS)
     async with run_upstream() as upstream:
         txt_records, chain = Names(), Chain()
@@ -98,23 +98,23 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
             gateway="https://gw.example.com",
             limits=limits,
         )
-        scene = Scene(upstream=upstream, txt_records=txt_records, chain=chain, checker=checker)
+        harness = Harness(upstream=upstream, txt_records=txt_records, chain=chain, checker=checker)
 
         async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-            body = scene.pages.get(arrived.target)
-            page = plain(b"", status=404) if body is None else plain(body, status=scene.status)
+            body = harness.pages.get(arrived.target)
+            page = plain(b"", status=404) if body is None else plain(body, status=harness.status)
             await page(arrived, writer)
 
         upstream.answer = answer
-        yield scene
+        yield harness
         await http_client.close()
 
 
-async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
-    assert await scene.see() == dict.fromkeys(("wellKnown", "dns", "signature"), "not_found")
-    asked = sorted(arrived.target for arrived in scene.upstream.arrived)
+async def test_an_origin_that_says_nothing_proves_nothing(harness: Harness) -> None:
+    assert await harness.see() == dict.fromkeys(("wellKnown", "dns", "signature"), "not_found")
+    asked = sorted(arrived.target for arrived in harness.upstream.arrived)
     assert asked == [WELL_KNOWN_PATH, DOCUMENT_PATH]
-    for arrived in scene.upstream.arrived:
+    for arrived in harness.upstream.arrived:
         assert arrived.method == "GET"
         assert arrived.names <= {"host", "accept", "connection"}, "no secret, no payment"
 
@@ -131,25 +131,25 @@ async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:
     ],
     ids=("whole", "a line", "a mark", "inside", "empty", "too large"),
 )
-async def test_the_file_has_our_line(scene: Scene, page: str, sight: EvidenceState) -> None:
-    scene.pages[WELL_KNOWN_PATH] = page.replace("{}", scene.challenge.content).encode()
-    assert (await scene.see())["wellKnown"] == sight
+async def test_the_file_has_our_line(harness: Harness, page: str, sight: EvidenceState) -> None:
+    harness.pages[WELL_KNOWN_PATH] = page.replace("{}", harness.challenge.content).encode()
+    assert (await harness.see())["wellKnown"] == sight
 
 
 @pytest.mark.parametrize("status", [201, 204, 301, 302, 401, 404, 500])
-async def test_only_a_200_is_the_file_and_no_redirect_is_followed(scene: Scene, status: int) -> None:
-    scene.status = status
-    scene.pages[WELL_KNOWN_PATH] = b"" if status == 204 else scene.challenge.content.encode()
-    assert (await scene.see())["wellKnown"] == "not_found"
-    assert len(scene.upstream.arrived) == 2
+async def test_only_a_200_is_the_file_and_no_redirect_is_followed(harness: Harness, status: int) -> None:
+    harness.status = status
+    harness.pages[WELL_KNOWN_PATH] = b"" if status == 204 else harness.challenge.content.encode()
+    assert (await harness.see())["wellKnown"] == "not_found"
+    assert len(harness.upstream.arrived) == 2
 
 
-async def test_the_file_of_another_wallet_or_origin_is_no_proof(scene: Scene) -> None:
-    other = replace(scene.challenge, content="tollway-verification=" + "A" * 43)
-    scene.pages[WELL_KNOWN_PATH] = scene.challenge.content.encode()
-    assert (await scene.see(other))["wellKnown"] == "not_found"
-    elsewhere = scene.challenge_at(scene.upstream.url.replace("127.0.0.1", "localhost"))
-    assert (await scene.see(elsewhere))["wellKnown"] == "not_found"
+async def test_the_file_of_another_wallet_or_origin_is_no_proof(harness: Harness) -> None:
+    other = replace(harness.challenge, content="tollway-verification=" + "A" * 43)
+    harness.pages[WELL_KNOWN_PATH] = harness.challenge.content.encode()
+    assert (await harness.see(other))["wellKnown"] == "not_found"
+    elsewhere = harness.challenge_at(harness.upstream.url.replace("127.0.0.1", "localhost"))
+    assert (await harness.see(elsewhere))["wellKnown"] == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -162,53 +162,53 @@ async def test_the_file_of_another_wallet_or_origin_is_no_proof(scene: Scene) ->
     ],
 )
 async def test_the_name_has_our_text(
-    scene: Scene, texts: tuple[str, ...] | None, sight: EvidenceState
+    harness: Harness, texts: tuple[str, ...] | None, sight: EvidenceState
 ) -> None:
-    about = scene.challenge_at(scene.upstream.url.replace("127.0.0.1", "localhost"))
-    scene.txt_records.texts = texts and tuple(text.replace("{}", about.content) for text in texts)
-    assert (await scene.see(about))["dns"] == sight
-    assert scene.txt_records.asked == ["_tollway.localhost"]
+    about = harness.challenge_at(harness.upstream.url.replace("127.0.0.1", "localhost"))
+    harness.txt_records.texts = texts and tuple(text.replace("{}", about.content) for text in texts)
+    assert (await harness.see(about))["dns"] == sight
+    assert harness.txt_records.asked == ["_tollway.localhost"]
 
 
-async def test_an_address_has_no_name_to_ask_about(scene: Scene) -> None:
-    scene.txt_records.texts = (scene.challenge.content,)
-    assert (await scene.see())["dns"] == "not_found"
-    assert scene.txt_records.asked == []
+async def test_an_address_has_no_name_to_ask_about(harness: Harness) -> None:
+    harness.txt_records.texts = (harness.challenge.content,)
+    assert (await harness.see())["dns"] == "not_found"
+    assert harness.txt_records.asked == []
 
 
-async def test_a_final_dot_of_a_host_is_not_asked_about(scene: Scene) -> None:
-    assert scene.challenge_at("https://api.example.com./v1").dns_name == "_tollway.api.example.com"
+async def test_a_final_dot_of_a_host_is_not_asked_about(harness: Harness) -> None:
+    assert harness.challenge_at("https://api.example.com./v1").dns_name == "_tollway.api.example.com"
 
 
-async def test_a_signature_of_the_payee_in_the_origins_document_proves_it(scene: Scene) -> None:
-    scene.pages[DOCUMENT_PATH] = scene.document("0x00", "no hex", scene.sign(PAYEE))
-    assert (await scene.see())["signature"] == "proved"
+async def test_a_signature_of_the_payee_in_the_origins_document_proves_it(harness: Harness) -> None:
+    harness.pages[DOCUMENT_PATH] = harness.document("0x00", "no hex", harness.sign(PAYEE))
+    assert (await harness.see())["signature"] == "proved"
 
 
-async def test_other_signatures_prove_nothing(scene: Scene) -> None:
-    scene.pages[DOCUMENT_PATH] = scene.document(
-        scene.sign(STRANGER),
-        scene.sign(ALICE),
-        scene.sign(PAYEE, scene.challenge.origin + "/"),
-        scene.sign(PAYEE, "https://api.example.com"),
+async def test_other_signatures_prove_nothing(harness: Harness) -> None:
+    harness.pages[DOCUMENT_PATH] = harness.document(
+        harness.sign(STRANGER),
+        harness.sign(ALICE),
+        harness.sign(PAYEE, harness.challenge.origin + "/"),
+        harness.sign(PAYEE, "https://api.example.com"),
         7,
     )
-    assert (await scene.see())["signature"] == "not_found"
+    assert (await harness.see())["signature"] == "not_found"
 
 
-async def test_a_contract_wallet_is_asked_on_its_chain(scene: Scene) -> None:
-    scene.pages[DOCUMENT_PATH] = scene.document("0x" + "12" * 40)
-    assert (await scene.see())["signature"] == "not_found"
-    scene.chain.payload = bytes.fromhex("1626ba7e").ljust(32, b"\0")
-    assert (await scene.see())["signature"] == "proved"
-    scene.chain.payload = None
-    assert (await scene.see())["signature"] == "unreachable"
+async def test_a_contract_wallet_is_asked_on_its_chain(harness: Harness) -> None:
+    harness.pages[DOCUMENT_PATH] = harness.document("0x" + "12" * 40)
+    assert (await harness.see())["signature"] == "not_found"
+    harness.chain.payload = bytes.fromhex("1626ba7e").ljust(32, b"\0")
+    assert (await harness.see())["signature"] == "proved"
+    harness.chain.payload = None
+    assert (await harness.see())["signature"] == "unreachable"
 
 
-async def test_no_more_than_a_few_signatures_are_looked_at(scene: Scene) -> None:
-    scene.pages[DOCUMENT_PATH] = scene.document(*["0x" + "12" * 40] * 100)
-    assert (await scene.see())["signature"] == "not_found"
-    assert scene.chain.asked == 8
+async def test_no_more_than_a_few_signatures_are_looked_at(harness: Harness) -> None:
+    harness.pages[DOCUMENT_PATH] = harness.document(*["0x" + "12" * 40] * 100)
+    assert (await harness.see())["signature"] == "not_found"
+    assert harness.chain.asked == 8
 
 
 @pytest.mark.parametrize(
@@ -224,25 +224,25 @@ async def test_no_more_than_a_few_signatures_are_looked_at(scene: Scene) -> None
     ],
     ids=("empty", "yaml", "deep", "null", "long number", "no text", "too large"),
 )
-async def test_a_document_that_is_none_proves_nothing(scene: Scene, document: bytes) -> None:
-    scene.pages[DOCUMENT_PATH] = document
-    assert (await scene.see())["signature"] == "not_found"
+async def test_a_document_that_is_none_proves_nothing(harness: Harness, document: bytes) -> None:
+    harness.pages[DOCUMENT_PATH] = document
+    assert (await harness.see())["signature"] == "not_found"
 
 
-@pytest.mark.parametrize("scene", [replace(LIMITS, ownership_deadline_s=0.2)], indirect=True)
-async def test_an_origin_that_hangs_is_left_at_the_deadline(scene: Scene) -> None:
-    scene.upstream.answer = say_nothing
+@pytest.mark.parametrize("harness", [replace(LIMITS, ownership_deadline_s=0.2)], indirect=True)
+async def test_an_origin_that_hangs_is_left_at_the_deadline(harness: Harness) -> None:
+    harness.upstream.answer = say_nothing
     async with asyncio.timeout(20):
-        assert await scene.see() == {
+        assert await harness.see() == {
             "wellKnown": "unreachable",
             "dns": "not_found",
             "signature": "unreachable",
         }
 
 
-async def test_an_origin_that_may_not_be_dialled_is_unreachable(scene: Scene) -> None:
+async def test_an_origin_that_may_not_be_dialled_is_unreachable(harness: Harness) -> None:
     """It was allowed when it was published, and is judged anew."""
-    inside = replace(scene.challenge, origin="http://169.254.169.254:22")
-    assert (await scene.see(inside))["wellKnown"] == "unreachable"
-    nowhere = scene.challenge_at("http://127.0.0.1:22/")
-    assert (nowhere.origin, await scene.see(nowhere)) == ("", {})
+    inside = replace(harness.challenge, origin="http://169.254.169.254:22")
+    assert (await harness.see(inside))["wellKnown"] == "unreachable"
+    nowhere = harness.challenge_at("http://127.0.0.1:22/")
+    assert (nowhere.origin, await harness.see(nowhere)) == ("", {})

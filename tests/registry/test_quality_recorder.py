@@ -65,7 +65,7 @@ class Notebook:
 
 
 @dataclass
-class Scene:
+class Harness:
     records: Notebook = field(default_factory=Notebook)
     tally: QualityTally = field(default_factory=QualityTally)
     now_ms: int = NOW_MS
@@ -75,95 +75,95 @@ class Scene:
 
 
 async def test_what_was_counted_is_written_once_and_summed_up() -> None:
-    scene = Scene()
-    await scene.recorder.write_counts()
-    assert scene.records.summed == []
-    scene.tally.count_call(ONE, FAST)
-    scene.tally.count_call(ONE, FAILED)
-    await scene.recorder.write_counts()
-    await scene.recorder.write_counts()
-    assert scene.records.added == [({(ONE, FAST): 1, (ONE, FAILED): 1}, day_of(NOW_MS))]
-    assert scene.records.summed == [ONE]
+    harness = Harness()
+    await harness.recorder.write_counts()
+    assert harness.records.summed == []
+    harness.tally.count_call(ONE, FAST)
+    harness.tally.count_call(ONE, FAILED)
+    await harness.recorder.write_counts()
+    await harness.recorder.write_counts()
+    assert harness.records.added == [({(ONE, FAST): 1, (ONE, FAILED): 1}, day_of(NOW_MS))]
+    assert harness.records.summed == [ONE]
 
 
 async def test_an_outage_loses_nothing() -> None:
-    scene = Scene(records=Notebook(is_away=True))
-    scene.tally.count_call(ONE, FAST)
+    harness = Harness(records=Notebook(is_away=True))
+    harness.tally.count_call(ONE, FAST)
     with pytest.raises(StorageUnavailable):
-        await scene.recorder.write_counts()
-    scene.tally.count_call(ONE, FAST)
-    await scene.recorder.finish()
-    scene.records.is_away = False
-    await scene.recorder.write_counts()
-    assert scene.records.calls == {ONE: 2}
-    assert scene.records.summed == [ONE]
+        await harness.recorder.write_counts()
+    harness.tally.count_call(ONE, FAST)
+    await harness.recorder.finish()
+    harness.records.is_away = False
+    await harness.recorder.write_counts()
+    assert harness.records.calls == {ONE: 2}
+    assert harness.records.summed == [ONE]
 
 
 async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
-    scene = Scene()
+    harness = Harness()
     for number in range(2 * ADDED_MAX + 1):
-        scene.tally.count_call(ListingId(f"api_{number:04}"), FAST)
-    scene.records.lots_left = 1
+        harness.tally.count_call(ListingId(f"api_{number:04}"), FAST)
+    harness.records.lots_left = 1
     with pytest.raises(StorageUnavailable):
-        await scene.recorder.write_counts()
-    assert [len(batch) for batch, _ in scene.records.added] == [ADDED_MAX]
-    scene.records.lots_left = None
-    await scene.recorder.write_counts()
-    assert [len(batch) for batch, _ in scene.records.added] == [ADDED_MAX, ADDED_MAX, 1]
-    assert set(scene.records.calls.values()) == {1}
+        await harness.recorder.write_counts()
+    assert [len(batch) for batch, _ in harness.records.added] == [ADDED_MAX]
+    harness.records.lots_left = None
+    await harness.recorder.write_counts()
+    assert [len(batch) for batch, _ in harness.records.added] == [ADDED_MAX, ADDED_MAX, 1]
+    assert set(harness.records.calls.values()) == {1}
 
 
 async def test_a_sum_that_failed_is_due_again() -> None:
-    scene = Scene()
-    scene.tally.count_call(ONE, FAST)
-    scene.records.is_adding = False
+    harness = Harness()
+    harness.tally.count_call(ONE, FAST)
+    harness.records.is_adding = False
     with pytest.raises(StorageUnavailable):
-        await scene.recorder.write_counts()
-    assert scene.records.summed == []
-    scene.records.is_adding = True
-    await scene.recorder.write_counts()
-    assert scene.records.summed == [ONE]
+        await harness.recorder.write_counts()
+    assert harness.records.summed == []
+    harness.records.is_adding = True
+    await harness.recorder.write_counts()
+    assert harness.records.summed == [ONE]
 
 
 async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> None:
-    scene = Scene()
+    harness = Harness()
 
     async def call(count: int = 1) -> int:
         for _ in range(count):
-            scene.tally.count_call(ONE, FAST)
-        await scene.recorder.write_counts()
-        return len(scene.records.summed)
+            harness.tally.count_call(ONE, FAST)
+        await harness.recorder.write_counts()
+        return len(harness.records.summed)
 
     assert await call(BUSY_CALLS - 1) == 1
     assert await call() == 2
     assert await call() == 2
-    scene.now_ms += BUSY_WAIT_MS - 1
+    harness.now_ms += BUSY_WAIT_MS - 1
     assert await call() == 2
-    scene.now_ms += 1
+    harness.now_ms += 1
     assert await call(0) == 3  # it was due, though nobody called since
     assert await call() == 3
-    await scene.recorder.finish()
-    assert len(scene.records.summed) == 4
+    await harness.recorder.finish()
+    assert len(harness.records.summed) == 4
 
 
 async def test_many_listings_are_summed_up_in_turns() -> None:
-    scene = Scene()
+    harness = Harness()
     listings = [ListingId(f"api_{number}") for number in range(BATCH * BATCHES_MAX + 5)]
     for listing_id in listings:
-        scene.tally.count_call(listing_id, FAST)
-    await scene.recorder.write_counts()
-    assert scene.records.summed == listings[:-5]
-    await scene.recorder.write_counts()
-    assert scene.records.summed == listings
+        harness.tally.count_call(listing_id, FAST)
+    await harness.recorder.write_counts()
+    assert harness.records.summed == listings[:-5]
+    await harness.recorder.write_counts()
+    assert harness.records.summed == listings
 
 
 async def test_outdated_sums_are_made_anew_and_old_days_forgotten(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("tollway.registry.quality_recorder.RENEW_PAUSE_S", 0)
     outdated = [ListingId(f"api_{number}") for number in range(25)]
-    scene = Scene(records=Notebook(outdated=list(outdated), old_rows=2_500))
-    await scene.recorder.refresh_sums()
-    assert scene.records.summed == outdated
-    assert (scene.records.outdated, scene.records.old_rows) == ([], 0)
-    scene.records.is_away = True
+    harness = Harness(records=Notebook(outdated=list(outdated), old_rows=2_500))
+    await harness.recorder.refresh_sums()
+    assert harness.records.summed == outdated
+    assert (harness.records.outdated, harness.records.old_rows) == ([], 0)
+    harness.records.is_away = True
     with pytest.raises(StorageUnavailable):
-        await scene.recorder.refresh_sums()  # tried again at the next turn
+        await harness.recorder.refresh_sums()  # tried again at the next turn

@@ -96,17 +96,17 @@ STOPS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.parametrize("case", STOPS)
 async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: str) -> None:
     answer, words = STOPS[case]
-    scenes: list[TourEvent] = []
+    events: list[TourEvent] = []
     files: dict[str, str] = {}
     async with (
         aiohttp.ClientSession() as session,
         httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
     ):
-        tour = make_tour(scenes.append, session, http, files)
+        tour = make_tour(events.append, session, http, files)
         with pytest.raises(TourFailed, match=words):
             await tour.run()
-    assert not any(isinstance(scene, TourPayment) for scene in scenes)
-    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, RecordedExchange)][:1]
+    assert not any(isinstance(event, TourPayment) for event in events)
+    signed = [dict(event.sent).keys() for event in events if isinstance(event, RecordedExchange)][:1]
     assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
     assert files in ({}, {"/.well-known/tollway-verification": "a line\n"})
 
@@ -182,7 +182,7 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
     changes: dict[str, object], answer: httpx.Response, words: str, is_shown: bool
 ) -> None:
     shown: list[str] = []
-    scenes: list[TourEvent] = []
+    events: list[TourEvent] = []
 
     def keep(request: httpx.Request) -> httpx.Response:
         shown.append(request.headers["payment-signature"])
@@ -192,8 +192,8 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
         aiohttp.ClientSession() as session,
         httpx.AsyncClient(transport=httpx.MockTransport(keep)) as http,
     ):
-        tour = make_tour(scenes.append, session, http, {})
+        tour = make_tour(events.append, session, http, {})
         with pytest.raises(TourFailed, match=words):
             await tour._call_by_signature("/", terms_of(tour, **changes))
     assert bool(shown) is is_shown
-    assert not any(isinstance(scene, TourPayment) for scene in scenes)
+    assert not any(isinstance(event, TourPayment) for event in events)

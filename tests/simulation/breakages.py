@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.model.settling import Dropped
-from tests.simulation.fake_books import FakeGateway
+from tests.simulation.fake_ledger import FakeGateway
 from tollway.ids import CallId
 from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
 from tollway.ledger.records import CallState, PaymentState

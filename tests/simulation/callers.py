@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.kit.ledger_records import CHAIN, PAYEE, PROVIDER, USDC
-from tests.simulation.fake_books import Fate
-from tests.simulation.scene import IDS, LISTING, TOKEN, TX, WORDS, Scene, Trip
-from tests.simulation.truth import Fact, Request
+from tests.simulation.fake_ledger import Fate
+from tests.simulation.history_run import IDS, LISTING, TOKEN, TX, WORDS, GrantedCall, HistoryRun
+from tests.simulation.oracle import Fact, Request
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claim, Claimed, Exhausted, NonceUsed
@@ -22,7 +22,7 @@ from tollway.ledger.records import (
 )
 
 
-class Callers(Scene):
+class Callers(HistoryRun):
     """Shows requests to gateways, in the order of `gateway.transaction_payment`."""
 
     # ---- Callers.
@@ -132,7 +132,7 @@ class Callers(Scene):
             )
             if isinstance(outcome, Claimed):
                 self._trips.append(
-                    Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
+                    GrantedCall(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
                 )
             elif isinstance(outcome, RepeatsOpenCall):
                 await self._run_open(gateway, request, claim, outcome.call)
@@ -217,7 +217,9 @@ class Callers(Scene):
         outcome = await self._claim(gateway, replace(claim, is_separate_call=True))
         self._tell("claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id)
         if isinstance(outcome, Claimed):
-            self._trips.append(Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome))
+            self._trips.append(
+                GrantedCall(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
+            )
 
     async def _run_again(self, gateway: Any, request: Request) -> bool:
         if not request.is_safe or request.tx_name is None:
@@ -261,5 +263,5 @@ class Callers(Scene):
         self._check("reopen")
         if not isinstance(outcome, Claimed):
             return False
-        self._trips.append(Trip(gateway=gateway, request=request, call_id=call_id, claimed=outcome))
+        self._trips.append(GrantedCall(gateway=gateway, request=request, call_id=call_id, claimed=outcome))
         return True

@@ -6,10 +6,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 from tests.kit.ledger_records import NOW_MS
-from tests.simulation.fake_books import FakeMachine
+from tests.simulation.fake_ledger import FakeMachine
 from tests.simulation.history import History
 from tests.simulation.run import at_once
-from tests.simulation.sqlite_books import SqliteDisk, SqliteMachine, opened_disk
+from tests.simulation.sqlite_ledger import SqliteDisk, SqliteMachine, opened_disk
 from tollway.ledger.records import CallRecord
 
 SHOWN = 12
@@ -52,14 +52,14 @@ def _differ(number: int, twin: list[str], real: list[str]) -> Difference:
 
 def _told_by_twin(seed: int, number: int) -> list[str]:
     history = History(seed, number, is_alone=True, tells=True)
-    machine = FakeMachine(history.house, now_ms=NOW_MS)
+    machine = FakeMachine(history.context, now_ms=NOW_MS)
     at_once(history.play(machine))
     return [*history.story.told, *at_once(_describe(history))]
 
 
 async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk) -> list[str]:
     history = History(seed, number, is_alone=True, tells=True)
-    machine = SqliteMachine(history.house, disk, now_ms=NOW_MS)
+    machine = SqliteMachine(history.context, disk, now_ms=NOW_MS)
     try:
         await history.play(machine)
         return [*history.story.told, *await _describe(history)]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.kit.ledger_records import CHAIN, PAYEE, USDC
-from tests.simulation.misfortunes import Misfortunes
-from tests.simulation.scene import HOLD_MS, LEASE_MS, Story
-from tests.simulation.truth import Laws, Request, need
+from tests.simulation.faults import Faults
+from tests.simulation.history_run import HOLD_MS, LEASE_MS, Story
+from tests.simulation.oracle import Laws, Request, need
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.records import CallState
 
 
-class History(Misfortunes):
+class History(Faults):
     """See `TourEvent` for what it is made with."""
 
     def __init__(self, seed: int, number: int, **options: bool) -> None:
@@ -41,7 +41,7 @@ class History(Misfortunes):
             (0.4 * wild, self._come_back),
             (0.1 * wild, self._restore),
         ]
-        if self.house.has_power_cuts:
+        if self.context.has_power_cuts:
             weighted.append((0.6, self._cut_power))
         if self.gateways_wanted > 1:
             weighted.append((0.7 * wild, self._stall))

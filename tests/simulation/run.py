@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tests.kit.ledger_records import NOW_MS
 from tests.simulation.breakages import BREAKAGES
-from tests.simulation.fake_books import FakeGateway, FakeMachine
+from tests.simulation.fake_ledger import FakeGateway, FakeMachine
 from tests.simulation.history import History, Story
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def play_in_memory(
 ) -> Story:
     """Raises LawBroken, or whatever else went wrong, with the story so far on it as `story`."""
     history = History(seed, number, **options)
-    machine = FakeMachine(history.house, now_ms=NOW_MS, gateway=gateway)
+    machine = FakeMachine(history.context, now_ms=NOW_MS, gateway=gateway)
     try:
         return at_once(history.play(machine))
     except Exception as exc:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.differential import compare
-from tests.simulation.fake_books import FakeGateway
+from tests.simulation.fake_ledger import FakeGateway
 from tests.simulation.run import ROOT, main, play_in_memory, play_in_processes, play_many
 from tollway.ids import CallId
 from tollway.ledger.ledger import Claimed, Fenced

@@ -61,7 +61,7 @@ class CountingDatabase:
 
 
 @dataclass
-class Cellar:
+class Harness:
     database: SqliteDatabase
     counting: CountingDatabase
     store: CatalogStore
@@ -73,25 +73,25 @@ class Cellar:
 
 
 @pytest.fixture
-async def cellar(tmp_path: Path) -> AsyncIterator[Cellar]:
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     database = SqliteDatabase(tmp_path / "tollway.sqlite3")
     await database.open()
     await upgrade(database)
-    cellar = Cellar(database=database, counting=CountingDatabase(database), store=None)  # type: ignore[arg-type]  # set below
-    cellar.store = cellar.open_store(b"k" * 32)
-    yield cellar
+    harness = Harness(database=database, counting=CountingDatabase(database), store=None)  # type: ignore[arg-type]  # set below
+    harness.store = harness.open_store(b"k" * 32)
+    yield harness
     await database.close()
 
 
-async def test_a_secret_is_sealed_on_disk(cellar: Cellar, tmp_path: Path) -> None:
-    await cellar.store.publish(LISTING)
+async def test_a_secret_is_sealed_on_disk(harness: Harness, tmp_path: Path) -> None:
+    await harness.store.publish(LISTING)
     for file in tmp_path.iterdir():
         assert b"hush-hush" not in file.read_bytes()
 
 
-async def test_another_key_does_not_open_it(cellar: Cellar) -> None:
-    await cellar.store.publish(LISTING)
-    other = cellar.open_store(b"o" * 32)
+async def test_another_key_does_not_open_it(harness: Harness) -> None:
+    await harness.store.publish(LISTING)
+    other = harness.open_store(b"o" * 32)
     with capture_logs() as logs:
         entry = await other.find(LISTING.id)
     assert entry is not None
@@ -102,16 +102,16 @@ async def test_another_key_does_not_open_it(cellar: Cellar) -> None:
 
 
 async def test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another(
-    cellar: Cellar,
+    harness: Harness,
 ) -> None:
-    await cellar.store.publish(LISTING)
-    other = cellar.open_store(b"o" * 32)
+    await harness.store.publish(LISTING)
+    other = harness.open_store(b"o" * 32)
     lost = replace(LISTING, upstream_auth=replace(AUTH, value=None))
     renamed = await other.revise(replace(lost, name="Renamed"), expected_revision=1)
     assert isinstance(renamed, Revised)
     assert renamed.listing.upstream_auth == lost.upstream_auth
-    cellar.now_ms += 10_000
-    kept = await cellar.store.find(LISTING.id)
+    harness.now_ms += 10_000
+    kept = await harness.store.find(LISTING.id)
     assert kept is not None
     assert (kept.listing.name, kept.listing.upstream_auth) == ("Renamed", AUTH)
 
@@ -122,53 +122,53 @@ async def test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets
     assert found.listing.upstream_auth == fresh
 
 
-async def test_a_busy_listing_costs_one_read_in_half_a_second(cellar: Cellar) -> None:
-    await cellar.store.publish(LISTING)
+async def test_a_busy_listing_costs_one_read_in_half_a_second(harness: Harness) -> None:
+    await harness.store.publish(LISTING)
     for _ in range(100):
-        await cellar.store.find(LISTING.id)
-    assert cellar.counting.reads == 1
-    cellar.now_ms += 500
+        await harness.store.find(LISTING.id)
+    assert harness.counting.reads == 1
+    harness.now_ms += 500
     for _ in range(100):
-        await cellar.store.find(LISTING.id)
-    assert cellar.counting.reads == 2
+        await harness.store.find(LISTING.id)
+    assert harness.counting.reads == 2
 
 
-async def test_an_unknown_id_is_not_remembered(cellar: Cellar) -> None:
-    assert await cellar.store.find(LISTING.id) is None
-    await cellar.open_store(b"k" * 32).publish(LISTING)  # by another process
-    assert await cellar.store.find(LISTING.id) is not None
+async def test_an_unknown_id_is_not_remembered(harness: Harness) -> None:
+    assert await harness.store.find(LISTING.id) is None
+    await harness.open_store(b"k" * 32).publish(LISTING)  # by another process
+    assert await harness.store.find(LISTING.id) is not None
 
 
-async def test_a_failed_look_is_not_remembered(cellar: Cellar) -> None:
-    await cellar.store.publish(LISTING)
-    await cellar.store.find(LISTING.id)
-    cellar.now_ms += 1_000
-    genuine = cellar.counting.read
+async def test_a_failed_look_is_not_remembered(harness: Harness) -> None:
+    await harness.store.publish(LISTING)
+    await harness.store.find(LISTING.id)
+    harness.now_ms += 1_000
+    genuine = harness.counting.read
 
     async def fail(work: Work[Any]) -> Any:
         raise StorageUnavailable
 
-    cellar.counting.read = fail  # type: ignore[method-assign]  # the fake's own seam
+    harness.counting.read = fail  # type: ignore[method-assign]  # the fake's own seam
     with pytest.raises(StorageUnavailable):
-        await cellar.store.find(LISTING.id)
-    cellar.counting.read = genuine  # type: ignore[method-assign]
-    assert await cellar.store.find(LISTING.id) is not None
+        await harness.store.find(LISTING.id)
+    harness.counting.read = genuine  # type: ignore[method-assign]
+    assert await harness.store.find(LISTING.id) is not None
 
 
-async def test_a_filtered_total_stops_at_ten_thousand(cellar: Cellar) -> None:
-    await cellar.store.publish(LISTING)
-    await cellar.database.write(lambda connection: multiply(connection, 10_004))
-    page = await cellar.store.search(ListingQuery(currency="USDC"))
+async def test_a_filtered_total_stops_at_ten_thousand(harness: Harness) -> None:
+    await harness.store.publish(LISTING)
+    await harness.database.write(lambda connection: multiply(connection, 10_004))
+    page = await harness.store.search(ListingQuery(currency="USDC"))
     assert (page.total, page.is_lower_bound, len(page.found)) == (10_000, True, 20)
-    page = await cellar.store.search(ListingQuery(words="weather", page=101, limit=100))
+    page = await harness.store.search(ListingQuery(words="weather", page=101, limit=100))
     assert (page.total, page.is_lower_bound, len(page.found)) == (10_000, True, 5)
-    page = await cellar.store.search(ListingQuery())
+    page = await harness.store.search(ListingQuery())
     assert (page.total, page.is_lower_bound) == (10_005, False)
     ranked = [
         found.listing.id
         for number in range(1, 12)
         for found in (
-            await cellar.store.search(ListingQuery(words="weather", sort="relevance", limit=99, page=number))
+            await harness.store.search(ListingQuery(words="weather", sort="relevance", limit=99, page=number))
         ).found
     ]
     assert len(ranked) == len(set(ranked)) == 11 * 99  # across the edge of what is ranked, no gap, no repeat
@@ -214,8 +214,8 @@ PLANS = [
 
 
 @pytest.mark.parametrize("query", PLANS, ids=str)
-async def test_no_list_scans_or_sorts_the_catalog(cellar: Cellar, query: ListingQuery) -> None:
-    await cellar.store.publish(LISTING)
+async def test_no_list_scans_or_sorts_the_catalog(harness: Harness, query: ListingQuery) -> None:
+    await harness.store.publish(LISTING)
 
     def explain(connection: Connection) -> list[str]:
         statements: list[tuple[str, Any]] = []
@@ -232,7 +232,7 @@ async def test_no_list_scans_or_sorts_the_catalog(cellar: Cellar, query: Listing
             for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
         ]
 
-    plan = await cellar.database.read(explain)
+    plan = await harness.database.read(explain)
     scans = [step for step in plan if step.startswith("SCAN") and not step.startswith(HARMLESS)]
     assert not scans, plan
     assert not [step for step in plan if "TEMP B-TREE" in step], plan
@@ -243,10 +243,10 @@ def test_the_library_has_full_text_search() -> None:
         connection.execute("CREATE VIRTUAL TABLE t USING fts5(a, tokenize = 'ascii')")
 
 
-async def test_a_retired_secret_can_be_removed(cellar: Cellar) -> None:
-    await cellar.store.publish(LISTING)
-    await cellar.store.revise(replace(LISTING, upstream_auth=None, retired_ms=1), expected_revision=1)
-    sealed = await cellar.database.read(
+async def test_a_retired_secret_can_be_removed(harness: Harness) -> None:
+    await harness.store.publish(LISTING)
+    await harness.store.revise(replace(LISTING, upstream_auth=None, retired_ms=1), expected_revision=1)
+    sealed = await harness.database.read(
         lambda connection: connection.scalar(text("SELECT auth_sealed FROM listing"))
     )
     assert sealed is None

@@ -1,4 +1,4 @@
-"""`python -m tests.transcripts`: plays the scenes and compares them with the recordings, over both databases.
+"""`python -m tests.transcripts`: plays the sections and compares them with the recordings, over both databases.
 
 `--record`            writes the recordings down (after both databases have told the same)
 `--ignore-prose`      leaves `title` and `detail` out of the comparison

@@ -1,4 +1,4 @@
-"""All families of scenes, and how one of them is run: a fresh gateway, its scenes in their order, its transcript."""
+"""All families of sections, and how one of them is run: a fresh gateway, its sections in their order, its transcript."""
 
 import importlib
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.transcripts.databases import KINDS, PostgresServer
+from tests.transcripts.harness import Forks, Harness, settings_of
 from tests.transcripts.recorder import Recorder, compare, path_of
-from tests.transcripts.stage import Forks, Stage, settings_of
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "transactions": ("transactions", "limits", "finality"),
@@ -52,7 +52,7 @@ class Run:
         if kind == "postgresql" and self.server is None:
             self.server = PostgresServer(self._migrate)
         family = find(name)
-        stage = Stage(
+        harness = Harness(
             self.forks,
             self.server if kind == "postgresql" else None,
             settings=getattr(family, "SETTINGS", None),
@@ -60,10 +60,10 @@ class Run:
             counts_rpc=getattr(family, "COUNTS_RPC", True),
         )
         try:
-            family.play(stage)
-            return stage.recorder
+            family.play(harness)
+            return harness.recorder
         finally:
-            stage.close()
+            harness.close()
 
     def find_difference(self, name: str, kind: str) -> str:
         """Between the recording and a replay; empty if there is none."""
@@ -85,4 +85,4 @@ class Run:
 
 
 def find(name: str) -> ModuleType:
-    return importlib.import_module(f"tests.transcripts.scenes.{name}")
+    return importlib.import_module(f"tests.transcripts.sections.{name}")

@@ -1,7 +1,7 @@
 """A chain node over HTTP for the transcripts: JSON-RPC in batches, blocks that follow the transcript's own clock.
 
 A block every two seconds. Hashes are made of numbers, so they are the same in every run. It counts what it is asked, by
-method. The token's balances, used authorisations and contract wallets are plain dictionaries that scenes may set.
+method. The token's balances, used authorisations and contract wallets are plain dictionaries that sections may set.
 """
 
 import json
@@ -88,7 +88,7 @@ class Node:
             self.asked.clear()
             return counts
 
-    # ---- What scenes do to the chain.
+    # ---- What sections do to the chain.
 
     @property
     def pooled(self) -> list[str]:

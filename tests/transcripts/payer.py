@@ -1,11 +1,11 @@
-"""A client of x402 and MPP: reads a recorded 402 and signs what it asks for, or something else where a scene wants that."""
+"""A client of x402 and MPP: reads a recorded 402 and signs what it asks for, or something else where a section wants that."""
 
 import copy
 from collections.abc import Callable
 from typing import Any
 
+from tests.transcripts.harness import Harness, Headers
 from tests.transcripts.signing import Account, decode, encode, keccak256, nonce, sign_authorization
-from tests.transcripts.stage import Headers, Stage
 from tests.transcripts.wire import Answer
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
@@ -32,13 +32,13 @@ class Quote:
         return self.required["accepts"][0]
 
 
-def quote(stage: Stage, api_id: str, rest: str = "/echo", *, method: str = "GET") -> Quote:
+def quote(harness: Harness, api_id: str, rest: str = "/echo", *, method: str = "GET") -> Quote:
     """Not recorded."""
-    return Quote(stage.call("", api_id, rest, method=method, is_recorded=False))
+    return Quote(harness.call("", api_id, rest, method=method, is_recorded=False))
 
 
 def show(
-    stage: Stage,
+    harness: Harness,
     account: Account,
     asked: Quote,
     dialect: str = V2,
@@ -51,16 +51,16 @@ def show(
 ) -> Headers:
     """The header that pays. `changes`: of the signed fields; `edit`: of the message around them, after signing; `payer`: a
     contract wallet whose owner signs; `spoil`: the signature is of something else; `valid_s`: until when."""
-    accepted, now_s = asked.accepted, stage.clock.now_s
+    accepted, now_s = asked.accepted, harness.clock.now_s
     is_mpp = dialect == MPP
     once = (
         keccak256((asked.challenge["id"] + asked.challenge["realm"]).encode())
         if is_mpp
-        else nonce("authorization " + stage.next_label())
+        else nonce("authorization " + harness.next_label())
     )
     if is_mpp:
-        stage.node.random.add("0x" + once.hex())
-        stage.recorder.learn("authorization nonce", once.hex())
+        harness.node.random.add("0x" + once.hex())
+        harness.recorder.learn("authorization nonce", once.hex())
     fields = {
         "from": payer or account.address,
         "to": accepted["payTo"],

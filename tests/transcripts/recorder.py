@@ -1,6 +1,6 @@
 """Transcripts as text: exchanges written down so that they are the same in every run, read back and compared.
 
-What no clock and no key decides gets a placeholder, numbered within its scene: ids of listings, calls and requests, random
+What no clock and no key decides gets a placeholder, numbered within its section: ids of listings, calls and requests, random
 nonces, and signatures over those. JSON and base64 of JSON are written over several lines where that loses nothing.
 """
 
@@ -49,7 +49,7 @@ _INNER_PROSE = re.compile(r'\\"(?:title|detail|error)\\": ?\\"(?:[^"\\]|\\\\.)*\
 
 
 class Names:
-    """Placeholders of one scene. `literals`: texts of this machine (ports), by what stands for them; `random`: texts without
+    """Placeholders of one section. `literals`: texts of this machine (ports), by what stands for them; `random`: texts without
     a shape of their own, by their kind."""
 
     def __init__(self, literals: dict[str, str], random: dict[str, str]) -> None:
@@ -91,7 +91,7 @@ class Recorder:
 
     def begin_scene(self, title: str) -> None:
         self._names = Names(self._literals, self._random)
-        self.lines += ["", "=" * 100, f"scene: {title}", ""]
+        self.lines += ["", "=" * 100, f"section: {title}", ""]
 
     def note(self, text: str) -> None:
         self.lines += [f"-- {self._names.replace(text)}", ""]
@@ -106,7 +106,7 @@ class Recorder:
             self._random[value] = kind
 
     def learn_literal(self, literal: str, name: str) -> None:
-        """A text of this machine, for all scenes that follow."""
+        """A text of this machine, for all sections that follow."""
         self._literals[literal] = name
 
     def add(
@@ -274,6 +274,6 @@ def compare(recorded: str, replayed: str, *, name: str, ignores_prose: bool = Fa
 
 
 def _place(lines: list[str], at: int) -> str:
-    scene = next((line for line in reversed(lines[: at + 1]) if line.startswith("scene: ")), "")
-    exchange = next((line for line in reversed(lines[: at + 1]) if line.startswith(("## ", "scene: "))), "")
-    return f"line {at + 1}, {scene}, {exchange}"
+    section = next((line for line in reversed(lines[: at + 1]) if line.startswith("section: ")), "")
+    exchange = next((line for line in reversed(lines[: at + 1]) if line.startswith(("## ", "section: "))), "")
+    return f"line {at + 1}, {section}, {exchange}"

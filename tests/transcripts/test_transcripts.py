@@ -31,10 +31,10 @@ def test_each_recording_belongs_to_a_family() -> None:
 
 
 def test_a_difference_is_told_with_its_exchange() -> None:
-    recorded = "scene: one\n\n## first\n< 200\n< content-type: text/plain\n  row + call state=consumed\n"
+    recorded = "section: one\n\n## first\n< 200\n< content-type: text/plain\n  row + call state=consumed\n"
     for before, after in (("200", "402"), ("text/plain", "text/html"), ("consumed", "released")):
         told = compare(recorded, recorded.replace(before, after), name="it")
-        assert "scene: one, ## first" in told
+        assert "section: one, ## first" in told
         assert before in told
         assert after in told
     assert compare(recorded, recorded, name="it") == ""

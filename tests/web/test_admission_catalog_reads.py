@@ -10,7 +10,7 @@ from tollway.web.admission import CatalogReadLimit
 LIST = "/api/v2/apis"
 
 
-class Desk:
+class SlowApp:
     """Works on each request until `finish` is set, then begins its answer, and ends it when `is_read` is."""
 
     def __init__(self) -> None:
@@ -54,27 +54,27 @@ async def settle() -> None:
 @pytest.mark.parametrize("path", [LIST, f"{LIST}/api_1", f"{LIST}/api_1/discovery"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> None:
-    desk = Desk()
-    turns = CatalogReadLimit(desk, at_once=2)
+    app = SlowApp()
+    turns = CatalogReadLimit(app, at_once=2)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(turns, path, method)) for _ in range(5)]
         await settle()
-        assert desk.working == 2
-        desk.is_read.set()
-        desk.finish.set()
+        assert app.working == 2
+        app.is_read.set()
+        app.finish.set()
     assert all(len(task.result()) == 2 for task in tasks)
 
 
 async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
-    desk = Desk()
-    desk.finish.set()
-    turns = CatalogReadLimit(desk, at_once=1)
+    app = SlowApp()
+    app.finish.set()
+    turns = CatalogReadLimit(app, at_once=1)
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(ask(turns))
         await settle()
-        assert desk.begun == 3, "each answer has begun, none has ended"
-        desk.is_read.set()
+        assert app.begun == 3, "each answer has begun, none has ended"
+        app.is_read.set()
 
 
 @pytest.mark.parametrize(
@@ -88,29 +88,29 @@ async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
     ],
 )
 async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
-    desk = Desk()
-    turns = CatalogReadLimit(desk, at_once=1)
+    app = SlowApp()
+    turns = CatalogReadLimit(app, at_once=1)
     async with asyncio.TaskGroup() as group:
         group.create_task(ask(turns))
         await settle()
         group.create_task(ask(turns, path, method))
         await settle()
-        assert desk.working == 2
-        desk.is_read.set()
-        desk.finish.set()
+        assert app.working == 2
+        app.is_read.set()
+        app.finish.set()
 
 
 async def test_a_read_that_fails_and_one_that_is_given_up_leave_their_turns_to_the_next() -> None:
-    desk = Desk()
-    desk.fails = True
-    turns = CatalogReadLimit(desk, at_once=1)
+    app = SlowApp()
+    app.fails = True
+    turns = CatalogReadLimit(app, at_once=1)
     async with asyncio.TaskGroup() as group:
         gone = group.create_task(ask(turns))
         await settle()
         gone.cancel()
-    desk.finish.set()
+    app.finish.set()
     with pytest.raises(OSError):
         await ask(turns)
-    desk.fails = False
-    desk.is_read.set()
+    app.fails = False
+    app.is_read.set()
     assert len(await ask(turns)) == 2

@@ -50,7 +50,7 @@ DOCUMENTS = ("discovery", "agent", "openapi.json", "llms.txt")
 
 
 @dataclass
-class Library:
+class Harness:
     """The routes over a catalog in memory, and what can be settled now."""
 
     client: httpx.AsyncClient
@@ -75,16 +75,16 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     overrides: dict[str, Any] = getattr(request, "param", {})
     stores = ControlStores()
     catalog = stores.catalog
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        library = Library(client=client, stores=stores)
+        harness = Harness(client=client, stores=stores)
 
         def is_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
-            library.asked.append(units)
-            return library.settles
+            harness.asked.append(units)
+            return harness.settles
 
         services = DocumentServices(
             catalog=catalog,
@@ -96,9 +96,9 @@ async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
             ),
             bazaar=BazaarServices(catalog=catalog, rules=RULES, is_offered=is_offered, public_url=PUBLIC_URL),
             limits=Limits(),
-            is_mpp_offered=lambda asset, units, listing_id: library.mpp and library.settles,
+            is_mpp_offered=lambda asset, units, listing_id: harness.mpp and harness.settles,
             is_bound_required=False,
-            ticks_ms=lambda: library.ticks_ms,
+            ticks_ms=lambda: harness.ticks_ms,
         )
         app = build_app(
             call_app=no_calls,
@@ -111,19 +111,19 @@ async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
         )
         client._transport = httpx.ASGITransport(app=app)
         await catalog.publish(QUOTES)
-        yield library
+        yield harness
 
 
 # ---- What is answered.
 
 
-async def test_the_discovery_document_holds_everything(library: Library) -> None:
-    answer = await library.get("discovery")
+async def test_the_discovery_document_holds_everything(harness: Harness) -> None:
+    answer = await harness.get("discovery")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     told = answer.json()
     assert told["gatewayUrl"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
     assert [option["rail"] for option in told["pricing"]["options"]] == ["tx", "x402"]
-    assert told["openapi"] == (await library.get("openapi.json")).json()
+    assert told["openapi"] == (await harness.get("openapi.json")).json()
     assert told["bazaar"]["resource"].startswith(told["gatewayUrl"])
     quote = told["operations"][0]
     assert quote["url"] == told["gatewayUrl"] + "/quote/{symbol}"
@@ -133,14 +133,14 @@ async def test_the_discovery_document_holds_everything(library: Library) -> None
     assert quote["operationId"] == documented["operationId"]
 
 
-async def test_the_agent_document_is_small(library: Library) -> None:
-    answer = await library.get("agent")
+async def test_the_agent_document_is_small(harness: Harness) -> None:
+    answer = await harness.get("agent")
     assert len(answer.content) <= 8 * 1024
     assert answer.json()["interfaces"]["http"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 
 
-async def test_the_openapi_document_has_prices_and_our_server(library: Library) -> None:
-    answer = await library.get("openapi.json")
+async def test_the_openapi_document_has_prices_and_our_server(harness: Harness) -> None:
+    answer = await harness.get("openapi.json")
     assert answer.headers["content-type"] == "application/openapi+json"
     told = answer.json()
     assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway/api_quotes"}]
@@ -150,91 +150,91 @@ async def test_the_openapi_document_has_prices_and_our_server(library: Library) 
 
 
 async def test_without_a_document_server_and_path_make_the_endpoint_for_readers_of_the_first_server(
-    library: Library,
+    harness: Harness,
 ) -> None:
-    await library.edit(openapi=None)
-    told = (await library.get("openapi.json")).json()
+    await harness.edit(openapi=None)
+    told = (await harness.get("openapi.json")).json()
     assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway"}]
     assert list(told["paths"]) == ["/api_quotes"]
     assert "servers" not in told["paths"]["/api_quotes"]
 
 
-async def test_the_text_is_markdown(library: Library) -> None:
-    answer = await library.get("llms.txt")
+async def test_the_text_is_markdown(harness: Harness) -> None:
+    answer = await harness.get("llms.txt")
     assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
     assert answer.text.startswith("# Quotes\n")
     assert len(answer.text) < 4_000
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_neither_the_endpoint_nor_its_secret_is_told(library: Library, document: str) -> None:
-    text = (await library.get(document)).text
+async def test_neither_the_endpoint_nor_its_secret_is_told(harness: Harness, document: str) -> None:
+    text = (await harness.get(document)).text
     assert not any(secret in text for secret in ("hidden.example.com", "X-Secret-Name", "hush"))
 
 
-async def test_what_is_known_of_a_listing_is_told(library: Library) -> None:
+async def test_what_is_known_of_a_listing_is_told(harness: Harness) -> None:
     quality = Quality(calls=40, success_ppm=1_000_000, p50_ms=9, p95_ms=20)
-    await library.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1_795_239_000_000))
-    told = (await library.get("discovery")).json()
+    await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1_795_239_000_000))
+    told = (await harness.get("discovery")).json()
     assert (told["verified"], told["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
     assert told["quality"]["calls30d"] == 40
-    assert (await library.get("agent")).json()["trust"]["quality"] == told["quality"]
-    assert "40 paid calls" in (await library.get("llms.txt")).text
+    assert (await harness.get("agent")).json()["trust"]["quality"] == told["quality"]
+    assert "40 paid calls" in (await harness.get("llms.txt")).text
 
 
-async def test_a_rail_that_is_shut_is_in_no_document(library: Library) -> None:
-    library.settles = False
-    told = (await library.get("discovery")).json()
+async def test_a_rail_that_is_shut_is_in_no_document(harness: Harness) -> None:
+    harness.settles = False
+    told = (await harness.get("discovery")).json()
     assert [option["rail"] for option in told["pricing"]["options"]] == ["tx"]
     assert told["bazaar"] is None
-    rails = (await library.get("agent")).json()["payment"]["rails"]
+    rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert [rail["rail"] for rail in rails] == ["tx"]
 
 
-async def test_mpp_has_a_switch_of_its_own(library: Library) -> None:
-    library.mpp = False
-    rails = (await library.get("agent")).json()["payment"]["rails"]
+async def test_mpp_has_a_switch_of_its_own(harness: Harness) -> None:
+    harness.mpp = False
+    rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert [rail["rail"] for rail in rails] == ["x402", "tx"]
 
 
-async def test_a_listing_that_counts_bound_signatures_only_tells_no_other(library: Library) -> None:
-    assert "personal_sign" in (await library.get("agent")).text
-    await library.edit(signature="bound")
-    rails = (await library.get("agent")).json()["payment"]["rails"]
+async def test_a_listing_that_counts_bound_signatures_only_tells_no_other(harness: Harness) -> None:
+    assert "personal_sign" in (await harness.get("agent")).text
+    await harness.edit(signature="bound")
+    rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert "personal_sign the hash" not in json.dumps(rails)
 
 
-@pytest.mark.parametrize("library", [{"is_bound_required": True}], indirect=True)
-async def test_an_operator_who_asks_for_bound_signatures_has_them_told(library: Library) -> None:
-    rails = (await library.get("agent")).json()["payment"]["rails"]
+@pytest.mark.parametrize("harness", [{"is_bound_required": True}], indirect=True)
+async def test_an_operator_who_asks_for_bound_signatures_has_them_told(harness: Harness) -> None:
+    rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert "personal_sign the hash" not in json.dumps(rails)
 
 
-async def test_documents_of_two_listings_are_two(library: Library) -> None:
-    await library.stores.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
+async def test_documents_of_two_listings_are_two(harness: Harness) -> None:
+    await harness.stores.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
     for document in DOCUMENTS:
-        mine = await library.get(document)
-        other = await library.client.get(f"/api/v2/apis/api_other/{document}")
+        mine = await harness.get(document)
+        other = await harness.client.get(f"/api/v2/apis/api_other/{document}")
         assert "api_quotes" in mine.text
         assert "api_other" in other.text
         assert "api_quotes" not in other.text
 
 
-async def test_prices_of_operations_come_with_their_options(library: Library) -> None:
-    await library.edit(
+async def test_prices_of_operations_come_with_their_options(harness: Harness) -> None:
+    await harness.edit(
         operations=(Operation(method="GET", path="/quote/{symbol}", price=Price.parse("0.5")),)
     )
-    told = (await library.get("discovery")).json()
+    told = (await harness.get("discovery")).json()
     assert told["operations"][0]["price"] == {"mode": "fixed", "amount": "0.5", "currency": "USDC"}
     (other,) = told["pricing"]["otherPrices"]
     assert (other["amount"], {option["amount"] for option in other["options"]}) == ("0.5", {"500000"})
 
 
 @pytest.mark.parametrize("status", ["active", "paused"])
-async def test_a_paused_listing_says_so(library: Library, status: str) -> None:
-    await library.edit(status=status)
-    assert (await library.get("agent")).json()["status"] == status
-    assert (await library.get("discovery")).json()["status"] == status
+async def test_a_paused_listing_says_so(harness: Harness, status: str) -> None:
+    await harness.edit(status=status)
+    assert (await harness.get("agent")).json()["status"] == status
+    assert (await harness.get("discovery")).json()["status"] == status
 
 
 # ---- How it may be kept.
@@ -242,42 +242,42 @@ async def test_a_paused_listing_says_so(library: Library, status: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 async def test_documents_may_be_kept_for_a_minute_and_asked_again_by_their_tag(
-    library: Library, document: str
+    harness: Harness, document: str
 ) -> None:
-    first = await library.get(document)
+    first = await harness.get(document)
     etag = first.headers["etag"]
     assert first.headers["cache-control"] == "public, max-age=60"
     assert f'<{PUBLIC_URL}{API}>; rel="describes"' in first.headers["link"]
     for tag in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-        again = await library.get(document, **{"If-None-Match": tag})
+        again = await harness.get(document, **{"If-None-Match": tag})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-    assert (await library.get(document, **{"If-None-Match": '"other"'})).status_code == 200
+    assert (await harness.get(document, **{"If-None-Match": '"other"'})).status_code == 200
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_head_answers_like_get_without_a_body(library: Library, document: str) -> None:
-    shown = await library.get(document)
-    head = await library.client.head(f"{API}/{document}")
+async def test_head_answers_like_get_without_a_body(harness: Harness, document: str) -> None:
+    shown = await harness.get(document)
+    head = await harness.client.head(f"{API}/{document}")
     assert (head.status_code, head.content) == (200, b"")
     for name in ("etag", "content-type", "content-length", "cache-control"):
         assert head.headers[name] == shown.headers[name]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_an_edit_shows_at_once_under_a_new_tag(library: Library, document: str) -> None:
-    before = await library.get(document)
-    await library.edit(name="Better Quotes")
-    after = await library.get(document)
+async def test_an_edit_shows_at_once_under_a_new_tag(harness: Harness, document: str) -> None:
+    before = await harness.get(document)
+    await harness.edit(name="Better Quotes")
+    after = await harness.get(document)
     assert "Better Quotes" in after.text
     assert after.headers["etag"] != before.headers["etag"]
 
 
-async def test_what_was_written_is_shown_again_for_some_seconds(library: Library) -> None:
-    await library.get("agent")
-    library.settles = False
-    assert len((await library.get("agent")).json()["payment"]["options"]) == 2
-    library.ticks_ms += CACHE_MS
-    assert len((await library.get("agent")).json()["payment"]["options"]) == 1
+async def test_what_was_written_is_shown_again_for_some_seconds(harness: Harness) -> None:
+    await harness.get("agent")
+    harness.settles = False
+    assert len((await harness.get("agent")).json()["payment"]["options"]) == 2
+    harness.ticks_ms += CACHE_MS
+    assert len((await harness.get("agent")).json()["payment"]["options"]) == 1
 
 
 # ---- When it is refused.
@@ -289,31 +289,31 @@ async def test_what_was_written_is_shown_again_for_some_seconds(library: Library
     [({"retired_ms": 5}, 410, "api_retired"), ({"suspended_ms": 5}, 503, "api_paused")],
 )
 async def test_what_is_withdrawn_has_no_documents(
-    library: Library, document: str, changes: dict[str, Any], status: int, code: str
+    harness: Harness, document: str, changes: dict[str, Any], status: int, code: str
 ) -> None:
-    await library.get(document)  # what was written before is not given out either
-    await library.edit(**changes)
-    answer = await library.get(document)
+    await harness.get(document)  # what was written before is not given out either
+    await harness.edit(**changes)
+    answer = await harness.get(document)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert "cache-control" not in answer.headers or "max-age" not in answer.headers["cache-control"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_an_unknown_listing_has_none(library: Library, document: str) -> None:
-    answer = await library.client.get(f"/api/v2/apis/api_none/{document}")
+async def test_an_unknown_listing_has_none(harness: Harness, document: str) -> None:
+    answer = await harness.client.get(f"/api/v2/apis/api_none/{document}")
     assert (answer.status_code, answer.json()["code"]) == (404, "api_not_found")
 
 
-async def test_other_methods_are_refused(library: Library) -> None:
-    answer = await library.client.post(f"{API}/agent", json={})
+async def test_other_methods_are_refused(harness: Harness) -> None:
+    answer = await harness.client.post(f"{API}/agent", json={})
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
 
 
-async def test_a_document_of_two_thousand_operations_is_served(library: Library) -> None:
+async def test_a_document_of_two_thousand_operations_is_served(harness: Harness) -> None:
     operation = {"summary": "\U0001f310" * 40, "responses": {"200": {"description": "ok"}}}
     paths = {f"/v1/{number}/{{id}}": {"get": operation} for number in range(2_000)}
-    await library.edit(openapi={"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths})
-    assert len((await library.get("agent")).content) <= 8 * 1024
-    assert len((await library.get("llms.txt")).text) < 4_000
-    told = json.loads((await library.get("discovery")).content)
+    await harness.edit(openapi={"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths})
+    assert len((await harness.get("agent")).content) <= 8 * 1024
+    assert len((await harness.get("llms.txt")).text) < 4_000
+    told = json.loads((await harness.get("discovery")).content)
     assert len(told["operations"]) == len(told["openapi"]["paths"]) == 2_000

@@ -45,7 +45,7 @@ WEATHER = sample_listing(
 
 
 @dataclass
-class Fair:
+class Harness:
     """The routes over a catalog in memory, and what cannot be settled now."""
 
     client: httpx.AsyncClient
@@ -80,12 +80,12 @@ class Fair:
 
 
 @pytest.fixture
-async def fair() -> AsyncIterator[Fair]:
+async def harness() -> AsyncIterator[Harness]:
     stores, limits = ControlStores(), Limits()
     services = BazaarServices(
         catalog=stores.catalog,
         rules=RULES,
-        is_offered=lambda *asked: fair.is_offered(*asked),
+        is_offered=lambda *asked: harness.is_offered(*asked),
         public_url=PUBLIC_URL,
     )
     app = build_app(
@@ -98,13 +98,13 @@ async def fair() -> AsyncIterator[Fair]:
         shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
-        fair = Fair(client=client, stores=stores)
-        yield fair
+        harness = Harness(client=client, stores=stores)
+        yield harness
 
 
-async def test_a_listing_is_a_resource_as_the_clients_read_it(fair: Fair) -> None:
-    await fair.stores.catalog.publish(WEATHER)
-    page = await fair.ask("resources")
+async def test_a_listing_is_a_resource_as_the_clients_read_it(harness: Harness) -> None:
+    await harness.stores.catalog.publish(WEATHER)
+    page = await harness.ask("resources")
     assert page["x402Version"] == 2
     assert page["pagination"] == {"limit": 20, "offset": 0, "total": 1}
     [item] = _parse_list_response(page).items
@@ -117,7 +117,7 @@ async def test_a_listing_is_a_resource_as_the_clients_read_it(fair: Fair) -> Non
     assert (accepted.pay_to, accepted.asset) == (str(ALICE), str(USDC.token))
     assert accepted.max_timeout_seconds == 90
 
-    found = await fair.ask("search", query="weather")
+    found = await harness.ask("search", query="weather")
     assert found["resources"] == page["items"]
     assert "null" not in str(page)
     searched = _parse_search_response(found)
@@ -126,46 +126,46 @@ async def test_a_listing_is_a_resource_as_the_clients_read_it(fair: Fair) -> Non
     assert (searched.pagination.limit, searched.pagination.cursor) == (20, None)
 
 
-async def test_only_what_can_be_settled_now_is_shown(fair: Fair) -> None:
-    await fair.publish("base")
-    await fair.publish("both", networks=(OPTIMISM, BASE))
-    await fair.publish("cheap", price=Price.parse("0.0001"))
-    await fair.publish("ether", currency="ETH", price=Price.parse("1"))
-    await fair.publish("tether", currency="USDT", networks=(OPTIMISM,))
-    await fair.publish("free", price=Price.parse("0"))
-    await fair.publish("paused", status="paused")
-    retired = await fair.publish("retired")
-    await fair.stores.catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
-    assert await fair.names() == ["cheap", "both", "base"]
-    fair.units_min = 1_000
-    assert await fair.names() == ["both", "base"]
-    fair.spent = {ListingId("api_base")}
-    assert await fair.names() == ["both"]
-    fair.dry = {BASE}
-    [both] = (await fair.ask("resources"))["items"]
+async def test_only_what_can_be_settled_now_is_shown(harness: Harness) -> None:
+    await harness.publish("base")
+    await harness.publish("both", networks=(OPTIMISM, BASE))
+    await harness.publish("cheap", price=Price.parse("0.0001"))
+    await harness.publish("ether", currency="ETH", price=Price.parse("1"))
+    await harness.publish("tether", currency="USDT", networks=(OPTIMISM,))
+    await harness.publish("free", price=Price.parse("0"))
+    await harness.publish("paused", status="paused")
+    retired = await harness.publish("retired")
+    await harness.stores.catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
+    assert await harness.names() == ["cheap", "both", "base"]
+    harness.units_min = 1_000
+    assert await harness.names() == ["both", "base"]
+    harness.spent = {ListingId("api_base")}
+    assert await harness.names() == ["both"]
+    harness.dry = {BASE}
+    [both] = (await harness.ask("resources"))["items"]
     assert [one["network"] for one in both["accepts"]] == ["eip155:10"]
-    fair.dry = {BASE, OPTIMISM}
-    assert (await fair.ask("resources"))["pagination"]["total"] == 0
+    harness.dry = {BASE, OPTIMISM}
+    assert (await harness.ask("resources"))["pagination"]["total"] == 0
 
 
-async def test_what_a_network_cannot_settle_at_any_price_does_not_empty_pages(fair: Fair) -> None:
-    await fair.publish("other", networks=(OPTIMISM,))
+async def test_what_a_network_cannot_settle_at_any_price_does_not_empty_pages(harness: Harness) -> None:
+    await harness.publish("other", networks=(OPTIMISM,))
     for number in range(5):
-        await fair.publish(f"base{number}")
-    fair.dry = {BASE}
-    page = await fair.ask("resources", limit=1)
+        await harness.publish(f"base{number}")
+    harness.dry = {BASE}
+    page = await harness.ask("resources", limit=1)
     assert [item["resource"].rpartition("_")[2] for item in page["items"]] == ["other"]
     assert page["pagination"]["total"] == 1
 
 
-async def test_operations_stand_with_their_own_price(fair: Fair) -> None:
+async def test_operations_stand_with_their_own_price(harness: Harness) -> None:
     priced = Operation(method="GET", path="/cities", price=Price.parse("0.5"))
     free = Operation(method="GET", path="/cities", price=Price.parse("0"))
-    await fair.publish("only", operations=(priced,), other_paths="refuse", price=Price.parse("0"))
-    await fair.publish("beside", operations=(priced,))
-    await fair.publish("given", operations=(free,), other_paths="refuse")
+    await harness.publish("only", operations=(priced,), other_paths="refuse", price=Price.parse("0"))
+    await harness.publish("beside", operations=(priced,))
+    await harness.publish("given", operations=(free,), other_paths="refuse")
     shown = {
-        item["resource"]: item["accepts"][0]["amount"] for item in (await fair.ask("resources"))["items"]
+        item["resource"]: item["accepts"][0]["amount"] for item in (await harness.ask("resources"))["items"]
     }
     assert shown == {
         f"{PUBLIC_URL}/api/v2/gateway/api_only/cities": "500000",
@@ -192,39 +192,39 @@ FILTERS: list[tuple[dict[str, str], list[str]]] = [
 ]
 
 
-async def test_filters(fair: Fair) -> None:
-    await fair.publish("mine")
-    await fair.publish("other", pay_to=BOB, networks=(OPTIMISM,))
+async def test_filters(harness: Harness) -> None:
+    await harness.publish("mine")
+    await harness.publish("other", pay_to=BOB, networks=(OPTIMISM,))
     for parameters, names in FILTERS:
-        assert await fair.names(**parameters) == names, parameters
+        assert await harness.names(**parameters) == names, parameters
 
 
-async def test_pages_by_offset(fair: Fair) -> None:
+async def test_pages_by_offset(harness: Harness) -> None:
     for number in range(5):
-        await fair.publish(str(number))
-    page = await fair.ask("resources", limit=2, offset=3)
+        await harness.publish(str(number))
+    page = await harness.ask("resources", limit=2, offset=3)
     assert [item["resource"][-1] for item in page["items"]] == ["1", "0"]
     assert page["pagination"] == {"limit": 2, "offset": 3, "total": 5}
-    assert (await fair.ask("resources", offset=10_000))["items"] == []
+    assert (await harness.ask("resources", offset=10_000))["items"] == []
 
 
-async def test_a_search_goes_on_by_its_cursor_and_what_was_withdrawn_stops_nothing(fair: Fair) -> None:
+async def test_a_search_goes_on_by_its_cursor_and_what_was_withdrawn_stops_nothing(harness: Harness) -> None:
     for number in range(5):
-        await fair.publish(str(number))
-    fair.spent = {ListingId("api_4"), ListingId("api_3")}  # the whole first page
+        await harness.publish(str(number))
+    harness.spent = {ListingId("api_4"), ListingId("api_3")}  # the whole first page
     seen, cursor = [], {}
     for _ in range(3):
-        page = await fair.ask("search", query="forecasts", limit=2, **cursor)
+        page = await harness.ask("search", query="forecasts", limit=2, **cursor)
         seen.append([item["resource"][-1] for item in page["resources"]])
         cursor = {"cursor": page["pagination"]["cursor"]}
     assert seen == [[], ["2", "1"], ["0"]]
     assert cursor == {"cursor": None}
 
 
-async def test_words_are_searched_and_odd_ones_find_nothing(fair: Fair) -> None:
-    await fair.publish("berlin", description="Trains of Berlin")
+async def test_words_are_searched_and_odd_ones_find_nothing(harness: Harness) -> None:
+    await harness.publish("berlin", description="Trains of Berlin")
     for words, count in (("trains berlin", 1), ("TRAINS", 1), ("planes", 0), ("", 0), ("* OR ''", 0)):
-        assert len((await fair.ask("search", query=words))["resources"]) == count, words
+        assert len((await harness.ask("search", query=words))["resources"]) == count, words
 
 
 @pytest.mark.parametrize(
@@ -253,25 +253,25 @@ async def test_words_are_searched_and_odd_ones_find_nothing(fair: Fair) -> None:
         ("search?query=x&offset=1", "offset"),
     ],
 )
-async def test_a_wrong_parameter_is_named(fair: Fair, path: str, parameter: str) -> None:
-    answer = await fair.client.get(f"/x402/discovery/{path}")
+async def test_a_wrong_parameter_is_named(harness: Harness, path: str, parameter: str) -> None:
+    answer = await harness.client.get(f"/x402/discovery/{path}")
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
     assert [error["parameter"] for error in answer.json()["errors"]] == [parameter]
-    assert fair.stores.database.reads == 0
+    assert harness.stores.database.reads == 0
 
 
-async def test_head_works_and_nothing_is_written_here(fair: Fair) -> None:
+async def test_head_works_and_nothing_is_written_here(harness: Harness) -> None:
     for path in ("resources", "search?query=x"):
-        answer = await fair.client.head(f"/x402/discovery/{path}")
+        answer = await harness.client.head(f"/x402/discovery/{path}")
         assert (answer.status_code, answer.content) == (200, b"")
-        assert (await fair.client.post(f"/x402/discovery/{path}")).status_code == 405
+        assert (await harness.client.post(f"/x402/discovery/{path}")).status_code == 405
 
 
-async def test_any_price_that_is_settled_opens_a_network(fair: Fair) -> None:
+async def test_any_price_that_is_settled_opens_a_network(harness: Harness) -> None:
     """A least price of the operator closes no network for dearer listings, nor a depth that takes long for others."""
-    await fair.publish("dear", price=Price.parse("5"))
-    fair.units_min, fair.units_max = 5_000_000, 10_000_000
-    assert await fair.names() == ["dear"]
-    fair.units_max = UNITS_MAX
-    fair.units_min = UNITS_MAX + 1
-    assert await fair.names() == []
+    await harness.publish("dear", price=Price.parse("5"))
+    harness.units_min, harness.units_max = 5_000_000, 10_000_000
+    assert await harness.names() == ["dear"]
+    harness.units_max = UNITS_MAX
+    harness.units_min = UNITS_MAX + 1
+    assert await harness.names() == []

@@ -55,7 +55,7 @@ class Wallet:
 
 
 @dataclass
-class Door:
+class Harness:
     """The routes with everything around them faked, and what the fakes were asked."""
 
     client: httpx.AsyncClient
@@ -110,28 +110,28 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     overrides: dict[str, Any] = getattr(request, "param", {})
     stores = ControlStores()
     catalog = stores.catalog
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        door = Door(client=client, stores=stores)
+        harness = Harness(client=client, stores=stores)
 
         async def check_endpoint(endpoint: Endpoint) -> None:
-            door.probed.append(endpoint.href)
-            if door.on_probe is not None:
-                await door.on_probe(endpoint)
-            if endpoint.host in door.denied_hosts:
+            harness.probed.append(endpoint.href)
+            if harness.on_probe is not None:
+                await harness.on_probe(endpoint)
+            if endpoint.host in harness.denied_hosts:
                 raise EndpointNotAllowed("The endpoint leads to addresses that this gateway does not call.")
 
         async def fetch(url: str) -> bytes:
-            door.fetched.append(url)
-            if url not in door.documents:
+            harness.fetched.append(url)
+            if url not in harness.documents:
                 raise EndpointNotAllowed("no")
-            return door.documents[url]
+            return harness.documents[url]
 
         async def is_unprotected(endpoint: Endpoint) -> bool:
-            return endpoint.host in door.open_hosts
+            return endpoint.host in harness.open_hosts
 
         numbers = iter(range(10_000))
         services = ListingServices(
@@ -150,9 +150,9 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             limits=Limits(registrations_per_hour=3, edits_per_hour=40),
             authenticate=authenticate,
             check_endpoint=check_endpoint,
-            is_blocked=lambda wallet: wallet in door.blocked,
+            is_blocked=lambda wallet: wallet in harness.blocked,
             allowlist=None,
-            now_ms=lambda: door.now_ms,
+            now_ms=lambda: harness.now_ms,
             creations=IdempotentCreate(stores.creations, limits=Limits(), entropy=os.urandom),
             entropy=lambda size: next(numbers).to_bytes(size, "big"),
             rate_limiter=RateLimiter(),
@@ -169,7 +169,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         client._transport = httpx.ASGITransport(app=app)
-        yield door
+        yield harness
 
 
 def code_of(answer: httpx.Response) -> str:
@@ -185,8 +185,8 @@ def places_of(answer: httpx.Response) -> list[str]:
 # ---- Create.
 
 
-async def test_create_answers_the_created_api(door: Door) -> None:
-    answer = await door.send("POST", APIS, BODY)
+async def test_create_answers_the_created_api(harness: Harness) -> None:
+    answer = await harness.send("POST", APIS, BODY)
     assert answer.status_code == 201
     created = answer.json()
     assert created["id"].startswith("api_")
@@ -258,71 +258,71 @@ async def test_create_answers_the_created_api(door: Door) -> None:
     }
     assert created["links"]["self"] == answer.headers["location"]
     assert created["links"]["gateway"] == f"{PUBLIC_URL}/api/v2/gateway/{created['id']}"
-    assert door.probed == ["https://api.example.com/v1/"]
+    assert harness.probed == ["https://api.example.com/v1/"]
 
 
-async def test_details_tell_what_is_known_of_the_listing(door: Door) -> None:
-    created = await door.publish()
+async def test_details_tell_what_is_known_of_the_listing(harness: Harness) -> None:
+    created = await harness.publish()
     url = f"{APIS}/{created['id']}"
-    before = await door.client.get(url)
+    before = await harness.client.get(url)
     assert before.json()["quality"]["calls30d"] is None
     quality = Quality(calls=21, success_ppm=999_999, p50_ms=40, p95_ms=None)
-    await door.stores.set_reputation(created["id"], Reputation(quality=quality, verified_ms=7))
-    after = await door.client.get(url, headers={"If-None-Match": before.headers["etag"]})
+    await harness.stores.set_reputation(created["id"], Reputation(quality=quality, verified_ms=7))
+    after = await harness.client.get(url, headers={"If-None-Match": before.headers["etag"]})
     assert after.status_code == 200
     # Not every call succeeded, so the rate is not shown as 1.
     shown = {"calls30d": 21, "successRate30d": 0.999999, "p50Ms": 40, "p95Ms": None}
     assert after.json()["quality"] == shown
     assert after.json()["verified"] is True
-    edited = await door.send("PUT", url, BODY)
+    edited = await harness.send("PUT", url, BODY)
     assert (edited.json()["quality"], edited.json()["verified"]) == (shown, True)
 
 
-async def test_a_native_option_has_no_token(door: Door) -> None:
-    created = await door.publish(currency="ETH", pricePerRequest="0.000001")
+async def test_a_native_option_has_no_token(harness: Harness) -> None:
+    created = await harness.publish(currency="ETH", pricePerRequest="0.000001")
     (option,) = created["pricing"]["options"]
     assert "token" not in option
     assert option["asset"] == "eip155:8453/slip44:60"
     assert (option["amount"], option["decimals"], option["confirmations"]) == ("1000000000000", 18, 3)
 
 
-async def test_a_free_listing_has_no_options(door: Door) -> None:
-    created = await door.publish(pricePerRequest="0")
+async def test_a_free_listing_has_no_options(harness: Harness) -> None:
+    created = await harness.publish(pricePerRequest="0")
     assert created["pricing"]["options"] == []
 
 
-async def test_nobody_ever_sees_the_secret(door: Door) -> None:
+async def test_nobody_ever_sees_the_secret(harness: Harness) -> None:
     secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
-    created = await door.send("POST", APIS, {**BODY, "upstreamAuth": secret})
+    created = await harness.send("POST", APIS, {**BODY, "upstreamAuth": secret})
     listing_id = created.json()["id"]
     answers = [
         created,
-        await door.send("GET", f"{APIS}/{listing_id}"),
-        await door.send("GET", APIS),
-        await door.send("PUT", f"{APIS}/{listing_id}", BODY),
+        await harness.send("GET", f"{APIS}/{listing_id}"),
+        await harness.send("GET", APIS),
+        await harness.send("PUT", f"{APIS}/{listing_id}", BODY),
     ]
     for answer in answers:
         assert "hush-hush" not in answer.text
     assert answers[1].json()["upstreamAuth"] == {"in": "header", "name": "X-Key", "set": True}
-    kept = (await door.stored(listing_id)).upstream_auth
+    kept = (await harness.stored(listing_id)).upstream_auth
     assert kept is not None
     assert kept.value == "hush-hush"
 
 
-async def test_a_secret_that_is_lost_is_told_and_set_again(door: Door) -> None:
+async def test_a_secret_that_is_lost_is_told_and_set_again(harness: Harness) -> None:
     secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
-    listing_id = (await door.send("POST", APIS, {**BODY, "upstreamAuth": secret})).json()["id"]
-    stored = await door.stored(listing_id)
-    other = open_catalog(door.stores.database, now_ms=lambda: 0, key=b"\x08" * 32)
+    listing_id = (await harness.send("POST", APIS, {**BODY, "upstreamAuth": secret})).json()["id"]
+    stored = await harness.stored(listing_id)
+    other = open_catalog(harness.stores.database, now_ms=lambda: 0, key=b"\x08" * 32)
     assert isinstance(await other.revise(stored, expected_revision=stored.revision), Revised)
-    door.stores.catalog.clear_cache()
+    harness.stores.catalog.clear_cache()
     url = f"{APIS}/{listing_id}"
     shown = {"in": "header", "name": "X-Key", "set": False}
-    assert (await door.send("GET", url)).json()["upstreamAuth"] == shown
-    assert (await door.send("PUT", url, BODY)).json()["upstreamAuth"] == shown
-    again = await door.send("PUT", url, {**BODY, "upstreamAuth": secret})
+    assert (await harness.send("GET", url)).json()["upstreamAuth"] == shown
+    assert (await harness.send("PUT", url, BODY)).json()["upstreamAuth"] == shown
+    again = await harness.send("PUT", url, {**BODY, "upstreamAuth": secret})
     assert again.json()["upstreamAuth"] == {**shown, "set": True}
-    assert (await door.send("DELETE", url)).status_code == 204
+    assert (await harness.send("DELETE", url)).status_code == 204
 
 
 UNREADABLE = {
@@ -335,10 +335,10 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("raw", UNREADABLE.values(), ids=UNREADABLE.keys())
-async def test_refuses_a_body_that_is_no_json(door: Door, raw: bytes) -> None:
-    answer = await door.send("POST", APIS, raw=raw, headers={"content-type": "application/json"})
+async def test_refuses_a_body_that_is_no_json(harness: Harness, raw: bytes) -> None:
+    answer = await harness.send("POST", APIS, raw=raw, headers={"content-type": "application/json"})
     assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
-    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
 @pytest.mark.parametrize(
@@ -361,138 +361,140 @@ async def test_refuses_a_body_that_is_no_json(door: Door, raw: bytes) -> None:
     ],
 )
 async def test_refuses_a_body_with_every_pointer(
-    door: Door, body: object, code: str, pointers: list[str]
+    harness: Harness, body: object, code: str, pointers: list[str]
 ) -> None:
-    answer = await door.send("POST", APIS, body)
+    answer = await harness.send("POST", APIS, body)
     assert (answer.status_code, code_of(answer)) == (422, code)
     assert places_of(answer) == pointers
-    assert door.probed == []
-    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert harness.probed == []
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_refuses_an_endpoint_that_leads_inside(door: Door) -> None:
-    door.denied_hosts.add("api.example.com")
-    answer = await door.send("POST", APIS, BODY)
+async def test_refuses_an_endpoint_that_leads_inside(harness: Harness) -> None:
+    harness.denied_hosts.add("api.example.com")
+    answer = await harness.send("POST", APIS, BODY)
     assert (answer.status_code, code_of(answer)) == (422, "endpoint_not_allowed")
-    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_the_wallet_is_asked_before_the_body_is_judged(door: Door) -> None:
+async def test_the_wallet_is_asked_before_the_body_is_judged(harness: Harness) -> None:
     for method, path in (("POST", APIS), ("PUT", f"{APIS}/api_x"), ("DELETE", f"{APIS}/api_x")):
-        answer = await door.send(method, path, raw=b"{rubbish", wallet=None)
+        answer = await harness.send(method, path, raw=b"{rubbish", wallet=None)
         assert (answer.status_code, code_of(answer)) == (401, "authentication_required")
 
 
-async def test_refuses_another_media_type(door: Door) -> None:
-    answer = await door.send("POST", APIS, raw=b"{}", headers={"content-type": "text/plain"})
+async def test_refuses_another_media_type(harness: Harness) -> None:
+    answer = await harness.send("POST", APIS, raw=b"{}", headers={"content-type": "text/plain"})
     assert (answer.status_code, code_of(answer)) == (415, "unsupported_media_type")
 
 
-async def test_refuses_a_blocked_wallet(door: Door) -> None:
-    created = await door.publish()
-    door.blocked.add(ALICE)
+async def test_refuses_a_blocked_wallet(harness: Harness) -> None:
+    created = await harness.publish()
+    harness.blocked.add(ALICE)
     for method, path in (("POST", APIS), ("PUT", f"{APIS}/{created['id']}")):
-        answer = await door.send(method, path, BODY)
+        answer = await harness.send(method, path, BODY)
         assert (answer.status_code, code_of(answer)) == (403, "wallet_blocked")
-    assert (await door.stored(created["id"])).revision == 1
+    assert (await harness.stored(created["id"])).revision == 1
 
 
-@pytest.mark.parametrize("door", [{"allowlist": frozenset({BOB})}], indirect=True)
-async def test_an_allowlist_lets_only_its_wallets_publish(door: Door) -> None:
-    answer = await door.send("POST", APIS, BODY, wallet=ALICE)
+@pytest.mark.parametrize("harness", [{"allowlist": frozenset({BOB})}], indirect=True)
+async def test_an_allowlist_lets_only_its_wallets_publish(harness: Harness) -> None:
+    answer = await harness.send("POST", APIS, BODY, wallet=ALICE)
     assert (answer.status_code, code_of(answer)) == (403, "not_provider")
     assert answer.json()["reason"] == "not_on_allowlist"
-    await door.publish(wallet=BOB)
+    await harness.publish(wallet=BOB)
 
 
-async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(door: Door) -> None:
+async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(harness: Harness) -> None:
     for _ in range(5):
-        assert (await door.send("POST", APIS, {})).status_code == 422
-        assert (await door.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
+        assert (await harness.send("POST", APIS, {})).status_code == 422
+        assert (await harness.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
     for _ in range(3):
-        await door.publish()
-    answer = await door.send("POST", APIS, BODY)
+        await harness.publish()
+    answer = await harness.send("POST", APIS, BODY)
     assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
     assert 0 < int(answer.headers["retry-after"]) <= 3600
     assert answer.headers["ratelimit-policy"] == '"registrations";q=3;w=3600'
     assert answer.headers["ratelimit"].startswith('"registrations";r=0;t=')
-    await door.publish(wallet=BOB)
-    assert (await door.send("GET", APIS)).json()["total"] == 4
+    await harness.publish(wallet=BOB)
+    assert (await harness.send("GET", APIS)).json()["total"] == 4
 
 
-async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(door: Door) -> None:
-    door.denied_hosts.add("inside.example.com")
+async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(harness: Harness) -> None:
+    harness.denied_hosts.add("inside.example.com")
     inside = {**BODY, "endpoint": "https://inside.example.com/"}
     for _ in range(15):  # ten looks for each of three listings
-        assert (await door.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
-        assert (await door.send("POST", APIS, inside, wallet=BOB)).status_code == 422
+        assert (await harness.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
+        assert (await harness.send("POST", APIS, inside, wallet=BOB)).status_code == 422
     for wallet in (ALICE, BOB):
-        answer = await door.send("POST", APIS + "?dryRun=true", BODY, wallet=wallet)
+        answer = await harness.send("POST", APIS + "?dryRun=true", BODY, wallet=wallet)
         assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
         assert answer.headers["ratelimit-policy"] == '"endpoint-looks";q=30;w=3600'
         assert 0 < int(answer.headers["retry-after"]) <= 3600
-    assert len(door.probed) == 30
+    assert len(harness.probed) == 30
 
 
-async def test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts(door: Door) -> None:
-    created = await door.publish()
+async def test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts(harness: Harness) -> None:
+    created = await harness.publish()
     place = f"{APIS}/{created['id']}"
     for number in range(45):
-        assert (await door.send("PUT", place, {})).status_code == 422
+        assert (await harness.send("PUT", place, {})).status_code == 422
         if number < 40:
-            assert (await door.send("PUT", place, {**BODY, "name": f"Weather {number}"})).status_code == 200
-    answer = await door.send("PUT", place, BODY)
+            assert (
+                await harness.send("PUT", place, {**BODY, "name": f"Weather {number}"})
+            ).status_code == 200
+    answer = await harness.send("PUT", place, BODY)
     assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"] == '"edits";q=40;w=3600'
     assert 0 < int(answer.headers["retry-after"]) <= 3600
-    assert (await door.send("GET", place)).json()["name"] == "Weather 39"
+    assert (await harness.send("GET", place)).json()["name"] == "Weather 39"
 
 
-async def test_an_edit_that_looks_nothing_up_is_no_look(door: Door) -> None:
-    created = await door.publish()
+async def test_an_edit_that_looks_nothing_up_is_no_look(harness: Harness) -> None:
+    created = await harness.publish()
     for number in range(35):
-        answer = await door.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": f"Weather {number}"})
+        answer = await harness.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": f"Weather {number}"})
         assert answer.status_code == 200
 
 
-async def test_a_dry_run_checks_and_makes_nothing(door: Door) -> None:
-    answer = await door.send("POST", APIS + "?dryRun=true", BODY)
+async def test_a_dry_run_checks_and_makes_nothing(harness: Harness) -> None:
+    answer = await harness.send("POST", APIS + "?dryRun=true", BODY)
     assert answer.status_code == 200
     assert answer.json()["id"] is None
     assert answer.json()["warnings"] == []
     assert "location" not in answer.headers
-    assert door.probed == ["https://api.example.com/v1/"]
-    assert (await door.send("GET", APIS)).json()["total"] == 0
-    assert (await door.send("POST", APIS + "?dryRun=true", {})).status_code == 422
+    assert harness.probed == ["https://api.example.com/v1/"]
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.send("POST", APIS + "?dryRun=true", {})).status_code == 422
 
 
 @pytest.mark.parametrize("query", ["dryRun=1", "dryRun=", "dry=true", "dryRun=true&dryRun=true"])
-async def test_refuses_unknown_parameters_of_a_create(door: Door, query: str) -> None:
-    answer = await door.send("POST", f"{APIS}?{query}", BODY)
+async def test_refuses_unknown_parameters_of_a_create(harness: Harness, query: str) -> None:
+    answer = await harness.send("POST", f"{APIS}?{query}", BODY)
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
 
 
-async def test_warnings(door: Door) -> None:
-    await door.publish(wallet=BOB)
-    door.open_hosts.add("api.example.com")
-    created = await door.publish(payTo=str(BOB), pricePerRequest="2")
+async def test_warnings(harness: Harness) -> None:
+    await harness.publish(wallet=BOB)
+    harness.open_hosts.add("api.example.com")
+    created = await harness.publish(payTo=str(BOB), pricePerRequest="2")
     assert [warning["code"] for warning in created["warnings"]] == [
         "price_above_client_default",
         "payto_shared",
         "endpoint_unprotected",
     ]
-    assert "warnings" not in (await door.send("GET", f"{APIS}/{created['id']}")).json()
+    assert "warnings" not in (await harness.send("GET", f"{APIS}/{created['id']}")).json()
 
 
-async def test_a_document_is_fetched_once(door: Door) -> None:
+async def test_a_document_is_fetched_once(harness: Harness) -> None:
     url = "https://api.example.com/openapi.json"
-    door.documents[url] = b'{"openapi": "3.1.0", "info": {"title": "x"}}'
-    created = await door.publish(openapiUrl=url)
+    harness.documents[url] = b'{"openapi": "3.1.0", "info": {"title": "x"}}'
+    created = await harness.publish(openapiUrl=url)
     assert created["openapi"] == {"openapi": "3.1.0", "info": {"title": "x"}}
-    await door.send("GET", f"{APIS}/{created['id']}")
-    await door.send("PUT", f"{APIS}/{created['id']}", BODY)
-    assert door.fetched == [url]
-    assert (await door.stored(created["id"])).openapi == created["openapi"]
+    await harness.send("GET", f"{APIS}/{created['id']}")
+    await harness.send("PUT", f"{APIS}/{created['id']}", BODY)
+    assert harness.fetched == [url]
+    assert (await harness.stored(created["id"])).openapi == created["openapi"]
 
 
 YAML = b"""
@@ -503,10 +505,10 @@ paths:
 """
 
 
-async def test_a_document_may_be_yaml(door: Door) -> None:
+async def test_a_document_may_be_yaml(harness: Harness) -> None:
     url = "https://api.example.com/openapi.yaml"
-    door.documents[url] = YAML
-    created = await door.publish(openapiUrl=url, otherPaths="refuse")
+    harness.documents[url] = YAML
+    created = await harness.publish(openapiUrl=url, otherPaths="refuse")
     operation = {"get": {"responses": {"200": {"description": "yes"}}}}
     assert created["openapi"] == {"openapi": "3.0.1", "paths": {"/v1/cities/{city}": operation}}
 
@@ -520,29 +522,29 @@ async def test_a_document_may_be_yaml(door: Door) -> None:
         (b"{}", "OpenAPI"),
     ],
 )
-async def test_says_why_a_document_is_refused(door: Door, document: bytes, said: str) -> None:
+async def test_says_why_a_document_is_refused(harness: Harness, document: bytes, said: str) -> None:
     url = "https://api.example.com/openapi.json"
-    door.documents[url] = document
-    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url})
+    harness.documents[url] = document
+    answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url})
     assert (answer.status_code, places_of(answer)) == (422, ["/openapiUrl"])
     assert said in answer.json()["detail"]
 
 
-async def test_a_listing_of_documented_operations_only_needs_one(door: Door) -> None:
+async def test_a_listing_of_documented_operations_only_needs_one(harness: Harness) -> None:
     url = "https://api.example.com/openapi.json"
-    door.documents[url] = b'{"openapi": "3.0.1", "paths": {}}'
-    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url, "otherPaths": "refuse"})
+    harness.documents[url] = b'{"openapi": "3.0.1", "paths": {}}'
+    answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url, "otherPaths": "refuse"})
     assert (answer.status_code, places_of(answer)) == (422, ["/otherPaths"])
 
 
 @pytest.mark.parametrize(
     "document", [None, b"<html>", b"[]", b"{}", b'{"openapi": "2.0"}', b'{"a":' * 10_000]
 )
-async def test_refuses_a_document_that_cannot_be_had(door: Door, document: bytes | None) -> None:
+async def test_refuses_a_document_that_cannot_be_had(harness: Harness, document: bytes | None) -> None:
     url = "https://api.example.com/openapi.json"
     if document is not None:
-        door.documents[url] = document
-    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url})
+        harness.documents[url] = document
+    answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url})
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
     assert places_of(answer) == ["/openapiUrl"]
 
@@ -550,54 +552,54 @@ async def test_refuses_a_document_that_cannot_be_had(door: Door, document: bytes
 # ---- Read.
 
 
-async def test_details_carry_a_strong_etag_and_answer_304(door: Door) -> None:
-    created = await door.publish()
+async def test_details_carry_a_strong_etag_and_answer_304(harness: Harness) -> None:
+    created = await harness.publish()
     path = f"{APIS}/{created['id']}"
-    first = await door.send("GET", path, wallet=None)
+    first = await harness.send("GET", path, wallet=None)
     etag = first.headers["etag"]
     assert etag.startswith('"r1-')
     assert f'<{PUBLIC_URL}{path}/agent>; rel="describedby"' in first.headers["link"]
     created.pop("warnings")
     assert first.json() == created
     for header in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-        again = await door.send("GET", path, headers={"if-none-match": header})
+        again = await harness.send("GET", path, headers={"if-none-match": header})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-    assert (await door.send("GET", path, headers={"if-none-match": '"r2-x"'})).status_code == 200
+    assert (await harness.send("GET", path, headers={"if-none-match": '"r2-x"'})).status_code == 200
 
 
-async def test_head_answers_like_get_without_a_body(door: Door) -> None:
-    created = await door.publish()
+async def test_head_answers_like_get_without_a_body(harness: Harness) -> None:
+    created = await harness.publish()
     for path in (APIS, f"{APIS}/{created['id']}"):
-        get, head = await door.send("GET", path), await door.send("HEAD", path)
+        get, head = await harness.send("GET", path), await harness.send("HEAD", path)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
-    assert (await door.send("HEAD", f"{APIS}/api_none")).status_code == 404
+    assert (await harness.send("HEAD", f"{APIS}/api_none")).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 @pytest.mark.parametrize("listing_id", ["api_none", "%00", "x" * 300, "%E2%80%AE"])
-async def test_an_unknown_id_is_404(door: Door, method: str, listing_id: str) -> None:
-    answer = await door.send(method, f"{APIS}/{listing_id}", BODY if method == "PUT" else None)
+async def test_an_unknown_id_is_404(harness: Harness, method: str, listing_id: str) -> None:
+    answer = await harness.send(method, f"{APIS}/{listing_id}", BODY if method == "PUT" else None)
     assert (answer.status_code, code_of(answer)) == (404, "api_not_found")
 
 
-async def test_a_suspended_api_is_not_shown(door: Door) -> None:
-    created = await door.publish()
-    listing = await door.stored(created["id"])
-    await door.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
-    answer = await door.send("GET", f"{APIS}/{created['id']}")
+async def test_a_suspended_api_is_not_shown(harness: Harness) -> None:
+    created = await harness.publish()
+    listing = await harness.stored(created["id"])
+    await harness.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
+    answer = await harness.send("GET", f"{APIS}/{created['id']}")
     assert (answer.status_code, code_of(answer), answer.json()["reason"]) == (503, "api_paused", "suspended")
-    assert (await door.send("PUT", f"{APIS}/{created['id']}", BODY)).status_code == 200
-    assert (await door.stored(created["id"])).suspended_ms == 1  # an edit does not lift it
+    assert (await harness.send("PUT", f"{APIS}/{created['id']}", BODY)).status_code == 200
+    assert (await harness.stored(created["id"])).suspended_ms == 1  # an edit does not lift it
 
 
 # ---- Update.
 
 
-async def test_update_replaces_and_counts(door: Door) -> None:
-    created = await door.publish(description="old", tags=["a"], timeoutSeconds=5)
-    door.now_ms += 1_000
-    answer = await door.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": "Renamed"})
+async def test_update_replaces_and_counts(harness: Harness) -> None:
+    created = await harness.publish(description="old", tags=["a"], timeoutSeconds=5)
+    harness.now_ms += 1_000
+    answer = await harness.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": "Renamed"})
     assert answer.status_code == 200
     updated = answer.json()
     assert (updated["name"], updated["description"], updated["tags"]) == ("Renamed", "", [])
@@ -606,121 +608,121 @@ async def test_update_replaces_and_counts(door: Door) -> None:
         "2023-11-14T22:13:20.123Z",
         "2023-11-14T22:13:21.123Z",
     )
-    shown = await door.send("GET", f"{APIS}/{created['id']}")
+    shown = await harness.send("GET", f"{APIS}/{created['id']}")
     assert shown.headers["etag"] == answer.headers["etag"]
     assert shown.json() == {name: value for name, value in updated.items() if name != "warnings"}
-    assert door.probed == ["https://api.example.com/v1/"]  # the endpoint is the same
+    assert harness.probed == ["https://api.example.com/v1/"]  # the endpoint is the same
 
 
-async def test_update_probes_a_new_endpoint(door: Door) -> None:
-    created = await door.publish()
-    door.denied_hosts.add("inside.example.com")
+async def test_update_probes_a_new_endpoint(harness: Harness) -> None:
+    created = await harness.publish()
+    harness.denied_hosts.add("inside.example.com")
     body = {**BODY, "endpoint": "https://inside.example.com"}
-    answer = await door.send("PUT", f"{APIS}/{created['id']}", body)
+    answer = await harness.send("PUT", f"{APIS}/{created['id']}", body)
     assert (answer.status_code, code_of(answer)) == (422, "endpoint_not_allowed")
-    assert (await door.stored(created["id"])).endpoint == BODY["endpoint"]
+    assert (await harness.stored(created["id"])).endpoint == BODY["endpoint"]
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-async def test_only_the_provider_may_change_it(door: Door, method: str) -> None:
-    created = await door.publish()
-    before = await door.stored(created["id"])
-    answer = await door.send(method, f"{APIS}/{created['id']}", raw=b"{rubbish", wallet=BOB)
+async def test_only_the_provider_may_change_it(harness: Harness, method: str) -> None:
+    created = await harness.publish()
+    before = await harness.stored(created["id"])
+    answer = await harness.send(method, f"{APIS}/{created['id']}", raw=b"{rubbish", wallet=BOB)
     assert (answer.status_code, code_of(answer)) == (403, "not_provider")
-    assert await door.stored(created["id"]) == before
+    assert await harness.stored(created["id"]) == before
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-async def test_if_match_guards_an_edit(door: Door, method: str) -> None:
-    created = await door.publish()
+async def test_if_match_guards_an_edit(harness: Harness, method: str) -> None:
+    created = await harness.publish()
     path = f"{APIS}/{created['id']}"
-    etag = (await door.send("GET", path)).headers["etag"]
-    await door.send("PUT", path, BODY)
+    etag = (await harness.send("GET", path)).headers["etag"]
+    await harness.send("PUT", path, BODY)
     body = BODY if method == "PUT" else None
     for stale in (etag, f"W/{etag}", '"r2"x', "rubbish", ""):
-        answer = await door.send(method, path, body, headers={"if-match": stale})
+        answer = await harness.send(method, path, body, headers={"if-match": stale})
         assert (answer.status_code, code_of(answer)) == (412, "precondition_failed"), stale
-    assert (await door.stored(created["id"])).revision == 2
-    etag = (await door.send("GET", path)).headers["etag"]
-    weak = await door.send(method, path, body, headers={"if-match": f"W/{etag}"})
+    assert (await harness.stored(created["id"])).revision == 2
+    etag = (await harness.send("GET", path)).headers["etag"]
+    weak = await harness.send(method, path, body, headers={"if-match": f"W/{etag}"})
     assert weak.status_code == 412
-    answer = await door.send(method, path, body, headers={"if-match": f'"r9-a", {etag}'})
+    answer = await harness.send(method, path, body, headers={"if-match": f'"r9-a", {etag}'})
     assert answer.status_code == (200 if method == "PUT" else 204)
 
 
-async def test_if_match_star_matches_what_is_there(door: Door) -> None:
-    created = await door.publish()
-    answer = await door.send("PUT", f"{APIS}/{created['id']}", BODY, headers={"if-match": "*"})
+async def test_if_match_star_matches_what_is_there(harness: Harness) -> None:
+    created = await harness.publish()
+    answer = await harness.send("PUT", f"{APIS}/{created['id']}", BODY, headers={"if-match": "*"})
     assert answer.status_code == 200
 
 
-async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(door: Door) -> None:
-    created = await door.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
-    path, listing = f"{APIS}/{created['id']}", await door.stored(created["id"])
+async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(harness: Harness) -> None:
+    created = await harness.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
+    path, listing = f"{APIS}/{created['id']}", await harness.stored(created["id"])
 
     async def overtake() -> None:
-        await door.stores.catalog.revise(replace(listing, name="overtaker"), expected_revision=1)
+        await harness.stores.catalog.revise(replace(listing, name="overtaker"), expected_revision=1)
 
-    door.stores.database.before_write = overtake
-    answer = await door.send("PUT", path, BODY)
+    harness.stores.database.before_write = overtake
+    answer = await harness.send("PUT", path, BODY)
     assert (answer.status_code, answer.json()["revision"]) == (200, 3)
 
 
 # ---- Retire.
 
 
-async def test_a_retired_api_is_gone_everywhere(door: Door) -> None:
-    created = await door.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
+async def test_a_retired_api_is_gone_everywhere(harness: Harness) -> None:
+    created = await harness.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
     path = f"{APIS}/{created['id']}"
-    answer = await door.send("DELETE", path)
+    answer = await harness.send("DELETE", path)
     assert (answer.status_code, answer.content) == (204, b"")
     for method in ("GET", "PUT", "DELETE"):
-        answer = await door.send(method, path, BODY if method == "PUT" else None)
+        answer = await harness.send(method, path, BODY if method == "PUT" else None)
         assert (answer.status_code, code_of(answer)) == (410, "api_retired")
-    assert (await door.send("GET", APIS)).json()["total"] == 0
-    assert (await door.stored(created["id"])).upstream_auth is None
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.stored(created["id"])).upstream_auth is None
 
 
 # ---- List.
 
 
-async def test_a_list_holds_exactly_the_seven_fields(door: Door) -> None:
-    await door.publish(tags=["weather"])
-    content = (await door.send("GET", APIS, wallet=None)).json()
+async def test_a_list_holds_exactly_the_seven_fields(harness: Harness) -> None:
+    await harness.publish(tags=["weather"])
+    content = (await harness.send("GET", APIS, wallet=None)).json()
     assert set(content) == {"apis", "total", "page", "limit"}
     assert (content["total"], content["page"], content["limit"]) == (1, 1, 20)
     assert set(content["apis"][0]) == SEVEN
-    content = (await door.send("GET", APIS + "?q=weather")).json()
+    content = (await harness.send("GET", APIS + "?q=weather")).json()
     assert set(content["apis"][0]) == SEVEN | {"match"}
     assert content["apis"][0]["match"] == ["name", "tags"]
-    assert set((await door.send("GET", APIS + "?q=%20")).json()["apis"][0]) == SEVEN
+    assert set((await harness.send("GET", APIS + "?q=%20")).json()["apis"][0]) == SEVEN
 
 
 def links_of(answer: httpx.Response) -> dict[str, str]:
     return {rel: str(link["url"]) for link in answer.links.values() if (rel := link.get("rel")) is not None}
 
 
-async def test_pages_are_linked(door: Door) -> None:
+async def test_pages_are_linked(harness: Harness) -> None:
     for wallet in (ALICE, ALICE, ALICE, BOB, BOB):
-        await door.publish(wallet=wallet)
+        await harness.publish(wallet=wallet)
     start = f"{PUBLIC_URL}{APIS}?"
-    answer = await door.send("GET", APIS + "?currency=USDC&limit=2")
+    answer = await harness.send("GET", APIS + "?currency=USDC&limit=2")
     assert links_of(answer) == {
         "first": start + "currency=USDC&limit=2&page=1",
         "next": start + "currency=USDC&limit=2&page=2",
         "last": start + "currency=USDC&limit=2&page=3",
     }
-    answer = await door.send("GET", APIS + "?limit=2&page=3")
+    answer = await harness.send("GET", APIS + "?limit=2&page=3")
     assert set(links_of(answer)) == {"first", "prev", "last"}
     assert len(answer.json()["apis"]) == 1
-    past = await door.send("GET", APIS + "?limit=2&page=9")
+    past = await harness.send("GET", APIS + "?limit=2&page=9")
     assert (past.status_code, past.json()["apis"], past.json()["total"]) == (200, [], 5)
     assert links_of(past)["prev"] == start + "limit=2&page=3"
     assert "next" not in links_of(past)
 
 
-async def test_links_keep_odd_parameters_harmless(door: Door) -> None:
-    answer = await door.send("GET", APIS + "?q=%3E%22%0d%0aX-Evil:1%E2%82%AC")
+async def test_links_keep_odd_parameters_harmless(harness: Harness) -> None:
+    answer = await harness.send("GET", APIS + "?q=%3E%22%0d%0aX-Evil:1%E2%82%AC")
     assert answer.status_code == 200
     assert "x-evil" not in answer.headers
     assert links_of(answer)["first"] == f"{PUBLIC_URL}{APIS}?q=%3E%22%0D%0AX-Evil%3A1%E2%82%AC&page=1"
@@ -765,25 +767,25 @@ BAD_QUERIES = [
 
 
 @pytest.mark.parametrize(("query", "parameter"), BAD_QUERIES)
-async def test_a_bad_parameter_is_named(door: Door, query: str, parameter: str) -> None:
-    answer = await door.send("GET", f"{APIS}?{query}")
+async def test_a_bad_parameter_is_named(harness: Harness, query: str, parameter: str) -> None:
+    answer = await harness.send("GET", f"{APIS}?{query}")
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
     assert places_of(answer) == [parameter]
-    assert door.stores.database.reads == 0
+    assert harness.stores.database.reads == 0
 
 
-async def test_all_bad_parameters_are_named_together(door: Door) -> None:
-    answer = await door.send("GET", APIS + "?page=0&limit=10000&colour=red")
+async def test_all_bad_parameters_are_named_together(harness: Harness) -> None:
+    answer = await harness.send("GET", APIS + "?page=0&limit=10000&colour=red")
     assert sorted(places_of(answer)) == ["colour", "limit", "page"]
 
 
-async def test_filters_reach_the_catalog(door: Door) -> None:
-    await door.publish(name="cheap", tags=["food"], networks=["eip155:10"])
-    await door.publish(name="dear", pricePerRequest="3", payTo=str(BOB))
-    await door.publish(wallet=BOB, name="ether", currency="ETH")
+async def test_filters_reach_the_catalog(harness: Harness) -> None:
+    await harness.publish(name="cheap", tags=["food"], networks=["eip155:10"])
+    await harness.publish(name="dear", pricePerRequest="3", payTo=str(BOB))
+    await harness.publish(wallet=BOB, name="ether", currency="ETH")
 
     async def names(query: str) -> list[str]:
-        return [api["name"] for api in (await door.send("GET", f"{APIS}?{query}")).json()["apis"]]
+        return [api["name"] for api in (await harness.send("GET", f"{APIS}?{query}")).json()["apis"]]
 
     assert await names("") == ["ether", "dear", "cheap"]
     assert await names(f"provider={str(BOB).lower()}") == ["ether"]
@@ -799,11 +801,11 @@ async def test_filters_reach_the_catalog(door: Door) -> None:
     assert await names("minSuccessRate=0.9") == []
 
 
-async def test_other_methods_are_named(door: Door) -> None:
-    answer = await door.send("PATCH", APIS)
+async def test_other_methods_are_named(harness: Harness) -> None:
+    answer = await harness.send("PATCH", APIS)
     assert (answer.status_code, code_of(answer)) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD, POST"
-    answer = await door.send("POST", f"{APIS}/api_x", BODY)
+    answer = await harness.send("POST", f"{APIS}/api_x", BODY)
     assert answer.headers["allow"] == "GET, HEAD, PUT, DELETE"
 
 
@@ -814,91 +816,91 @@ def keyed(key: str = "order-1") -> dict[str, str]:
     return {"idempotency-key": key}
 
 
-async def test_the_same_creation_twice_is_one_listing_and_one_answer(door: Door) -> None:
-    first = await door.send("POST", APIS, BODY, headers=keyed())
-    second = await door.send("POST", APIS, BODY, headers=keyed())
+async def test_the_same_creation_twice_is_one_listing_and_one_answer(harness: Harness) -> None:
+    first = await harness.send("POST", APIS, BODY, headers=keyed())
+    second = await harness.send("POST", APIS, BODY, headers=keyed())
     assert (first.status_code, second.status_code) == (201, 201)
     assert second.content == first.content
     for name in ("location", "etag", "content-type", "cache-control"):
         assert second.headers[name] == first.headers[name]
     assert "idempotency-replayed" not in first.headers
     assert second.headers["idempotency-replayed"] == "true"
-    assert (await door.send("GET", APIS)).json()["total"] == 1
-    assert len(door.probed) == 1, "nothing is looked at again"
+    assert (await harness.send("GET", APIS)).json()["total"] == 1
+    assert len(harness.probed) == 1, "nothing is looked at again"
 
 
-async def test_a_repeat_of_a_creation_counts_for_no_rate_and_knows_of_no_edit(door: Door) -> None:
-    first = await door.send("POST", APIS, BODY, headers=keyed())
-    await door.send("PUT", f"{APIS}/{first.json()['id']}", {**BODY, "name": "Other"})
+async def test_a_repeat_of_a_creation_counts_for_no_rate_and_knows_of_no_edit(harness: Harness) -> None:
+    first = await harness.send("POST", APIS, BODY, headers=keyed())
+    await harness.send("PUT", f"{APIS}/{first.json()['id']}", {**BODY, "name": "Other"})
     for _ in range(5):  # three may be created in an hour
-        assert (await door.send("POST", APIS, BODY, headers=keyed())).content == first.content
+        assert (await harness.send("POST", APIS, BODY, headers=keyed())).content == first.content
 
 
-async def test_another_body_under_the_key_creates_nothing(door: Door) -> None:
-    await door.send("POST", APIS, BODY, headers=keyed())
-    answer = await door.send("POST", APIS, {**BODY, "name": "Other"}, headers=keyed())
+async def test_another_body_under_the_key_creates_nothing(harness: Harness) -> None:
+    await harness.send("POST", APIS, BODY, headers=keyed())
+    answer = await harness.send("POST", APIS, {**BODY, "name": "Other"}, headers=keyed())
     assert (answer.status_code, code_of(answer)) == (422, "idempotency_key_reused")
-    assert (await door.send("GET", APIS)).json()["total"] == 1
+    assert (await harness.send("GET", APIS)).json()["total"] == 1
 
 
-async def test_a_key_belongs_to_one_wallet(door: Door) -> None:
-    first = await door.send("POST", APIS, BODY, headers=keyed())
-    second = await door.send("POST", APIS, BODY, headers=keyed(), wallet=BOB)
+async def test_a_key_belongs_to_one_wallet(harness: Harness) -> None:
+    first = await harness.send("POST", APIS, BODY, headers=keyed())
+    second = await harness.send("POST", APIS, BODY, headers=keyed(), wallet=BOB)
     assert (second.status_code, second.json()["provider"]) == (201, str(BOB))
     assert second.json()["id"] != first.json()["id"]
 
 
-async def test_a_creation_that_was_refused_keeps_no_key(door: Door) -> None:
-    door.denied_hosts.add("api.example.com")
-    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 422
-    door.denied_hosts.clear()
-    assert (await door.send("POST", APIS, {**BODY, "name": 7}, headers=keyed())).status_code == 422
-    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 201
+async def test_a_creation_that_was_refused_keeps_no_key(harness: Harness) -> None:
+    harness.denied_hosts.add("api.example.com")
+    assert (await harness.send("POST", APIS, BODY, headers=keyed())).status_code == 422
+    harness.denied_hosts.clear()
+    assert (await harness.send("POST", APIS, {**BODY, "name": 7}, headers=keyed())).status_code == 422
+    assert (await harness.send("POST", APIS, BODY, headers=keyed())).status_code == 201
 
 
-async def test_a_dry_run_keeps_nothing_under_its_key(door: Door) -> None:
+async def test_a_dry_run_keeps_nothing_under_its_key(harness: Harness) -> None:
     path = APIS + "?dryRun=true"
-    assert (await door.send("POST", path, {**BODY, "name": "Other"}, headers=keyed())).status_code == 200
-    created = await door.send("POST", APIS, BODY, headers=keyed())
+    assert (await harness.send("POST", path, {**BODY, "name": "Other"}, headers=keyed())).status_code == 200
+    created = await harness.send("POST", APIS, BODY, headers=keyed())
     assert created.status_code == 201
-    assert (await door.send("POST", path, BODY, headers=keyed())).json()["dryRun"] is True
+    assert (await harness.send("POST", path, BODY, headers=keyed())).json()["dryRun"] is True
 
 
-async def test_while_a_creation_runs_its_repeat_is_told_so(door: Door) -> None:
+async def test_while_a_creation_runs_its_repeat_is_told_so(harness: Harness) -> None:
     answers = []
 
     async def ask_again(endpoint: Endpoint) -> None:
-        answers.append(await door.send("POST", APIS, BODY, headers=keyed()))
+        answers.append(await harness.send("POST", APIS, BODY, headers=keyed()))
 
-    door.on_probe = ask_again
-    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 201
+    harness.on_probe = ask_again
+    assert (await harness.send("POST", APIS, BODY, headers=keyed())).status_code == 201
     (repeat,) = answers
     assert (repeat.status_code, code_of(repeat)) == (409, "idempotency_in_progress")
     assert repeat.headers["retry-after"] == "60"
-    assert (await door.send("GET", APIS)).json()["total"] == 1
+    assert (await harness.send("GET", APIS)).json()["total"] == 1
 
 
-async def test_a_creation_that_lost_its_key_creates_nothing(door: Door) -> None:
+async def test_a_creation_that_lost_its_key_creates_nothing(harness: Harness) -> None:
     async def take_the_key(endpoint: Endpoint) -> None:
-        await door.stores.clear(creation_table)
+        await harness.stores.clear(creation_table)
 
-    door.on_probe = take_the_key
-    answer = await door.send("POST", APIS, BODY, headers=keyed())
+    harness.on_probe = take_the_key
+    answer = await harness.send("POST", APIS, BODY, headers=keyed())
     assert (answer.status_code, code_of(answer)) == (409, "idempotency_in_progress")
-    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_where_keys_are_not_known_yet_only_creations_with_a_key_are_refused(door: Door) -> None:
-    door.stores.creation_database.is_away = True
-    answer = await door.send("POST", APIS, BODY, headers=keyed())
+async def test_where_keys_are_not_known_yet_only_creations_with_a_key_are_refused(harness: Harness) -> None:
+    harness.stores.creation_database.is_away = True
+    answer = await harness.send("POST", APIS, BODY, headers=keyed())
     assert (answer.status_code, code_of(answer)) == (503, "storage_unavailable")
-    assert (await door.send("GET", APIS)).json()["total"] == 0
-    assert (await door.send("POST", APIS, BODY)).status_code == 201
+    assert (await harness.send("GET", APIS)).json()["total"] == 0
+    assert (await harness.send("POST", APIS, BODY)).status_code == 201
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-async def test_a_malformed_key_is_refused(door: Door, key: str) -> None:
-    answer = await door.send("POST", APIS, BODY, headers=keyed(key))
+async def test_a_malformed_key_is_refused(harness: Harness, key: str) -> None:
+    answer = await harness.send("POST", APIS, BODY, headers=keyed(key))
     assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
     assert places_of(answer) == ["Idempotency-Key"]
 
@@ -912,7 +914,7 @@ async def find_owner(origin: str) -> Address | None:
     return HOLDERS.get(origin)
 
 
-@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
+@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
 @pytest.mark.parametrize(
     ("endpoint", "code"),
     [
@@ -924,32 +926,32 @@ async def find_owner(origin: str) -> Address | None:
     ],
 )
 async def test_an_origin_that_another_wallet_has_proved_cannot_be_published(
-    door: Door, endpoint: str, code: str | None
+    harness: Harness, endpoint: str, code: str | None
 ) -> None:
     for path, made in ((APIS, 201), (APIS + "?dryRun=true", 200)):
-        answer = await door.send("POST", path, {**BODY, "endpoint": endpoint})
+        answer = await harness.send("POST", path, {**BODY, "endpoint": endpoint})
         assert answer.status_code == (made if code is None else 409)
         assert answer.json().get("code") == code
 
 
-@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
-async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(door: Door) -> None:
-    created = await door.publish(endpoint="https://mine.example.com/v1")
+@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
+async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(harness: Harness) -> None:
+    created = await harness.publish(endpoint="https://mine.example.com/v1")
     moved = {**BODY, "endpoint": "https://held.example.com/v1"}
-    answer = await door.send("PUT", f"{APIS}/{created['id']}", moved)
+    answer = await harness.send("PUT", f"{APIS}/{created['id']}", moved)
     assert (answer.status_code, code_of(answer)) == (409, "already_exists")
-    assert (await door.stored(created["id"])).endpoint == "https://mine.example.com/v1"
+    assert (await harness.stored(created["id"])).endpoint == "https://mine.example.com/v1"
 
 
-@pytest.mark.parametrize("door", [{"find_owner": find_owner}], indirect=True)
-async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(door: Door) -> None:
-    created = await door.publish()
+@pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
+async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(harness: Harness) -> None:
+    created = await harness.publish()
     assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
-    await door.stores.set_reputation(ListingId(created["id"]), Reputation(verified_ms=1))
-    edited = await door.send("PUT", f"{APIS}/{created['id']}", BODY)
+    await harness.stores.set_reputation(ListingId(created["id"]), Reputation(verified_ms=1))
+    edited = await harness.send("PUT", f"{APIS}/{created['id']}", BODY)
     assert edited.json()["warnings"] == []
 
 
-async def test_without_the_setting_an_origin_is_nobodys_and_nobody_is_warned(door: Door) -> None:
-    created = await door.publish(endpoint="https://held.example.com/v1")
+async def test_without_the_setting_an_origin_is_nobodys_and_nobody_is_warned(harness: Harness) -> None:
+    created = await harness.publish(endpoint="https://held.example.com/v1")
     assert created["warnings"] == []

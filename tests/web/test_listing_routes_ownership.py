@@ -54,7 +54,7 @@ class Names:
 
 
 @dataclass
-class Door:
+class Harness:
     client: httpx.AsyncClient
     catalog: Catalog
     upstream: LoopbackUpstream
@@ -109,17 +109,17 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    stores = ControlStores(now_ms=lambda: door.now_ms)
+async def harness() -> AsyncIterator[Harness]:
+    stores = ControlStores(now_ms=lambda: harness.now_ms)
     catalog = stores.catalog
     http_client = HttpClient(limits=LIMITS, allow_private=True)
     txt_records, blocked = Names(), set[Address]()
     async with run_upstream() as upstream:
 
         async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-            if door.on_request is not None:
-                await door.on_request()
-            page = door.pages.get(arrived.target)
+            if harness.on_request is not None:
+                await harness.on_request()
+            page = harness.pages.get(arrived.target)
             await plain(page or b"", status=404 if page is None else 200)(arrived, writer)
 
         upstream.answer = answer
@@ -137,7 +137,7 @@ async def door() -> AsyncIterator[Door]:
             is_blocked=blocked.__contains__,
             rate_limiter=RateLimiter(),
             limits=LIMITS,
-            now_ms=lambda: door.now_ms,
+            now_ms=lambda: harness.now_ms,
         )
         app = build_app(
             call_app=no_calls,
@@ -150,16 +150,16 @@ async def door() -> AsyncIterator[Door]:
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
-            door = Door(
+            harness = Harness(
                 client=client, catalog=catalog, upstream=upstream, txt_records=txt_records, blocked=blocked
             )
-            yield door
+            yield harness
         await http_client.close()
 
 
-async def test_anybody_may_read_what_is_known_and_what_would_prove_it(door: Door) -> None:
-    await door.publish(endpoint="https://api.example.com:8443/v1")
-    answer = await door.get()
+async def test_anybody_may_read_what_is_known_and_what_would_prove_it(harness: Harness) -> None:
+    await harness.publish(endpoint="https://api.example.com:8443/v1")
+    answer = await harness.get()
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
     told = answer.json()
     content = told["challenge"]["wellKnown"]["content"]
@@ -184,85 +184,89 @@ async def test_anybody_may_read_what_is_known_and_what_would_prove_it(door: Door
             },
         },
     }
-    head = await door.client.head(PATH)
+    head = await harness.client.head(PATH)
     assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_an_address_has_no_name_to_put_a_text_at(door: Door) -> None:
-    await door.publish()
-    assert (await door.get()).json()["challenge"]["dns"] is None
+async def test_an_address_has_no_name_to_put_a_text_at(harness: Harness) -> None:
+    await harness.publish()
+    assert (await harness.get()).json()["challenge"]["dns"] is None
 
 
-async def test_a_check_that_finds_the_file_verifies_and_says_so_to_everybody(door: Door) -> None:
-    await door.publish()
-    await door.put_up_file()
-    answer = await door.check()
+async def test_a_check_that_finds_the_file_verifies_and_says_so_to_everybody(harness: Harness) -> None:
+    await harness.publish()
+    await harness.put_up_file()
+    answer = await harness.check()
     assert answer.status_code == 200, answer.text
     told = answer.json()
     assert told.pop("checks") == {"wellKnown": "proved", "dns": "not_found", "signature": "not_found"}
     assert (told["state"], told["method"], told["failures"]) == ("verified", "wellKnown", 0)
     assert told["verifiedAt"] == told["checkedAt"] == "2023-11-14T22:13:20.123Z"
-    assert (await door.get()).json() == told
+    assert (await harness.get()).json() == told
 
 
-async def test_a_name_and_a_signed_document_verify_too(door: Door) -> None:
-    origin = door.upstream.url.replace("127.0.0.1", "localhost")
-    await door.publish(endpoint=origin + "/v1")
-    shown = (await door.get()).json()["challenge"]
-    door.txt_records.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
-    assert (await door.check()).json()["method"] == "dns"
-    door.txt_records.texts.clear()
+async def test_a_name_and_a_signed_document_verify_too(harness: Harness) -> None:
+    origin = harness.upstream.url.replace("127.0.0.1", "localhost")
+    await harness.publish(endpoint=origin + "/v1")
+    shown = (await harness.get()).json()["challenge"]
+    harness.txt_records.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
+    assert (await harness.check()).json()["method"] == "dns"
+    harness.txt_records.texts.clear()
     signature = PAYEE.sign_hex(eip191_digest(shown["signature"]["message"].encode()))
     document = {"x-discovery": {"ownershipProofs": [signature]}}
-    door.pages["/openapi.json"] = json.dumps(document).encode()
-    told = (await door.check()).json()
+    harness.pages["/openapi.json"] = json.dumps(document).encode()
+    told = (await harness.check()).json()
     assert (told["method"], told["state"]) == ("signature", "verified")
 
 
-async def test_a_check_that_finds_nothing_counts_and_keeps_what_was_proved(door: Door) -> None:
-    await door.publish()
-    told = (await door.check()).json()
+async def test_a_check_that_finds_nothing_counts_and_keeps_what_was_proved(harness: Harness) -> None:
+    await harness.publish()
+    told = (await harness.check()).json()
     assert (told["state"], told["failures"], told["verifiedAt"]) == ("unverified", 1, None)
-    await door.put_up_file()
-    await door.check()
-    door.pages.clear()
-    door.now_ms += 1_000
-    told = (await door.check()).json()
+    await harness.put_up_file()
+    await harness.check()
+    harness.pages.clear()
+    harness.now_ms += 1_000
+    told = (await harness.check()).json()
     assert (told["state"], told["failures"]) == ("verified", 1)
     assert told["verifiedAt"] < told["checkedAt"]
 
 
-async def test_an_edit_of_the_origin_ends_the_proof(door: Door) -> None:
-    await door.publish()
-    await door.put_up_file()
-    await door.check()
-    await door.edit(endpoint=door.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
-    told = (await door.get()).json()
+async def test_an_edit_of_the_origin_ends_the_proof(harness: Harness) -> None:
+    await harness.publish()
+    await harness.put_up_file()
+    await harness.check()
+    await harness.edit(endpoint=harness.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
+    told = (await harness.get()).json()
     assert (told["state"], told["checkedAt"]) == ("unverified", None)
 
 
-async def test_a_check_of_a_listing_that_is_edited_meanwhile_is_made_of_what_it_is_then(door: Door) -> None:
-    await door.publish()
-    await door.put_up_file()
+async def test_a_check_of_a_listing_that_is_edited_meanwhile_is_made_of_what_it_is_then(
+    harness: Harness,
+) -> None:
+    await harness.publish()
+    await harness.put_up_file()
 
     async def move() -> None:
-        door.on_request = None
-        await door.edit(endpoint=door.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
+        harness.on_request = None
+        await harness.edit(endpoint=harness.upstream.url.replace("127.0.0.1", "localhost") + "/v1")
 
-    door.on_request = move
-    told = (await door.check()).json()
+    harness.on_request = move
+    told = (await harness.check()).json()
     assert told["origin"].startswith("http://localhost:")
     assert (told["state"], told["checks"]["wellKnown"]) == ("unverified", "not_found")
 
 
-async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_others(door: Door) -> None:
-    await door.publish()
+async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_others(
+    harness: Harness,
+) -> None:
+    await harness.publish()
     for wallet, code in ((None, "authentication_required"), (BOB, "not_provider")):
-        assert (await door.check(wallet=wallet)).json()["code"] == code
-    door.blocked.add(ALICE)
-    assert (await door.check()).json()["code"] == "wallet_blocked"
-    assert door.upstream.arrived == []
-    assert (await door.get()).json()["checkedAt"] is None
+        assert (await harness.check(wallet=wallet)).json()["code"] == code
+    harness.blocked.add(ALICE)
+    assert (await harness.check()).json()["code"] == "wallet_blocked"
+    assert harness.upstream.arrived == []
+    assert (await harness.get()).json()["checkedAt"] is None
 
 
 @pytest.mark.parametrize(
@@ -274,15 +278,15 @@ async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_o
     ],
 )
 async def test_what_is_closed_is_told_as_everywhere(
-    door: Door, changes: Mapping[str, Any], shown: Any, checked: Any
+    harness: Harness, changes: Mapping[str, Any], shown: Any, checked: Any
 ) -> None:
-    await door.publish()
-    await door.edit(**changes)
-    for answer, wanted in ((await door.get(), shown), (await door.check(), checked)):
+    await harness.publish()
+    await harness.edit(**changes)
+    for answer, wanted in ((await harness.get(), shown), (await harness.check(), checked)):
         assert (answer.status_code, answer.json().get("code")) == wanted
     unknown = "/api/v2/apis/api_2/ownership"
-    assert (await door.get(unknown)).json()["code"] == "api_not_found"
-    assert (await door.check(path=unknown)).json()["code"] == "api_not_found"
+    assert (await harness.get(unknown)).json()["code"] == "api_not_found"
+    assert (await harness.check(path=unknown)).json()["code"] == "api_not_found"
 
 
 @pytest.mark.parametrize(
@@ -296,55 +300,57 @@ async def test_what_is_closed_is_told_as_everywhere(
         (b"{", 400, "invalid_request"),
     ],
 )
-async def test_a_check_takes_no_members(door: Door, content: bytes, status: int, code: str | None) -> None:
-    await door.publish()
-    answer = await door.check(content=content)
+async def test_a_check_takes_no_members(
+    harness: Harness, content: bytes, status: int, code: str | None
+) -> None:
+    await harness.publish()
+    answer = await harness.check(content=content)
     assert (answer.status_code, answer.json().get("code")) == (status, code)
-    assert bool(door.upstream.arrived) is (status == 200)
+    assert bool(harness.upstream.arrived) is (status == 200)
 
 
-async def test_a_query_is_refused_by_name(door: Door) -> None:
-    await door.publish()
-    for answer in (await door.get(PATH + "?method=dns"), await door.check(path=PATH + "?method=dns")):
+async def test_a_query_is_refused_by_name(harness: Harness) -> None:
+    await harness.publish()
+    for answer in (await harness.get(PATH + "?method=dns"), await harness.check(path=PATH + "?method=dns")):
         assert (answer.status_code, answer.json()["errors"][0]["parameter"]) == (422, "method")
 
 
-async def test_a_wallet_has_so_many_checks_an_hour(door: Door) -> None:
-    await door.publish()
+async def test_a_wallet_has_so_many_checks_an_hour(harness: Harness) -> None:
+    await harness.publish()
     for _ in range(LIMITS.ownership_checks_per_hour):
-        assert (await door.check()).status_code == 200
-    asked = len(door.upstream.arrived)
-    answer = await door.check()
+        assert (await harness.check()).status_code == 200
+    asked = len(harness.upstream.arrived)
+    answer = await harness.check()
     assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"].startswith('"ownership-checks";q=5;w=3600')
-    assert len(door.upstream.arrived) == asked
-    assert (await door.get()).status_code == 200
+    assert len(harness.upstream.arrived) == asked
+    assert (await harness.get()).status_code == 200
 
 
-async def test_checks_count_by_address_too_with_however_many_wallets(door: Door) -> None:
+async def test_checks_count_by_address_too_with_however_many_wallets(harness: Harness) -> None:
     """Listings and wallets cost nothing, and each check calls a server that somebody has named."""
     codes = []
     for number in range(WALLETS_PER_ADDRESS + 1):
         wallet, api_id = Address(bytes([number + 1]) * 20), f"api_{number + 2}"
-        await door.publish(id=ListingId(api_id), provider=wallet, endpoint="http://[::1]:1/")
+        await harness.publish(id=ListingId(api_id), provider=wallet, endpoint="http://[::1]:1/")
         path = f"/api/v2/apis/{api_id}/ownership"
         for _ in range(LIMITS.ownership_checks_per_hour):
-            answer = await door.check(wallet=wallet, path=path)
+            answer = await harness.check(wallet=wallet, path=path)
             codes.append(answer.status_code)
     most = LIMITS.ownership_checks_per_hour * WALLETS_PER_ADDRESS
     assert codes == [200] * most + [429] * LIMITS.ownership_checks_per_hour
     assert answer.headers["ratelimit-policy"] == f'"ownership-checks-address";q={most};w=3600'
 
 
-async def test_the_answers_are_what_the_contract_of_the_site_says(door: Door) -> None:
+async def test_the_answers_are_what_the_contract_of_the_site_says(harness: Harness) -> None:
     def validate(name: str, told: object) -> None:
         schemas = {"components": {"schemas": dict(SCHEMAS)}}
         Draft202012Validator({**schemas, "$ref": f"#/components/schemas/{name}"}).validate(told)
 
-    await door.publish()
-    validate("Ownership", (await door.get()).json())
-    await door.put_up_file()
-    validate("CheckedOwnership", (await door.check()).json())
-    validate("Ownership", (await door.get()).json())
-    await door.edit(endpoint="https://api.example.com/v1")
-    validate("Ownership", (await door.get()).json())
+    await harness.publish()
+    validate("Ownership", (await harness.get()).json())
+    await harness.put_up_file()
+    validate("CheckedOwnership", (await harness.check()).json())
+    validate("Ownership", (await harness.get()).json())
+    await harness.edit(endpoint="https://api.example.com/v1")
+    validate("Ownership", (await harness.get()).json())

@@ -15,7 +15,7 @@ from tollway.web.mcp_gateway import McpRequest, make_internal_call
 API = ListingId("api_1")
 
 
-class Door:
+class RecordingApp:
     """An ASGI application that notes what it was asked and says what it is told to."""
 
     def __init__(self, *messages: dict[str, Any]) -> None:
@@ -46,14 +46,14 @@ def piece(body: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 async def make(
-    door: Any,
+    app: Any,
     request: ToolRequest | None = None,
     at: McpRequest | None = None,
     bytes_max: int = 100,
     **controls: str,
 ) -> Any:
     return await make_internal_call(
-        door,
+        app,
         API,
         request or ToolRequest(method="GET", rest="/v1", query="a=1"),
         controls=controls.items(),
@@ -63,16 +63,16 @@ async def make(
 
 
 async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
-    door = Door(start(), piece(b"ok"))
+    app = RecordingApp(start(), piece(b"ok"))
     sent = ToolRequest(
         method="POST", rest="/v1/a%2Fb", query="a=1", headers=(("Content-Type", "text/csv"),), body=b"x;y"
     )
-    await make(door, sent, mcp_request(("host", "gw.example.com")))
-    scope = door.scope
+    await make(app, sent, mcp_request(("host", "gw.example.com")))
+    scope = app.scope
     assert (scope["method"], scope["raw_path"]) == ("POST", b"/api/v2/gateway/api_1/v1/a%2Fb")
     assert scope["query_string"] == b"a=1"
-    assert door.body == b"x;y"
-    assert door.headers == {
+    assert app.body == b"x;y"
+    assert app.headers == {
         "content-type": "text/csv",
         "host": "gw.example.com",
         "x-request-id": "req_12345678",
@@ -82,7 +82,7 @@ async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
 
 
 async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_the_outer_request() -> None:
-    door = Door(start(), piece(b""))
+    app = RecordingApp(start(), piece(b""))
     outer = mcp_request(
         ("user-agent", "agent/1"),
         ("traceparent", "00-aa-bb-01"),
@@ -96,9 +96,9 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
         ("content-type", "application/json"),
         client="192.0.2.7",
     )
-    await make(door, at=outer)
-    assert door.scope["client"] == ("192.0.2.7", 0)
-    assert set(door.headers) == {"host", "user-agent", "traceparent", "cdn-loop", "x-request-id", "accept"}
+    await make(app, at=outer)
+    assert app.scope["client"] == ("192.0.2.7", 0)
+    assert set(app.headers) == {"host", "user-agent", "traceparent", "cdn-loop", "x-request-id", "accept"}
 
 
 @pytest.mark.parametrize(
@@ -115,31 +115,31 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
     ],
 )
 async def test_an_argument_never_becomes_a_header_that_the_gateway_obeys(name: str) -> None:
-    door = Door(start(), piece(b""))
-    await make(door, ToolRequest(method="GET", rest="", headers=((name, "x"),)))
-    assert door.headers.get(name.lower()) == ("gw.example.com" if name == "Host" else None)
+    app = RecordingApp(start(), piece(b""))
+    await make(app, ToolRequest(method="GET", rest="", headers=((name, "x"),)))
+    assert app.headers.get(name.lower()) == ("gw.example.com" if name == "Host" else None)
 
 
 async def test_an_argument_comes_before_what_the_outer_request_says() -> None:
-    door = Door(start(), piece(b""))
+    app = RecordingApp(start(), piece(b""))
     sent = ToolRequest(method="GET", rest="", headers=(("Accept-Language", "de"), ("Accept", "text/csv")))
-    await make(door, sent, mcp_request(("accept-language", "en")))
-    assert (door.headers["accept-language"], door.headers["accept"]) == ("de", "text/csv")
+    await make(app, sent, mcp_request(("accept-language", "en")))
+    assert (app.headers["accept-language"], app.headers["accept"]) == ("de", "text/csv")
 
 
 async def test_controls_pay_for_it() -> None:
-    door = Door(start(), piece(b""))
-    await make(door, **{"x-payment-tx": "0x1"})
-    assert door.headers["x-payment-tx"] == "0x1"
+    app = RecordingApp(start(), piece(b""))
+    await make(app, **{"x-payment-tx": "0x1"})
+    assert app.headers["x-payment-tx"] == "0x1"
 
 
 async def test_the_answer_is_collected_in_pieces() -> None:
-    door = Door(
+    app = RecordingApp(
         start((b"ETag", b"1"), (b"link", b"a"), (b"link", b"b"), status=201),
         piece(b"a", more=True),
         piece(b"b"),
     )
-    answer = await make(door)
+    answer = await make(app)
     assert (answer.status, answer.headers, answer.body) == (201, {"etag": "1", "link": "a, b"}, b"ab")
     assert answer.is_whole
 
@@ -157,7 +157,7 @@ async def test_the_answer_is_collected_in_pieces() -> None:
 async def test_what_is_too_large_or_cut_is_not_whole(
     pieces: list[dict[str, Any]], is_whole: bool, is_too_large: bool
 ) -> None:
-    answer = await make(Door(start(), *pieces))
+    answer = await make(RecordingApp(start(), *pieces))
     assert (answer.is_whole, answer.is_too_large) == (is_whole, is_too_large)
     assert answer.body == b"" or not is_too_large
 
@@ -193,5 +193,5 @@ async def test_the_outer_callers_leaving_is_the_inner_ones() -> None:
 
 async def test_no_answer_at_all_is_a_failure_of_ours() -> None:
     with pytest.raises(Refusal) as caught:
-        await make(Door())
+        await make(RecordingApp())
     assert (caught.value.problem.code, caught.value.problem.payment_state) == ("internal_error", "held")

@@ -34,7 +34,7 @@ class Told:
     body: bytes
 
 
-class Line:
+class RawConnection:
     """One connection to the gateway."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +81,7 @@ class ServedGateway:
     port: int
 
     @contextlib.asynccontextmanager
-    async def line(self, *, receive_buffer: int = 0) -> AsyncIterator[Line]:
+    async def line(self, *, receive_buffer: int = 0) -> AsyncIterator[RawConnection]:
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -90,7 +90,7 @@ class ServedGateway:
         reader, writer = await asyncio.open_connection(sock=sock, limit=MIB)
         try:
             async with asyncio.timeout(30):
-                yield Line(reader, writer)
+                yield RawConnection(reader, writer)
         finally:
             writer.transport.abort()
 

@@ -68,7 +68,7 @@ TRICKS = (
 )
 
 
-class Town:
+class Harness:
     """The site over a catalog."""
 
     def __init__(self) -> None:
@@ -113,15 +113,15 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def town() -> Town:
-    town = Town()
-    await town.catalog.publish(QUOTES)
-    return town
+async def harness() -> Harness:
+    harness = Harness()
+    await harness.catalog.publish(QUOTES)
+    return harness
 
 
 @pytest.fixture
-async def client(town: Town) -> AsyncIterator[httpx.AsyncClient]:
-    async with town.open() as client:
+async def client(harness: Harness) -> AsyncIterator[httpx.AsyncClient]:
+    async with harness.open() as client:
         yield client
 
 
@@ -192,10 +192,10 @@ async def test_addresses_are_the_configured_ones(client: httpx.AsyncClient, path
     assert "evil.test" not in answer.text
 
 
-async def test_a_new_listing_shows_within_seconds(town: Town, client: httpx.AsyncClient) -> None:
+async def test_a_new_listing_shows_within_seconds(harness: Harness, client: httpx.AsyncClient) -> None:
     assert "Weather" not in (await client.get("/llms.txt")).text
-    await town.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
-    town.ticks_ms += CACHE_MS
+    await harness.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
+    harness.ticks_ms += CACHE_MS
     assert "Weather" in (await client.get("/llms.txt")).text
 
 
@@ -248,8 +248,10 @@ async def test_only_named_files_are_given_out(client: httpx.AsyncClient, name: s
 
 
 @pytest.mark.parametrize("words", TRICKS)
-async def test_words_of_a_provider_stay_words(town: Town, client: httpx.AsyncClient, words: str) -> None:
-    await town.catalog.publish(
+async def test_words_of_a_provider_stay_words(
+    harness: Harness, client: httpx.AsyncClient, words: str
+) -> None:
+    await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_tricks"), name=words, description=words, openapi=None)
     )
     plain = Reader((await client.get("/")).text)
@@ -265,8 +267,8 @@ async def test_words_of_a_provider_stay_words(town: Town, client: httpx.AsyncCli
         assert "<script" not in text
 
 
-async def test_signs_of_html_are_escaped(town: Town, client: httpx.AsyncClient) -> None:
-    await town.catalog.publish(
+async def test_signs_of_html_are_escaped(harness: Harness, client: httpx.AsyncClient) -> None:
+    await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_signs"), name='R&D <3 "x"', description="1 < 2")
     )
     text = (await client.get("/")).text
@@ -284,10 +286,10 @@ async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient
 
 
 async def test_the_page_shows_price_standing_and_where_to_go_on(
-    town: Town, client: httpx.AsyncClient
+    harness: Harness, client: httpx.AsyncClient
 ) -> None:
     quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
-    await town.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=NOW_MS))
+    await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=NOW_MS))
     text = (await client.get("/")).text
     assert "0.01 USDC a call" in text
     assert "endpoint verified" in text
@@ -306,10 +308,10 @@ async def test_the_page_shows_price_standing_and_where_to_go_on(
     ],
 )
 async def test_the_page_leads_to_the_others(
-    town: Town, client: httpx.AsyncClient, query: str, found: int, links: list[str]
+    harness: Harness, client: httpx.AsyncClient, query: str, found: int, links: list[str]
 ) -> None:
     for number in range(24):
-        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
     page = Reader((await client.get(f"/{query}")).text)
     assert page.tags.count("article") == found
     assert [one for one in page.addresses if one.startswith("/?")] == links
@@ -327,23 +329,25 @@ async def test_a_query_that_means_nothing_is_refused(client: httpx.AsyncClient, 
 # ---- Files.
 
 
-async def test_the_contract_features_what_can_be_paid_now(town: Town, client: httpx.AsyncClient) -> None:
+async def test_the_contract_features_what_can_be_paid_now(
+    harness: Harness, client: httpx.AsyncClient
+) -> None:
     document = (await client.get("/openapi.json")).json()
     paths = [path for path in document["paths"] if path.startswith("/api/v2/gateway/api_quotes")]
     assert "/api/v2/gateway/api_quotes/quote/{symbol}" in paths
     quote = document["paths"]["/api/v2/gateway/api_quotes/quote/{symbol}"]["get"]
     assert quote["x-payment-info"]["price"] == {"mode": "fixed", "currency": "USD", "amount": "0.01"}
     assert [name for one in quote["x-payment-info"]["protocols"] for name in one] == ["x402", "mpp"]
-    town.settles, town.ticks_ms = False, CACHE_MS
+    harness.settles, harness.ticks_ms = False, CACHE_MS
     document = (await client.get("/openapi.json")).json()
     assert not any("api_quotes" in path for path in document["paths"])
 
 
-async def test_an_edited_document_shows_in_the_window(town: Town, client: httpx.AsyncClient) -> None:
+async def test_an_edited_document_shows_in_the_window(harness: Harness, client: httpx.AsyncClient) -> None:
     assert "/api/v2/gateway/api_quotes/quote/{symbol}" in (await client.get("/openapi.json")).text
     document = {**SAMPLE_DOCUMENT, "paths": {"/rates": {"get": {"responses": {}}}}}
-    await town.catalog.revise(replace(QUOTES, openapi=document), expected_revision=QUOTES.revision)
-    town.ticks_ms += CACHE_MS
+    await harness.catalog.revise(replace(QUOTES, openapi=document), expected_revision=QUOTES.revision)
+    harness.ticks_ms += CACHE_MS
     text = (await client.get("/openapi.json")).text
     assert "/api/v2/gateway/api_quotes/rates" in text
     assert "/api/v2/gateway/api_quotes/quote" not in text
@@ -354,24 +358,24 @@ NOT_FEATURED = [{"status": "paused"}, {"price": Price.parse("0"), "openapi": Non
 
 @pytest.mark.parametrize("changes", NOT_FEATURED)
 async def test_what_costs_nothing_or_is_closed_is_not_featured(
-    town: Town, client: httpx.AsyncClient, changes: dict[str, object]
+    harness: Harness, client: httpx.AsyncClient, changes: dict[str, object]
 ) -> None:
     listing: Listing = replace(QUOTES, **changes)  # type: ignore[arg-type]
-    await town.catalog.revise(listing, expected_revision=QUOTES.revision)
+    await harness.catalog.revise(listing, expected_revision=QUOTES.revision)
     assert "api_quotes" not in (await client.get("/openapi.json")).text
 
 
-async def test_listings_take_turns_in_the_window(town: Town, client: httpx.AsyncClient) -> None:
+async def test_listings_take_turns_in_the_window(harness: Harness, client: httpx.AsyncClient) -> None:
     for number in range(30):
-        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
     document = (await client.get("/openapi.json")).json()
     featured = [path.split("/")[4] for path in document["paths"] if path.startswith("/api/v2/gateway/api_")]
     assert len(set(featured)) == len(featured), "nobody shows a second operation before all have shown one"
 
 
-async def test_a_large_catalog_is_read_page_by_page(town: Town, client: httpx.AsyncClient) -> None:
+async def test_a_large_catalog_is_read_page_by_page(harness: Harness, client: httpx.AsyncClient) -> None:
     for number in range(150):
-        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:03d}")))
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:03d}")))
     (root,) = (await client.get("/.well-known/api-catalog")).json()["linkset"]
     seen = []
     for one in root["api-catalog"]:
@@ -382,9 +386,9 @@ async def test_a_large_catalog_is_read_page_by_page(town: Town, client: httpx.As
 
 
 async def test_without_a_contact_there_is_no_security_text() -> None:
-    town = Town()
-    town.contact = None
-    async with town.open() as client:
+    harness = Harness()
+    harness.contact = None
+    async with harness.open() as client:
         assert (await client.get("/.well-known/security.txt")).status_code == 404
 
 

@@ -31,7 +31,8 @@ from rich.text import Text
 from tollway.app.lifecycle import App
 from tollway.client.safe_text import plain
 from tollway.config.networks import parse_network
-from tollway.config.settings import Listen, Secret, Settings
+from tollway.config.settings import Settings
+from tollway.config.values import Listen, Secret
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.ids import TxHash, format_network
 from tollway.limits import DEFAULT_LIMITS

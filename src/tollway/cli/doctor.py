@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
-from tollway.config.settings import NetworkSettings, Settings
+from tollway.config.networks import NetworkSettings
+from tollway.config.settings import Settings
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.outbound.dns import TxtRecords

@@ -23,7 +23,8 @@ import typer
 
 from tollway.chain.port import SettlementChain
 from tollway.cli.doctor import examine
-from tollway.config.settings import Secret, Settings, load_settings
+from tollway.config.settings import Settings, load_settings
+from tollway.config.values import Secret
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import Address, ListingId, TxHash
 from tollway.ledger.ledger import Ledger

@@ -100,6 +100,7 @@ def make_key_file(path: Path) -> None:
 
 
 def _reason(exc: Exception) -> str:
+    """Says what is wrong, without the path that an OSError repeats."""
     return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
 
 
@@ -125,8 +126,7 @@ def read_settings_file(
             mode = stat.S_IMODE(path.stat().st_mode)
             table = tomllib.load(file)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        reason = exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
-        raise SettingsInvalid([f"{path}: {reason}"]) from exc
+        raise SettingsInvalid([f"{path}: {_reason(exc)}"]) from exc
     return table, tuple(_check_mode(path, table) if mode & stat.S_IROTH else ())
 
 
@@ -244,8 +244,6 @@ def check_limits(limits: Limits) -> Iterator[str]:
     if limits.leader_poll_s >= limits.leader_lease_s:
         yield "limits: leader_poll_s must be less than leader_lease_s, or nobody leads for long"
 
-
-__all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
 
 T = TypeVar("T")
 
@@ -555,7 +553,7 @@ def _read_gas_key_file(path: Path) -> str:
             raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"gas_keys: the file {path} cannot be used: {_os_reason(exc)}") from None
+        raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
 
 
 def _check_together(settings: Settings, problems: list[str]) -> None:
@@ -568,7 +566,3 @@ def _check_together(settings: Settings, problems: list[str]) -> None:
         *check_maxima(maxima, settings.networks),
         *check_limits(settings.limits),
     ]
-
-
-def _os_reason(exc: Exception) -> str:
-    return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)

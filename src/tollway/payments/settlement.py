@@ -170,16 +170,6 @@ class Orphans:
         await self._ledger.close(unknown)
 
 
-__all__ = [
-    "NotSettled",
-    "Settled",
-    "Settlement",
-    "SettlementFenced",
-    "SettlementOrder",
-    "SettlementOutcome",
-    "Undecided",
-]
-
 RESEND_AFTER_S = 2.0
 """A node that saw a later nonce first may have dropped the transaction: it goes to all nodes once more, with what it waits
 behind."""

@@ -62,7 +62,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class PersistentRequest:
     """One request that its caller sends, the same each time, until somebody tells how it ended."""
 
     kind: str
@@ -112,7 +112,7 @@ def find_claims(connection: Connection, *, states: Collection[str] = ()) -> list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storm:
+class KillLoad:
     cluster: Any
     processes: list[GatewayProcess]
     upstream: ScriptedUpstream
@@ -121,13 +121,13 @@ class Storm:
     url: str
     process_dice: random.Random
     quote: Quote
-    errands: list[Errand] = field(default_factory=list)
+    errands: list[PersistentRequest] = field(default_factory=list)
     answered: Progress = field(default_factory=Progress)
     paid: Counter[str] = field(default_factory=Counter)
     _histories: dict[Any, list[Any]] = field(default_factory=dict)
 
     @classmethod
-    async def brew(
+    async def start(
         cls,
         cluster: Any,
         processes: list[GatewayProcess],
@@ -135,7 +135,7 @@ class Storm:
         *,
         url: str,
         dice: random.Random,
-    ) -> "Storm":
+    ) -> "KillLoad":
         provider = await cluster.wallet()
         first = processes[0]
         api_id = await cluster.publish(first, provider, endpoint=upstream.base_url)
@@ -161,15 +161,15 @@ class Storm:
         nonces = itertools.count()
         while not is_over():
             tx_hash = await self.pay(payer, 1, nonce=next(nonces)) if kind == "tx" else credit
-            errand = self.make_errand(kind, dice, payer, tx_hash)
-            self.errands.append(errand)
-            await self.pursue(errand, tries=TRIES)
+            persistent = self.make_persistent(kind, dice, payer, tx_hash)
+            self.errands.append(persistent)
+            await self.pursue(persistent, tries=TRIES)
 
-    async def pursue(self, errand: Errand, *, tries: int) -> None:
+    async def pursue(self, persistent: PersistentRequest, *, tries: int) -> None:
         """Until it is told how it ended, or so many tries came to nothing."""
-        while tries and not errand.is_done:
+        while tries and not persistent.is_done:
             try:
-                await self.run(errand)
+                await self.run(persistent)
             except aiohttp.ClientConnectorError:
                 await asyncio.sleep(
                     REFUSED_PAUSE_S
@@ -193,12 +193,12 @@ class Storm:
         self.paid["units"] += amount
         return sent
 
-    def make_errand(self, kind: str, dice: random.Random, payer: Any, tx_hash: Any) -> Errand:
+    def make_persistent(self, kind: str, dice: random.Random, payer: Any, tx_hash: Any) -> PersistentRequest:
         shape, number = dice.choice(SHAPES), len(self.errands)
         method = "POST" if shape in ("echo", "slow", "fail") and dice.random() < 0.5 else "GET"
         path, query = f"/{shape}/{kind}/{number}", f"?s={dice.uniform(0.0, 0.4):.3f}"
         body = secrets.token_bytes(64) if method == "POST" else None
-        return Errand(
+        return PersistentRequest(
             kind=kind,
             method=method,
             path=path,
@@ -228,22 +228,26 @@ class Storm:
                 return [*plain(payer, tx_hash), ("Idempotency-Key", secrets.token_hex(12))]
         return plain(payer, tx_hash)
 
-    async def run(self, errand: Errand) -> None:
+    async def run(self, persistent: PersistentRequest) -> None:
         """Sends it to whichever gateway, and takes down what that one says. A dead one says nothing."""
         url = f"{self.process_dice.choice(self.processes).base_url}{API}/gateway/{self.api_id}"
         reply = await self.cluster.send(
-            url + errand.path + errand.query,
-            method=errand.method,
-            headers=errand.headers,
-            content=errand.body,
+            url + persistent.path + persistent.query,
+            method=persistent.method,
+            headers=persistent.headers,
+            content=persistent.body,
             deadline_s=TRY_DEADLINE_S,
         )
         call_id = reply.headers.get("Tollway-Call-Id")
         told = Told(status=reply.status, code=reply.code, state=reply.state, call_id=call_id)
-        errand.told.append(told)
+        persistent.told.append(told)
         self.answered.add()
-        assert not reply.asks_for_money, (errand, reply.body)
-        assert told.code is None or told.code in WAITING | USED | BROKEN, (errand, reply.status, reply.body)
+        assert not reply.asks_for_money, (persistent, reply.body)
+        assert told.code is None or told.code in WAITING | USED | BROKEN, (
+            persistent,
+            reply.status,
+            reply.body,
+        )
 
     # ---- When it is over.
 
@@ -266,20 +270,20 @@ class Storm:
     async def finish(self) -> None:
         """Whoever was not told asks the same once more, and is told: without being asked for money. (What the upstream
         cuts off each time it can only be cut off again.)"""
-        open_errands = [errand for errand in self.errands if not errand.is_done]
+        open_errands = [persistent for persistent in self.errands if not persistent.is_done]
         waiting = iter(open_errands)
 
         async def pursue() -> None:
-            for errand in waiting:
-                await self.pursue(errand, tries=TRIES)
+            for persistent in waiting:
+                await self.pursue(persistent, tries=TRIES)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(REVIEWERS):
                 group.create_task(pursue())
         untold = [
-            (errand.method, errand.path, errand.told[-1:])
-            for errand in open_errands
-            if not errand.is_done and not errand.path.startswith("/broken/")
+            (persistent.method, persistent.path, persistent.told[-1:])
+            for persistent in open_errands
+            if not persistent.is_done and not persistent.path.startswith("/broken/")
         ]
         assert not untold, untold
 
@@ -300,24 +304,24 @@ class Storm:
         for claim in rows:
             claims.setdefault((claim.method, claim.path), []).append(claim)
         assert not set(self.upstream.heads) - set(claims), "the upstream saw what nobody claimed"
-        for errand in self.errands:
-            mine = claims.get((errand.method, errand.path), [])
-            self._check_errand(errand, mine, self.upstream.heads[errand.method, errand.path])
+        for persistent in self.errands:
+            mine = claims.get((persistent.method, persistent.path), [])
+            self._check_errand(persistent, mine, self.upstream.heads[persistent.method, persistent.path])
         return Counter(claim.state for found in claims.values() for claim in found)
 
-    def _check_errand(self, errand: Errand, claims: list[Claimed], seen: int) -> None:
-        story = (errand, claims, seen)
+    def _check_errand(self, persistent: PersistentRequest, claims: list[Claimed], seen: int) -> None:
+        story = (persistent, claims, seen)
         # Released is either never sent, or told by an answer that costs nothing; or what was signed for became credit.
-        sent = [claim for claim in claims if claim.is_sent or errand.kind == "x402"]
+        sent = [claim for claim in claims if claim.is_sent or persistent.kind == "x402"]
         assert seen <= sum(claim.attempts for claim in sent), story
-        is_repeatable = errand.method == "GET" or errand.kind == "keyed"
+        is_repeatable = persistent.method == "GET" or persistent.kind == "keyed"
         assert is_repeatable or all(claim.attempts == 1 for claim in claims), story
         ended = [claim for claim in claims if claim.state == "consumed"]
         assert len(ended) <= seen, f"charged for what was never sent: {story}"
-        if errand.kind in ("bound", "keyed", "tx", "x402"):
+        if persistent.kind in ("bound", "keyed", "tx", "x402"):
             assert len([claim for claim in claims if claim.state != "released"]) <= 1, story
         known = {claim.call_id: claim for claim in claims}
-        for told in errand.answers:
+        for told in persistent.answers:
             assert told.call_id in known, f"an answer without a record: {story}"
             claim = known[told.call_id]
             if told.status == 200:
@@ -331,40 +335,41 @@ class Storm:
         errands = iter(self._last_of_each_payment())
 
         async def review() -> None:
-            for errand in errands:
-                fates[f"{errand.kind} {await self._check_payer(gateway, errand)}"] += 1
+            for persistent in errands:
+                fates[f"{persistent.kind} {await self._check_payer(gateway, persistent)}"] += 1
 
         async with asyncio.TaskGroup() as group:
             for _ in range(REVIEWERS):
                 group.create_task(review())
         return fates
 
-    def _last_of_each_payment(self) -> list[Errand]:
+    def _last_of_each_payment(self) -> list[PersistentRequest]:
         """Of a payment worth many calls the last errand stands for all."""
         return list(
             {
-                errand.path if errand.kind == "x402" else errand.tx_hash: errand for errand in self.errands
+                persistent.path if persistent.kind == "x402" else persistent.tx_hash: persistent
+                for persistent in self.errands
             }.values()
         )
 
-    async def _check_payer(self, gateway: Any, errand: Errand) -> str:
-        if errand.kind == "x402":
-            return await self._check_signed(gateway, errand)
-        shown = await self.cluster.payment(gateway, errand.payer, errand.tx_hash)
-        story = (errand, shown)
-        calls = await self._history(gateway, errand.payer)
-        mine = [call for call in calls if call["payment"]["transaction"] == str(errand.tx_hash)]
+    async def _check_payer(self, gateway: Any, persistent: PersistentRequest) -> str:
+        if persistent.kind == "x402":
+            return await self._check_signed(gateway, persistent)
+        shown = await self.cluster.payment(gateway, persistent.payer, persistent.tx_hash)
+        story = (persistent, shown)
+        calls = await self._history(gateway, persistent.payer)
+        mine = [call for call in calls if call["payment"]["transaction"] == str(persistent.tx_hash)]
         states = self._count_states(mine)
         taken = states["charged"] + states["held"]
         assert int(shown["credit"]) == int(shown["amount"]) - taken * PRICE_UNITS, (story, states)
         assert shown["reason"] == ("held_by_call" if states["held"] else None), (story, states)
         held = {call["id"] for call in mine if call["payment"]["state"] == "held"}
         assert held <= set(shown["calls"]) <= {call["id"] for call in mine}, (story, held)
-        if errand.kind != "tx":
+        if persistent.kind != "tx":
             assert shown["state"] == "credited", story
             return "credited, some held" if held else "credited"
         assert (taken, shown["state"]) in ((0, "credited"), (1, "spent")), (story, states)
-        again = await self._ask_again(gateway, errand, known=shown["calls"])
+        again = await self._ask_again(gateway, persistent, known=shown["calls"])
         if not taken:
             assert (again.status, again.state) == (200, "charged"), again.body
             return "free"
@@ -372,10 +377,10 @@ class Storm:
         assert again.json["callId"] in shown["calls"]
         return "held" if states["held"] else "spent"
 
-    async def _ask_again(self, gateway: Any, errand: Errand, *, known: list[str]) -> Any:
+    async def _ask_again(self, gateway: Any, persistent: PersistentRequest, *, known: list[str]) -> Any:
         """What another call on that payment gets, once there is nothing to wait for: where the books were too slow for
         it, not even for itself."""
-        path, headers = f"/echo/after{errand.path}", plain(errand.payer, errand.tx_hash)
+        path, headers = f"/echo/after{persistent.path}", plain(persistent.payer, persistent.tx_hash)
 
         async def ask() -> Any:
             reply = await self.cluster.call(gateway, self.api_id, path, headers=headers)
@@ -384,10 +389,10 @@ class Storm:
 
         return await poll(ask, deadline_s=TRY_DEADLINE_S, what="an answer")
 
-    async def _check_signed(self, gateway: Any, errand: Errand) -> str:
-        calls = await self._history(gateway, errand.payer)
-        states = self._count_states([call for call in calls if call["path"] == errand.path])
-        assert states["charged"] + states["held"] <= 1, (errand, calls)
+    async def _check_signed(self, gateway: Any, persistent: PersistentRequest) -> str:
+        calls = await self._history(gateway, persistent.payer)
+        states = self._count_states([call for call in calls if call["path"] == persistent.path])
+        assert states["charged"] + states["held"] <= 1, (persistent, calls)
         return "spent" if states["charged"] else "held" if states["held"] else "free"
 
     def _count_states(self, calls: list[Any]) -> Counter[str]:

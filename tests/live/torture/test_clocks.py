@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 HOUR_S = 3_600
 LEASE_S = 5
 LEASES_S = (LEASE_S, 20)
-"""Where a lapsed lease would spoil the scene: the next one is for a machine that stood still for longer than the first."""
+"""Where a lapsed lease would spoil the case: the next one is for a machine that stood still for longer than the first."""
 SETTINGS = {
     **QUICK,
     "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
@@ -52,7 +52,7 @@ class Skewed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mall:
+class Harness:
     """Gateways on one database, behind one name, with clocks of their own, and one listing."""
 
     cluster: Any
@@ -71,10 +71,10 @@ class Mall:
     def last(self) -> Any:
         return self.skewed[-1].gateway
 
-    async def pay(self, calls: int) -> "Purse":
+    async def pay(self, calls: int) -> "FundedCredit":
         wallet = await self.cluster.wallet()
         tx_hash = await self.cluster.send_tokens(wallet, self.provider.address, calls * PRICE_UNITS)
-        return Purse(mall=self, wallet=wallet, tx_hash=tx_hash)
+        return FundedCredit(harness=self, wallet=wallet, tx_hash=tx_hash)
 
     async def ask(self, path: str, *, at: Any = None, **options: Any) -> Any:
         return await self.cluster.call(at or self.first, self.api_id, path, **options)
@@ -82,10 +82,10 @@ class Mall:
     def seen(self, path: str, method: str = "GET") -> int:
         return self.upstream.heads[method, path.partition("?")[0]]
 
-    def bind(self, purse: "Purse", path: str) -> list[tuple[str, str]]:
+    def bind(self, credit: "FundedCredit", path: str) -> list[tuple[str, str]]:
         """By a caller whose clock is right."""
         chain_id = self.cluster.driver.chain_id
-        return bound(purse.wallet, purse.tx_hash, self.first, self.api_id, path, chain_id=chain_id)
+        return bound(credit.wallet, credit.tx_hash, self.first, self.api_id, path, chain_id=chain_id)
 
     def authorize(self, wallet: Any, quote: Quote, *, valid_s: int = VALID_S) -> tuple[str, str]:
         payer = AuthorizationPayer(
@@ -99,8 +99,8 @@ class Mall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purse:
-    mall: Mall
+class FundedCredit:
+    harness: Harness
     wallet: Any
     tx_hash: Any
 
@@ -110,7 +110,7 @@ class Purse:
 
     async def record(self, path: str, *, at: Any) -> Any:
         """As a gateway whose clock is right shows it."""
-        calls = await self.mall.cluster.history(at, self.wallet)
+        calls = await self.harness.cluster.history(at, self.wallet)
         (call,) = (call for call in calls if call["path"] == path.partition("?")[0])
         return call
 
@@ -118,7 +118,7 @@ class Purse:
 @contextlib.asynccontextmanager
 async def open_mall(
     cluster: Any, folder: Path, *, database_url: str, skews: list[int], lease_s: int = LEASE_S
-) -> AsyncIterator[Mall]:
+) -> AsyncIterator[Harness]:
     (gas,) = await cluster.wallets(1)
     clocks = [SkewedClock(folder / str(number), skew_s=skew_s) for number, skew_s in enumerate(skews)]
     settings = {
@@ -139,21 +139,21 @@ async def open_mall(
         provider = await cluster.wallet()
         right = gateways[skews.index(0)]
         api_id = await cluster.publish(right, provider, endpoint=upstream.base_url)
-        mall = Mall(cluster=cluster, skewed=skewed, upstream=upstream, provider=provider, api_id=api_id)
+        harness = Harness(cluster=cluster, skewed=skewed, upstream=upstream, provider=provider, api_id=api_id)
         for one in gateways:
-            await poll(lambda one=one: _knows(mall, one), deadline_s=DEADLINE_S, what="listing")
-        yield mall
+            await poll(lambda one=one: _knows(harness, one), deadline_s=DEADLINE_S, what="listing")
+        yield harness
 
 
-async def _knows(mall: Mall, gateway: Any) -> bool:
-    reply = await mall.cluster.send(f"{gateway.base_url}{API}/apis/{mall.api_id}")
+async def _knows(harness: Harness, gateway: Any) -> bool:
+    reply = await harness.cluster.send(f"{gateway.base_url}{API}/apis/{harness.api_id}")
     return reply.status == 200
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])
-async def mall(
+async def harness(
     request: pytest.FixtureRequest, cluster: Any, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Mall]:
+) -> AsyncIterator[Harness]:
     """One gateway on SQLite, two on PostgreSQL; only the clock of the first jumps."""
     folder = tmp_path_factory.mktemp("clocks")
     is_sqlite = request.param == "sqlite"
@@ -168,7 +168,7 @@ def open_apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The first gateway is right, the second an hour ahead, the third an hour behind."""
 
     @contextlib.asynccontextmanager
-    async def open_it(lease_s: int) -> AsyncIterator[Mall]:
+    async def open_it(lease_s: int) -> AsyncIterator[Harness]:
         folder, url, skews = (
             tmp_path_factory.mktemp("apart"),
             await cluster.make_postgres(),
@@ -181,7 +181,7 @@ def open_apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def apart(open_apart: Any) -> AsyncIterator[Mall]:
+async def apart(open_apart: Any) -> AsyncIterator[Harness]:
     async with open_apart(LEASE_S) as opened:
         yield opened
 
@@ -189,84 +189,88 @@ async def apart(open_apart: Any) -> AsyncIterator[Mall]:
 # ---- Jumps under load.
 
 
-async def run_load(mall: Mall, purse: Purse, wallet: Any, quote: Quote, ending: asyncio.Event) -> None:
+async def run_load(
+    harness: Harness, credit: FundedCredit, wallet: Any, quote: Quote, ending: asyncio.Event
+) -> None:
     """Calls on credit, under a key with a repeat, and signed; each path is one call."""
     # Four calls a turn, and not a multiple of four gateways: each kind comes to each gateway.
-    gateways = itertools.cycle([one.gateway for one in (*mall.skewed, mall.skewed[0])])
+    gateways = itertools.cycle([one.gateway for one in (*harness.skewed, harness.skewed[0])])
     while not ending.is_set():
         number = next(_NUMBERS)
         path = f"/echo/credit-{number}"
-        mall.paths.append(path)
-        note(mall, "credit", await mall.ask(path, at=next(gateways), headers=purse.proof))
+        harness.paths.append(path)
+        note(harness, "credit", await harness.ask(path, at=next(gateways), headers=credit.proof))
         path = f"/echo/keyed-{number}"
-        mall.paths.append(path)
-        headers = [*purse.proof, ("Idempotency-Key", secrets.token_hex(8))]
+        harness.paths.append(path)
+        headers = [*credit.proof, ("Idempotency-Key", secrets.token_hex(8))]
         for _ in range(2):
-            reply = await mall.ask(path, at=next(gateways), headers=headers)
-            note(mall, "keyed", reply)
+            reply = await harness.ask(path, at=next(gateways), headers=headers)
+            note(harness, "keyed", reply)
         assert reply.headers.get("Idempotency-Replayed") == "true"
         path = f"/echo/signed-{number}"
-        mall.paths.append(path)
-        shown = mall.authorize(wallet, quote)
-        note(mall, "signed", await mall.ask(path, at=next(gateways), headers=[shown]))
+        harness.paths.append(path)
+        shown = harness.authorize(wallet, quote)
+        note(harness, "signed", await harness.ask(path, at=next(gateways), headers=[shown]))
 
 
-def note(mall: Mall, kind: str, reply: Any) -> None:
-    mall.heard[kind, reply.status, reply.code] += 1
+def note(harness: Harness, kind: str, reply: Any) -> None:
+    harness.heard[kind, reply.status, reply.code] += 1
 
 
 async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
-    mall: Mall, torture: Any
+    harness: Harness, torture: Any
 ) -> None:
-    cluster, jumps = mall.cluster, torture.pick(short=2, long=8)
-    purse, wallets = await mall.pay(2_000), await cluster.wallets(torture.pick(short=2, long=4))
-    quote = Quote.read(await mall.ask("/echo/quote"))
-    long_one = await mall.pay(1)
+    cluster, jumps = harness.cluster, torture.pick(short=2, long=8)
+    credit, wallets = await harness.pay(2_000), await cluster.wallets(torture.pick(short=2, long=4))
+    quote = Quote.read(await harness.ask("/echo/quote"))
+    long_one = await harness.pay(1)
     path, ending = f"/slow/through?s={LEASE_S}", asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        slow = group.create_task(mall.ask(path, headers=long_one.proof))
-        await poll(lambda: mall.seen(path), deadline_s=DEADLINE_S, what="the slow call")
+        slow = group.create_task(harness.ask(path, headers=long_one.proof))
+        await poll(lambda: harness.seen(path), deadline_s=DEADLINE_S, what="the slow call")
         for wallet in wallets:
-            group.create_task(run_load(mall, purse, wallet, quote, ending))
+            group.create_task(run_load(harness, credit, wallet, quote, ending))
         for _ in range(jumps):
             for skew_s in (HOUR_S, -HOUR_S):
-                mall.skewed[0].clock.set(skew_s)
-                before = len(mall.paths)
-                await poll(lambda: len(mall.paths) >= before + 12, deadline_s=60, what="load")  # noqa: B023
-                await mall.skewed[0].clock.wait_rounds(1)
-        mall.skewed[0].clock.set(0)
+                harness.skewed[0].clock.set(skew_s)
+                before = len(harness.paths)
+                await poll(lambda: len(harness.paths) >= before + 12, deadline_s=60, what="load")  # noqa: B023
+                await harness.skewed[0].clock.wait_rounds(1)
+        harness.skewed[0].clock.set(0)
         ending.set()
-    assert {key[1:] for key in mall.heard} == {(200, None)}, mall.heard
-    assert Counter(mall.seen(one) for one in mall.paths) == {1: len(mall.paths)}
-    assert ((await slow).status, mall.seen(path)) == (200, 1)
-    assert (await long_one.record(path, at=mall.last))["status"] == "succeeded"
-    await mall.check_ledger()
-    torture.tell(jumps=2 * jumps, calls=len(mall.paths))
+    assert {key[1:] for key in harness.heard} == {(200, None)}, harness.heard
+    assert Counter(harness.seen(one) for one in harness.paths) == {1: len(harness.paths)}
+    assert ((await slow).status, harness.seen(path)) == (200, 1)
+    assert (await long_one.record(path, at=harness.last))["status"] == "succeeded"
+    await harness.check_ledger()
+    torture.tell(jumps=2 * jumps, calls=len(harness.paths))
 
 
-async def test_what_is_signed_for_a_while_counts_by_the_gateway_s_clock_and_never_twice(mall: Mall) -> None:
-    first, purse = mall.skewed[0], await mall.pay(3)
+async def test_what_is_signed_for_a_while_counts_by_the_gateway_s_clock_and_never_twice(
+    harness: Harness,
+) -> None:
+    first, credit = harness.skewed[0], await harness.pay(3)
     used, fresh = "/echo/bound-used", "/echo/bound-fresh"
-    mall.upstream.heads.pop(("GET", used), None)
-    proofs = {path: mall.bind(purse, path) for path in (used, fresh)}
-    assert (await mall.ask(used, headers=proofs[used])).status == 200
+    harness.upstream.heads.pop(("GET", used), None)
+    proofs = {path: harness.bind(credit, path) for path in (used, fresh)}
+    assert (await harness.ask(used, headers=proofs[used])).status == 200
     for skew_s in (HOUR_S, -HOUR_S):
         first.clock.set(skew_s)
         for path, headers in proofs.items():
-            reply = await mall.ask(path, headers=headers)
+            reply = await harness.ask(path, headers=headers)
             assert (reply.status, reply.code) == (401, "signature_expired")
             assert not reply.asks_for_money
         await first.clock.wait_rounds()
     first.clock.set(0)
-    again = await mall.ask(used, headers=proofs[used])
+    again = await harness.ask(used, headers=proofs[used])
     assert (again.status, again.code) == (401, "nonce_reused")
-    assert (await mall.ask(fresh, headers=proofs[fresh])).status == 200
-    assert (mall.seen(used), mall.seen(fresh)) == (1, 1)
+    assert (await harness.ask(fresh, headers=proofs[fresh])).status == 200
+    assert (harness.seen(used), harness.seen(fresh)) == (1, 1)
 
 
-async def test_a_request_s_nonce_stays_used_while_the_clock_jumps(mall: Mall) -> None:
+async def test_a_request_s_nonce_stays_used_while_the_clock_jumps(harness: Harness) -> None:
     """Also when what has expired was pruned meanwhile."""
-    cluster, first, wallet = mall.cluster, mall.skewed[0], await mall.cluster.wallet()
+    cluster, first, wallet = harness.cluster, harness.skewed[0], await harness.cluster.wallet()
     headers = cluster.sign_control(first.gateway, wallet, "GET", "/history")
 
     async def ask() -> int:
@@ -280,82 +284,84 @@ async def test_a_request_s_nonce_stays_used_while_the_clock_jumps(mall: Mall) ->
         assert await ask() == 401
 
 
-async def test_a_session_outlives_an_hour_either_way(mall: Mall) -> None:
-    first = mall.skewed[0]
-    token = await sign_in(mall, at=first.gateway)
+async def test_a_session_outlives_an_hour_either_way(harness: Harness) -> None:
+    first = harness.skewed[0]
+    token = await sign_in(harness, at=first.gateway)
     for skew_s in (HOUR_S, -HOUR_S, 0):
         first.clock.set(skew_s)
         await first.clock.wait_rounds(1)
-        for one in mall.skewed:
-            assert (await open_history(mall, token, at=one.gateway)).status == 200
+        for one in harness.skewed:
+            assert (await open_history(harness, token, at=one.gateway)).status == 200
 
 
-async def test_a_payment_that_lies_ahead_of_the_clock_is_pending_and_asked_for_once(mall: Mall) -> None:
-    first, purse = mall.skewed[0], await mall.pay(2)
+async def test_a_payment_that_lies_ahead_of_the_clock_is_pending_and_asked_for_once(harness: Harness) -> None:
+    first, credit = harness.skewed[0], await harness.pay(2)
     path = f"/echo/ahead-{next(_NUMBERS)}"
     first.clock.set(-HOUR_S)
-    reply = await mall.ask(path, headers=purse.proof)
+    reply = await harness.ask(path, headers=credit.proof)
     assert (reply.status, reply.code, reply.asks_for_money) == (409, "payment_pending", False)
     first.clock.set(0)
-    assert (await mall.ask(path, headers=purse.proof)).status == 200
+    assert (await harness.ask(path, headers=credit.proof)).status == 200
     first.clock.set(HOUR_S)
-    assert (await mall.ask(path, headers=purse.proof)).status == 200
+    assert (await harness.ask(path, headers=credit.proof)).status == 200
     first.clock.set(0)
-    assert mall.seen(path) == 2
+    assert harness.seen(path) == 2
 
 
 async def test_an_authorisation_that_the_clock_finds_late_moves_nothing_and_counts_when_it_is_right(
-    mall: Mall,
+    harness: Harness,
 ) -> None:
-    first, wallet = mall.skewed[0], await mall.cluster.wallet()
-    quote, path = Quote.read(await mall.ask("/echo/quote")), f"/echo/late-{next(_NUMBERS)}"
-    shown = mall.authorize(wallet, quote, valid_s=HOUR_S // 2)
+    first, wallet = harness.skewed[0], await harness.cluster.wallet()
+    quote, path = Quote.read(await harness.ask("/echo/quote")), f"/echo/late-{next(_NUMBERS)}"
+    shown = harness.authorize(wallet, quote, valid_s=HOUR_S // 2)
     first.clock.set(HOUR_S)
-    refused = await mall.ask(path, headers=[shown])
-    assert (refused.status, refused.code, mall.seen(path)) == (402, "payment_expired", 0)
+    refused = await harness.ask(path, headers=[shown])
+    assert (refused.status, refused.code, harness.seen(path)) == (402, "payment_expired", 0)
     first.clock.set(0)
-    assert (await mall.ask(path, headers=[shown])).status == 200
-    again = await mall.ask(path, headers=[shown])
-    assert (again.asks_for_money, mall.seen(path)) == (False, 1)
+    assert (await harness.ask(path, headers=[shown])).status == 200
+    again = await harness.ask(path, headers=[shown])
+    assert (again.asks_for_money, harness.seen(path)) == (False, 1)
 
 
-async def test_a_hold_ends_neither_early_nor_with_a_jump(mall: Mall) -> None:
-    first, purse = mall.skewed[0], await mall.pay(1)
+async def test_a_hold_ends_neither_early_nor_with_a_jump(harness: Harness) -> None:
+    first, credit = harness.skewed[0], await harness.pay(1)
     path = f"/echo/held-{next(_NUMBERS)}"
-    call_id = await lose_answer(mall, purse, at=first.gateway)
+    call_id = await lose_answer(harness, credit, at=first.gateway)
     for skew_s in (HOUR_S, -HOUR_S, HOUR_S):
         first.clock.set(skew_s)
-        for one in mall.skewed:
+        for one in harness.skewed:
             await one.clock.wait_rounds()
     first.clock.set(0)
-    assert await read_state(mall, purse, call_id) == "unknown"
-    reply = await mall.ask(path, headers=purse.proof)
-    assert (reply.status, reply.asks_for_money, mall.seen(path)) == (409, False, 0)
+    assert await read_state(harness, credit, call_id) == "unknown"
+    reply = await harness.ask(path, headers=credit.proof)
+    assert (reply.status, reply.asks_for_money, harness.seen(path)) == (409, False, 0)
 
 
-async def lose_answer(mall: Mall, purse: Purse, *, at: Any) -> str:
+async def lose_answer(harness: Harness, credit: FundedCredit, *, at: Any) -> str:
     """A call whose upstream took the request and gave no answer."""
     path = f"/close/{next(_NUMBERS)}"
-    reply = await mall.ask(path, at=at, method="POST", headers=purse.proof)
-    assert (reply.status, reply.state, mall.seen(path, "POST")) == (504, "held", 1), reply.body
+    reply = await harness.ask(path, at=at, method="POST", headers=credit.proof)
+    assert (reply.status, reply.state, harness.seen(path, "POST")) == (504, "held", 1), reply.body
     return str(reply.json["callId"])
 
 
-async def read_state(mall: Mall, purse: Purse, call_id: str) -> str:
-    calls = await mall.cluster.history(mall.first, purse.wallet)
+async def read_state(harness: Harness, credit: FundedCredit, call_id: str) -> str:
+    calls = await harness.cluster.history(harness.first, credit.wallet)
     return next(str(call["status"]) for call in calls if call["id"] == call_id)
 
 
-async def sign_in(mall: Mall, *, at: Any) -> str:
-    wallet, kind = await mall.cluster.wallet(), ("Content-Type", "application/json")
+async def sign_in(harness: Harness, *, at: Any) -> str:
+    wallet, kind = await harness.cluster.wallet(), ("Content-Type", "application/json")
 
     async def post(path: str, content: Any) -> Any:
         url = f"{at.base_url}{API}/auth/{path}"
-        return await mall.cluster.send(
+        return await harness.cluster.send(
             url, method="POST", headers=[kind], content=json.dumps(content).encode()
         )
 
-    invited = await post("nonce", {"address": str(wallet.address), "chainId": mall.cluster.driver.chain_id})
+    invited = await post(
+        "nonce", {"address": str(wallet.address), "chainId": harness.cluster.driver.chain_id}
+    )
     message = invited.json["message"]
     signature = Account.sign_message(encode_defunct(text=message), wallet.key).signature.hex()
     opened = await post("session", {"message": message, "signature": "0x" + signature.removeprefix("0x")})
@@ -363,8 +369,8 @@ async def sign_in(mall: Mall, *, at: Any) -> str:
     return str(opened.json["accessToken"])
 
 
-async def open_history(mall: Mall, token: str, *, at: Any) -> Any:
-    return await mall.cluster.send(
+async def open_history(harness: Harness, token: str, *, at: Any) -> Any:
+    return await harness.cluster.send(
         f"{at.base_url}{API}/history", headers=[("Authorization", f"Bearer {token}")]
     )
 
@@ -387,39 +393,39 @@ async def test_gateways_an_hour_apart_neither_bury_each_other_nor_free_each_othe
     torture.tell(gateways=len(apart.skewed), apart_s=2 * HOUR_S, lease_s=lease_s)
 
 
-def has_lapsed(mall: Mall) -> bool:
-    return any("owner_lease_lapsed" in one.gateway.read_log() for one in mall.skewed)
+def has_lapsed(harness: Harness) -> bool:
+    return any("owner_lease_lapsed" in one.gateway.read_log() for one in harness.skewed)
 
 
-async def stand_apart(apart: Mall, lease_s: int) -> None:
+async def stand_apart(apart: Harness, lease_s: int) -> None:
     """Longer than a lease, so that each could judge the others."""
     purses = [await apart.pay(2) for _ in apart.skewed]
     slow = [await apart.pay(2) for _ in apart.skewed]
-    for purse in (*purses, *slow):  # at the right one first: to one that is behind they lie in the future
-        assert (await apart.ask("/echo/known", headers=purse.proof)).status == 200
+    for credit in (*purses, *slow):  # at the right one first: to one that is behind they lie in the future
+        assert (await apart.ask("/echo/known", headers=credit.proof)).status == 200
     calls = [
-        await lose_answer(apart, purse, at=one.gateway)
-        for purse, one in zip(purses, apart.skewed, strict=True)
+        await lose_answer(apart, credit, at=one.gateway)
+        for credit, one in zip(purses, apart.skewed, strict=True)
     ]
     run = next(_NUMBERS)
     paths = [f"/slow/apart-{run}-{number}?s={lease_s + 2}" for number in range(len(slow))]
     replies = await asyncio.gather(
         *(
-            apart.ask(path, at=one.gateway, headers=purse.proof, deadline_s=60.0)
-            for path, one, purse in zip(paths, apart.skewed, slow, strict=True)
+            apart.ask(path, at=one.gateway, headers=credit.proof, deadline_s=60.0)
+            for path, one, credit in zip(paths, apart.skewed, slow, strict=True)
         )
     )
     assert [reply.status for reply in replies] == [200] * len(slow)
     assert [apart.seen(path) for path in paths] == [1] * len(slow)
-    for path, purse in zip(paths, slow, strict=True):
-        assert (await purse.record(path, at=apart.first))["status"] == "succeeded"
+    for path, credit in zip(paths, slow, strict=True):
+        assert (await credit.record(path, at=apart.first))["status"] == "succeeded"
     states = [await read_state(apart, *one) for one in zip(purses, calls, strict=True)]
     assert states == ["unknown"] * len(purses)
     await apart.check_ledger()
 
 
 @pytest.mark.postgres
-async def test_gateways_an_hour_apart_know_each_other_s_nonces_keys_and_credit(apart: Mall) -> None:
+async def test_gateways_an_hour_apart_know_each_other_s_nonces_keys_and_credit(apart: Harness) -> None:
     cluster, (right, *wrong) = apart.cluster, apart.skewed
     wallet = await cluster.wallet()
     headers = cluster.sign_control(right.gateway, wallet, "GET", "/history")
@@ -432,15 +438,15 @@ async def test_gateways_an_hour_apart_know_each_other_s_nonces_keys_and_credit(a
         assert (await open_history(apart, token, at=one.gateway)).status == 200
     assert statuses == [200, 401, 401, 401]
 
-    purse, path = await apart.pay(1 + len(wrong)), "/echo/credit-apart"
-    keyed = [*purse.proof, ("Idempotency-Key", "apart")]
+    credit, path = await apart.pay(1 + len(wrong)), "/echo/credit-apart"
+    keyed = [*credit.proof, ("Idempotency-Key", "apart")]
     replies = [await apart.ask("/echo/keyed", at=one.gateway, headers=keyed) for one in apart.skewed]
     assert [reply.headers.get("Idempotency-Replayed") for reply in replies] == [None, "true", "true"]
-    replies += [await apart.ask(path, at=one.gateway, headers=purse.proof) for one in wrong]
+    replies += [await apart.ask(path, at=one.gateway, headers=credit.proof) for one in wrong]
     assert {reply.status for reply in replies} == {200}
     assert (apart.seen(path), apart.seen("/echo/keyed")) == (len(wrong), 1)
     for one in apart.skewed:
-        spent = await apart.ask("/echo/none-left", at=one.gateway, headers=purse.proof)
+        spent = await apart.ask("/echo/none-left", at=one.gateway, headers=credit.proof)
         assert (spent.status, spent.asks_for_money) == (409, False)
 
 
@@ -451,20 +457,22 @@ async def test_a_chain_an_hour_ahead_takes_nothing_new_and_keeps_what_it_gave(
     own_chain_cluster: Any, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/tollway.sqlite3"
-    async with open_mall(own_chain_cluster, tmp_path, database_url=url, skews=[0]) as mall:
-        before, wallet = await mall.pay(2), await mall.cluster.wallet()
-        assert (await mall.ask("/echo/before", headers=before.proof)).status == 200
-        quote = Quote.read(await mall.ask("/echo/quote"))
-        await mall.cluster.driver.rpc("evm_increaseTime", HOUR_S)
-        after = await mall.pay(1)
-        early = await mall.ask("/echo/after", headers=after.proof)
+    async with open_mall(own_chain_cluster, tmp_path, database_url=url, skews=[0]) as harness:
+        before, wallet = await harness.pay(2), await harness.cluster.wallet()
+        assert (await harness.ask("/echo/before", headers=before.proof)).status == 200
+        quote = Quote.read(await harness.ask("/echo/quote"))
+        await harness.cluster.driver.rpc("evm_increaseTime", HOUR_S)
+        after = await harness.pay(1)
+        early = await harness.ask("/echo/after", headers=after.proof)
         assert (early.status, early.code, early.asks_for_money) == (409, "payment_pending", False)
-        late = await mall.ask("/echo/late", headers=[mall.authorize(wallet, quote, valid_s=HOUR_S // 2)])
+        late = await harness.ask(
+            "/echo/late", headers=[harness.authorize(wallet, quote, valid_s=HOUR_S // 2)]
+        )
         assert (late.status, late.code) == (402, "payment_expired")
-        assert (mall.seen("/echo/after"), mall.seen("/echo/late")) == (0, 0)
-        good = await mall.ask("/echo/good", headers=[mall.authorize(wallet, quote)])
-        on_credit = await mall.ask("/echo/credit", headers=before.proof)
+        assert (harness.seen("/echo/after"), harness.seen("/echo/late")) == (0, 0)
+        good = await harness.ask("/echo/good", headers=[harness.authorize(wallet, quote)])
+        on_credit = await harness.ask("/echo/credit", headers=before.proof)
         assert (good.status, on_credit.status) == (200, 200)
-        mall.skewed[0].clock.set(HOUR_S)  # time has passed
-        assert (await mall.ask("/echo/after", headers=after.proof)).status == 200
-        await mall.check_ledger()
+        harness.skewed[0].clock.set(HOUR_S)  # time has passed
+        assert (await harness.ask("/echo/after", headers=after.proof)).status == 200
+        await harness.check_ledger()

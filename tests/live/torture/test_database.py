@@ -146,7 +146,7 @@ class Callers:
 
 
 class Place:
-    """Gateways on one database, an upstream, and a listing; each scene brings callers of its own."""
+    """Gateways on one database, an upstream, and a listing; each case brings callers of its own."""
 
     def __init__(
         self, cluster: Any, processes: list[Any], upstream: Any, *, provider: Any, api_id: str

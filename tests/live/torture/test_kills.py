@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.gateway_process import GatewayProcess
 from tests.kit.scripted_upstream import ALWAYS, run_scripted_upstream
-from tests.live.torture.kill_load import KINDS, Storm
+from tests.live.torture.kill_load import KINDS, KillLoad
 from tests.live.torture.measures import stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
@@ -66,24 +66,24 @@ async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_ever
         run_scripted_upstream(turns_default=ALWAYS) as upstream,
         cluster.gateways(gateways, database_url=url, settings=settings) as processes,
     ):
-        storm = await Storm.brew(cluster, processes, upstream, url=url, dice=child(torture.random))
+        load = await KillLoad.start(cluster, processes, upstream, url=url, dice=child(torture.random))
         with stopwatch() as storm_s:
             last_kill_s, settled_s = await blow(
-                storm, processes, storm_s, kills=count, callers=crowd, dice=torture.random
+                load, processes, storm_s, kills=count, callers=crowd, dice=torture.random
             )
         for process in processes:
             await process.wait_ready()
-        await storm.finish()
-        await storm.wait_settled(deadline_s=LAST_LOOK_S)
-        states = await storm.check_upstream()
-        fates = await storm.check_payers(processes[-1])
-        settled = await storm.check_chain()
+        await load.finish()
+        await load.wait_settled(deadline_s=LAST_LOOK_S)
+        states = await load.check_upstream()
+        fates = await load.check_payers(processes[-1])
+        settled = await load.check_chain()
         assert (await cluster.audit(processes[0])).wrong == ()
     torture.tell(
         gateways=gateways,
         kills=count,
-        errands=len(storm.errands),
-        answers=storm.answered.count,
+        errands=len(load.errands),
+        answers=load.answered.count,
         upstream=upstream.heads.total(),
         kills_per_s=round(count / last_kill_s, 2),
         settled_s=round(settled_s, 1),
@@ -94,7 +94,7 @@ async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_ever
 
 
 async def blow(
-    storm: Storm,
+    load: KillLoad,
     processes: list[GatewayProcess],
     elapsed_s: Callable[[], float],
     *,
@@ -108,14 +108,14 @@ async def blow(
     async with asyncio.TaskGroup() as group:
         for kind in KINDS:
             for _ in range(callers):
-                group.create_task(storm.call_on(kind, child(dice), lambda: is_over))
+                group.create_task(load.call_on(kind, child(dice), lambda: is_over))
         for _ in range(kills):
             more = dice.randrange(ANSWERS_BETWEEN)
-            await storm.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")
+            await load.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")
             dice.choice(processes).kill_and_restart()
             last_kill_s = elapsed_s()
         is_over = True
-        await storm.wait_settled(deadline_s=SETTLED_WITHIN_S)
+        await load.wait_settled(deadline_s=SETTLED_WITHIN_S)
         settled_s = elapsed_s() - last_kill_s
     return last_kill_s, settled_s
 

@@ -39,7 +39,7 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Harness:
     """Two gateways on one PostgreSQL, behind one name, and an upstream that loses answers."""
 
     cluster: Any
@@ -58,7 +58,7 @@ class Desk:
             hashes = await self.cluster.pay_in_bulk(payers, self.stall.provider.address)
             shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
         return [
-            Lost(desk=self, payer=payer, shown=headers, number=next(_NUMBERS), **options)
+            Lost(harness=self, payer=payer, shown=headers, number=next(_NUMBERS), **options)
             for payer, headers in zip(payers, shown, strict=True)
         ]
 
@@ -86,7 +86,7 @@ class Desk:
 class Lost:
     """One request with one payment, whose first answer gets lost."""
 
-    desk: Desk
+    harness: Harness
     payer: Any
     shown: list[tuple[str, str]]
     number: int
@@ -100,13 +100,13 @@ class Lost:
 
     @property
     def seen(self) -> int:
-        return self.desk.upstream.count(self.path, self.method)
+        return self.harness.upstream.count(self.path, self.method)
 
     async def send(self, at: int = 0, *, path: str | None = None) -> Any:
         key = [("Idempotency-Key", f"{self.key}-{self.number}")] if self.key and path is None else []
-        return await self.desk.cluster.call(
-            self.desk.gateways[at],
-            self.desk.stall.api_id,
+        return await self.harness.cluster.call(
+            self.harness.gateways[at],
+            self.harness.stall.api_id,
             path or self.path,
             method=self.method,
             headers=[*self.shown, *key],
@@ -127,7 +127,7 @@ class Lost:
         return str(record["id"])
 
     async def record(self, at: int = 0) -> Any:
-        (call,) = await self.desk.cluster.history(self.desk.gateways[at], self.payer)
+        (call,) = await self.harness.cluster.history(self.harness.gateways[at], self.payer)
         return call
 
     async def check_refused(self, reply: Any, call_id: str, state: str) -> None:
@@ -147,7 +147,7 @@ class Lost:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(cluster: Any) -> AsyncIterator[Desk]:
+async def harness(cluster: Any) -> AsyncIterator[Harness]:
     (gas,) = await cluster.wallets(1)
     settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
     url = await cluster.make_postgres()
@@ -158,13 +158,13 @@ async def desk(cluster: Any) -> AsyncIterator[Desk]:
         stall = await PaidListing.open(
             cluster, gateways, endpoint=upstream.base_url, timeoutSeconds=TIMEOUT_S
         )
-        yield Desk(cluster=cluster, upstream=upstream, stall=stall)
+        yield Harness(cluster=cluster, upstream=upstream, stall=stall)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: Any, rail: str) -> None:
+async def test_a_safe_request_runs_again_under_its_claim(harness: Harness, torture: Any, rail: str) -> None:
     losses = LOSSES * torture.pick(short=1, long=4)
-    calls = await desk.make_calls(rail, len(losses))
+    calls = await harness.make_calls(rail, len(losses))
 
     async def suffer(call: Lost) -> None:
         call_id = await call.lose()
@@ -175,16 +175,16 @@ async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: An
         await call.check_charged_once(call_id)
 
     await _suffer(calls, losses, suffer)
-    await desk.check_ledger()
+    await harness.check_ledger()
     torture.tell(lost=len(calls), served_again=len(calls))
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
-    desk: Desk, torture: Any, rail: str
+    harness: Harness, torture: Any, rail: str
 ) -> None:
     losses = LOSSES * torture.pick(short=1, long=4)
-    calls = await desk.make_calls(rail, len(losses), method="POST")
+    calls = await harness.make_calls(rail, len(losses), method="POST")
 
     async def suffer(call: Lost) -> None:
         call_id = await call.lose()
@@ -192,7 +192,7 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
         for at in (0, 1):
             await call.check_refused(await call.send(at), call_id, "held")
         outcome = "consumed" if rail == "tx" and call.number % 2 else "released"
-        resolved = await desk.resolve(call_id, outcome)
+        resolved = await harness.resolve(call_id, outcome)
         assert resolved.status == 200, resolved.body
         assert call.seen == 1
         if outcome == "consumed":
@@ -203,16 +203,16 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
         assert (other.status, other.state) == (200, "charged"), other.body
 
     await _suffer(calls, losses, suffer)
-    await desk.check_ledger()
+    await harness.check_ledger()
     torture.tell(lost=len(calls), served_again=0)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
-    desk: Desk, torture: Any, rail: str
+    harness: Harness, torture: Any, rail: str
 ) -> None:
     losses = torture.pick(short=("reset", "silent"), long=LOSSES * 2)
-    calls = await desk.make_calls(rail, len(losses), method="POST", key="order")
+    calls = await harness.make_calls(rail, len(losses), method="POST", key="order")
 
     async def suffer(call: Lost) -> None:
         call_id = await call.lose()
@@ -232,22 +232,22 @@ async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
         await call.check_charged_once(call_id)
 
     await _suffer(calls, losses, suffer)
-    await desk.check_ledger()
+    await harness.check_ledger()
     torture.tell(lost=len(calls), repeats=2 * CROWD * len(calls), outcomes=len(calls))
 
 
 @pytest.mark.parametrize(("method", "key"), [("GET", None), ("POST", "order")])
 async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
-    desk: Desk, method: str, key: str | None
+    harness: Harness, method: str, key: str | None
 ) -> None:
-    (call,) = await desk.make_calls("tx", 1, method=method, key=key)
-    desk.upstream.turns[call.path] = 9
+    (call,) = await harness.make_calls("tx", 1, method=method, key=key)
+    harness.upstream.turns[call.path] = 9
     call_ids = {await call.lose(at) for at in (0, 1, 0)}
     (call_id,) = call_ids
     for at in (1, 0):
         await call.check_refused(await call.send(at), call_id, "held")
     assert call.seen == 3
-    await desk.let_a_day_go_by(call_id)
+    await harness.let_a_day_go_by(call_id)
 
     async def is_released() -> bool:
         return bool((await call.record())["payment"]["state"] == "released")
@@ -255,9 +255,9 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     await poll(is_released, deadline_s=DEADLINE_S, what="the release after a day")
     other = await call.send(1, path="/echo/other")
     assert (other.status, other.state) == (200, "charged"), other.body
-    payments = await desk.cluster.control(desk.gateways[0], call.payer, "GET", "/payments")
+    payments = await harness.cluster.control(harness.gateways[0], call.payer, "GET", "/payments")
     assert [payment["amount"] for payment in payments.json["payments"]] == [str(PRICE_UNITS)]
-    await desk.check_ledger()
+    await harness.check_ledger()
 
 
 def _is_replayed(reply: Any) -> bool:

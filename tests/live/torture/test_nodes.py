@@ -53,7 +53,7 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(slots=True, kw_only=True)
-class Shop:
+class Harness:
     """A gateway with nodes of its own; `credit` is a payment that it knows."""
 
     cluster: Any
@@ -104,7 +104,7 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
+async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator[Harness]:
     async with contextlib.AsyncExitStack() as stack:
         lines = [
             await stack.enter_async_context(run_node_proxy(cluster.session, cluster.driver.rpc_url))
@@ -121,9 +121,9 @@ async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator
         small = await PaidListing.open(cluster, [process])
         large = await PaidListing.open(cluster, [process], pricePerRequest=LARGE_PRICE)
         credit = await cluster.send_tokens(payer, small.provider.address, 50 * PRICE_UNITS)
-        shop = Shop(cluster=cluster, lines=lines, small=small, large=large, payer=payer, credit=credit)
-        await shop.spend_credit()
-        yield shop
+        harness = Harness(cluster=cluster, lines=lines, small=small, large=large, payer=payer, credit=credit)
+        await harness.spend_credit()
+        yield harness
 
 
 def assert_patient(reply: Any, *codes: str) -> None:
@@ -132,72 +132,76 @@ def assert_patient(reply: Any, *codes: str) -> None:
     assert reply.code in codes, (reply.status, reply.body)
 
 
-async def pay(shop: Shop, stall: PaidListing, units: int) -> tuple[Any, TxHash]:
-    wallet = await rich(shop)
-    return wallet, await shop.cluster.send_tokens(wallet, stall.provider.address, units)
+async def pay(harness: Harness, stall: PaidListing, units: int) -> tuple[Any, TxHash]:
+    wallet = await rich(harness)
+    return wallet, await harness.cluster.send_tokens(wallet, stall.provider.address, units)
 
 
-async def rich(shop: Shop) -> Any:
+async def rich(harness: Harness) -> Any:
     """A wallet that a node which lags has heard of too."""
-    wallet = await shop.cluster.wallet()
-    await shop.cluster.driver.mine(LAG_BLOCKS)
+    wallet = await harness.cluster.wallet()
+    await harness.cluster.driver.mine(LAG_BLOCKS)
     return wallet
 
 
-async def suffer(shop: Shop, name: str, *, stall: PaidListing, units: int) -> None:
+async def suffer(harness: Harness, name: str, *, stall: PaidListing, units: int) -> None:
     """A fault of all nodes: an unseen payment, a known one and a signed one; then the nodes are back."""
-    signer = await rich(shop)
-    wallet, unseen = await pay(shop, stall, units)
-    path = shop.path("unseen")
-    signed: SignedCall = stall.sign(signer, shop.path("signed"))
-    for line in shop.lines:
+    signer = await rich(harness)
+    wallet, unseen = await pay(harness, stall, units)
+    path = harness.path("unseen")
+    signed: SignedCall = stall.sign(signer, harness.path("signed"))
+    for line in harness.lines:
         SILENT[name](line)
     paid, settled, _ = await asyncio.gather(
-        shop.show(wallet, unseen, stall, path), signed.send(), shop.spend_credit()
+        harness.show(wallet, unseen, stall, path), signed.send(), harness.spend_credit()
     )
     assert_patient(paid, "chain_unavailable", "payment_pending")
     assert_patient(settled, "chain_unavailable", "payment_outcome_unknown")
-    assert shop.cluster.provider.count(path) == 0
-    shop.mend()
+    assert harness.cluster.provider.count(path) == 0
+    harness.mend()
     await asyncio.gather(
-        shop.recover(lambda: shop.show(wallet, unseen, stall, path)), shop.recover(signed.send)
+        harness.recover(lambda: harness.show(wallet, unseen, stall, path)), harness.recover(signed.send)
     )
-    assert shop.cluster.provider.count(path) == 1
+    assert harness.cluster.provider.count(path) == 1
     assert signed.seen == 1
     assert len(await signed.transfers()) == 1
 
 
 async def test_a_lone_node_that_is_no_use_harms_nobody(cluster: Any, torture: Any) -> None:
-    async with open_shop(cluster, 1) as shop:
+    async with open_shop(cluster, 1) as harness:
         for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
-            await suffer(shop, name, stall=shop.small, units=PRICE_UNITS)
-        await shop.check_ledger()
-        torture.tell(faults=len(shop.recoveries_s) // 2, recovery_s_max=round(max(shop.recoveries_s), 2))
+            await suffer(harness, name, stall=harness.small, units=PRICE_UNITS)
+        await harness.check_ledger()
+        torture.tell(
+            faults=len(harness.recoveries_s) // 2, recovery_s_max=round(max(harness.recoveries_s), 2)
+        )
 
 
 async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
     cluster: Any, torture: Any
 ) -> None:
     """Above a value; below it one node is enough, and the other may lie in its bed."""
-    async with open_shop(cluster, 2, agreement_min=2, above=ABOVE) as shop:
+    async with open_shop(cluster, 2, agreement_min=2, above=ABOVE) as harness:
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
         for name in lies:
-            await doubt(shop, shop.lines[torture.random.randrange(2)], name)
+            await doubt(harness, harness.lines[torture.random.randrange(2)], name)
         for told in torture.pick(short=[0], long=[0, 10 * START_USDC_UNITS]):
-            await doubt_balance(shop, shop.lines[torture.random.randrange(2)], told)
+            await doubt_balance(harness, harness.lines[torture.random.randrange(2)], told)
         for name in torture.pick(short=["is gone"], long=list(SILENT)):
-            await lose_one(shop, shop.lines[torture.random.randrange(2)], name)
-        await shop.check_ledger()
+            await lose_one(harness, harness.lines[torture.random.randrange(2)], name)
+        await harness.check_ledger()
         torture.tell(
-            lies=len(lies), served=len(shop.recoveries_s), recovery_s_max=round(max(shop.recoveries_s), 2)
+            lies=len(lies),
+            served=len(harness.recoveries_s),
+            recovery_s_max=round(max(harness.recoveries_s), 2),
         )
 
 
-async def doubt(shop: Shop, liar: NodeProxy, name: str) -> None:
+async def doubt(harness: Harness, liar: NodeProxy, name: str) -> None:
     """One of two tells of a large payment what the other does not."""
     paid = {"invents": LARGE_UNITS, "tells of more": LARGE_UNITS - 1, "lags": LARGE_UNITS}[name]
-    wallet, tx_hash = await pay(shop, shop.large, paid)
-    path = shop.path("doubted")
+    wallet, tx_hash = await pay(harness, harness.large, paid)
+    path = harness.path("doubted")
     shown = tx_hash
     if name == "invents":
         shown = TxHash(secrets.token_bytes(32))
@@ -206,78 +210,79 @@ async def doubt(shop: Shop, liar: NodeProxy, name: str) -> None:
         liar.lie(answer_with(paid, 100 * LARGE_UNITS))
     else:
         liar.lag(LAG_BLOCKS)
-    reply, _ = await asyncio.gather(shop.show(wallet, shown, shop.large, path), shop.spend_credit())
+    reply, _ = await asyncio.gather(harness.show(wallet, shown, harness.large, path), harness.spend_credit())
     assert_patient(reply, "chain_unavailable", "payment_pending")
-    assert shop.cluster.provider.count(path) == 0
-    shop.mend()
+    assert harness.cluster.provider.count(path) == 0
+    harness.mend()
     if name == "tells of more":
-        reply = await shop.show(wallet, shown, shop.large, path)
+        reply = await harness.show(wallet, shown, harness.large, path)
         assert (reply.status, reply.code) == (402, "payment_insufficient"), reply.body
         return
-    await shop.recover(lambda: shop.show(wallet, tx_hash, shop.large, path))
-    told = await shop.cluster.payment(shop.gateway, wallet, tx_hash)
+    await harness.recover(lambda: harness.show(wallet, tx_hash, harness.large, path))
+    told = await harness.cluster.payment(harness.gateway, wallet, tx_hash)
     assert told["amount"] == str(LARGE_UNITS)
     if name == "invents":
-        assert_patient(await shop.show(wallet, shown, shop.large, path), "payment_pending")
+        assert_patient(await harness.show(wallet, shown, harness.large, path), "payment_pending")
 
 
-async def doubt_balance(shop: Shop, liar: NodeProxy, told: int) -> None:
+async def doubt_balance(harness: Harness, liar: NodeProxy, told: int) -> None:
     """One of two tells of another balance than a wallet has that signs a large payment: of none, or of more than all."""
-    signer = await rich(shop)
+    signer = await rich(harness)
     real = START_USDC_UNITS
     if told > real:
         real = LARGE_UNITS - 1
-        await shop.cluster.send_tokens(signer, shop.small.provider.address, START_USDC_UNITS - real)
-    signed: SignedCall = shop.large.sign(signer, shop.path("balance"))
+        await harness.cluster.send_tokens(signer, harness.small.provider.address, START_USDC_UNITS - real)
+    signed: SignedCall = harness.large.sign(signer, harness.path("balance"))
     liar.lie(answer_with(real, told))
-    reply, _ = await asyncio.gather(signed.send(), shop.spend_credit())
+    reply, _ = await asyncio.gather(signed.send(), harness.spend_credit())
     assert_patient(reply, "chain_unavailable")
-    shop.mend()
+    harness.mend()
     if real < LARGE_UNITS:
         reply = await signed.send()
         assert (reply.status, reply.json["reason"], signed.seen) == (402, "insufficient_balance", 0)
     else:
-        await shop.recover(signed.send)
+        await harness.recover(signed.send)
         assert (signed.seen, len(await signed.transfers())) == (1, 1)
 
 
-async def lose_one(shop: Shop, line: NodeProxy, name: str) -> None:
+async def lose_one(harness: Harness, line: NodeProxy, name: str) -> None:
     """One of two is no use: what is small is sold on, what is large has to wait."""
-    signer = await rich(shop)
-    small_wallet, small = await pay(shop, shop.small, PRICE_UNITS)
-    large_wallet, large = await pay(shop, shop.large, LARGE_UNITS)
+    signer = await rich(harness)
+    small_wallet, small = await pay(harness, harness.small, PRICE_UNITS)
+    large_wallet, large = await pay(harness, harness.large, LARGE_UNITS)
     SILENT[name](line)
-    signed, dear = (stall.sign(signer, shop.path("one")) for stall in (shop.small, shop.large))
-    path = shop.path("large")
-    paid, costly = await asyncio.gather(shop.show(large_wallet, large, shop.large, path), dear.send())
+    signed, dear = (stall.sign(signer, harness.path("one")) for stall in (harness.small, harness.large))
+    path = harness.path("large")
+    paid, costly = await asyncio.gather(harness.show(large_wallet, large, harness.large, path), dear.send())
     assert_patient(paid, "chain_unavailable", "payment_pending")
     assert_patient(costly, "chain_unavailable", "payment_outcome_unknown")
     if name != "lags":  # it is a usable node, and the first one's word is taken for what is small
-        await shop.recover(lambda: shop.show(small_wallet, small, shop.small, shop.path("small")))
-        await shop.recover(signed.send)
-    await shop.spend_credit()
-    shop.mend()
+        await harness.recover(lambda: harness.show(small_wallet, small, harness.small, harness.path("small")))
+        await harness.recover(signed.send)
+    await harness.spend_credit()
+    harness.mend()
     await asyncio.gather(
-        shop.recover(lambda: shop.show(large_wallet, large, shop.large, path)), shop.recover(dear.send)
+        harness.recover(lambda: harness.show(large_wallet, large, harness.large, path)),
+        harness.recover(dear.send),
     )
-    assert (dear.seen, shop.cluster.provider.count(path)) == (1, 1)
+    assert (dear.seen, harness.cluster.provider.count(path)) == (1, 1)
 
 
 async def test_two_of_three_decide_against_the_third(cluster: Any, torture: Any) -> None:
-    async with open_shop(cluster, 3, agreement_min=2) as shop:
+    async with open_shop(cluster, 3, agreement_min=2) as harness:
         for _ in range(torture.pick(short=1, long=4)):
-            liar = shop.lines[torture.random.randrange(3)]
-            wallet, tx_hash = await pay(shop, shop.small, 2 * PRICE_UNITS)
+            liar = harness.lines[torture.random.randrange(3)]
+            wallet, tx_hash = await pay(harness, harness.small, 2 * PRICE_UNITS)
             liar.lie(answer_with(2 * PRICE_UNITS, 900 * PRICE_UNITS))
-            reply = await shop.show(wallet, tx_hash, shop.small, shop.path("three"))
+            reply = await harness.show(wallet, tx_hash, harness.small, harness.path("three"))
             assert reply.status == 200, reply.body
-            assert (await shop.cluster.payment(shop.gateway, wallet, tx_hash))["amount"] == str(
+            assert (await harness.cluster.payment(harness.gateway, wallet, tx_hash))["amount"] == str(
                 2 * PRICE_UNITS
             )
-            shop.mend()
+            harness.mend()
             invented = TxHash(secrets.token_bytes(32))
             liar.rename(str(invented), str(tx_hash))
-            reply = await shop.show(wallet, invented, shop.small, shop.path("three"))
+            reply = await harness.show(wallet, invented, harness.small, harness.path("three"))
             assert_patient(reply, "chain_unavailable", "payment_pending")
-            shop.mend()
-        await shop.check_ledger()
+            harness.mend()
+        await harness.check_ledger()

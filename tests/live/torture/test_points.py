@@ -96,7 +96,7 @@ CASES = [
 
 
 @dataclass(slots=True, kw_only=True)
-class Deal:
+class CallCase:
     """One case of a row: who calls, with what, and what was heard of it."""
 
     row: Row
@@ -107,7 +107,7 @@ class Deal:
     is_answered: bool = False  # as far as the head
 
     @property
-    def is_astray(self) -> bool:
+    def is_answered_wrongly(self) -> bool:
         """It has got an answer that it should never get, and will not come to its point any more."""
         return self.told is not None and (self.row.told is None or self.told.status != self.row.told)
 
@@ -130,57 +130,57 @@ class Place:
     rail: str
     dump: str = ""  # of the first failure
 
-    async def deal(self, rows: list[Row]) -> list[Deal]:
+    async def case(self, rows: list[Row]) -> list[CallCase]:
         """Each with a wallet of its own and a payment worth one call."""
         payers = await self.cluster.wallets(len(rows))
-        deals = [self._make(row, payer) for row, payer in zip(rows, payers, strict=True)]
+        cases = [self._make(row, payer) for row, payer in zip(rows, payers, strict=True)]
         if self.rail == "tx":
             hashes = await self.cluster.pay_in_bulk(payers, self.stall.provider.address)
             shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
         else:
-            shown = [[await self._sign(deal)] for deal in deals]
-        for deal, headers in zip(deals, shown, strict=True):
-            deal.shown[:0] = headers
-        return deals
+            shown = [[await self._sign(case)] for case in cases]
+        for case, headers in zip(cases, shown, strict=True):
+            case.shown[:0] = headers
+        return cases
 
-    async def _sign(self, deal: Deal) -> Header:
+    async def _sign(self, case: CallCase) -> Header:
         if self.rail == "x402":
-            return self.stall.sign(deal.payer, "/").header
-        quote = Quote.read(await self.call(deal))  # good for this route and no other
+            return self.stall.sign(case.payer, "/").header
+        quote = Quote.read(await self.call(case))  # good for this route and no other
         payer = AuthorizationPayer(
-            cluster=self.cluster, gateway=self.gateway, api_id=self.stall.api_id, signer=deal.payer
+            cluster=self.cluster, gateway=self.gateway, api_id=self.stall.api_id, signer=case.payer
         )
         return payer.show(quote, MPP, valid_before=int(time.time()) + 3_600)
 
-    def _make(self, row: Row, payer: Any) -> Deal:
+    def _make(self, row: Row, payer: Any) -> CallCase:
         number = next(_NUMBERS)
         path = f"/{row.act or 'echo'}/{number}" + (f"/halt/{row.halt}" if row.halt else "")
         key = [("Idempotency-Key", f"order-{number}")] if row.is_keyed else []
-        return Deal(row=row, payer=payer, shown=key, path=path)
+        return CallCase(row=row, payer=payer, shown=key, path=path)
 
-    async def send(self, deal: Deal, *, bytes_max: int | None = None) -> RawCaller:
-        api_id = self.stall.api_id if deal.row.act else self.closed_id
+    async def send(self, case: CallCase, *, bytes_max: int | None = None) -> RawCaller:
+        api_id = self.stall.api_id if case.row.act else self.closed_id
         return await RawCaller.send(
             self.gateway.port,
-            f"{API}/gateway/{api_id}{deal.path}",
-            deal.shown,
-            method=deal.row.method,
-            body=deal.body,
+            f"{API}/gateway/{api_id}{case.path}",
+            case.shown,
+            method=case.row.method,
+            body=case.body,
             bytes_max=bytes_max,
         )
 
-    async def call(self, deal: Deal, path: str = "") -> Any:
+    async def call(self, case: CallCase, path: str = "") -> Any:
         return await self.cluster.call(
             self.gateway,
             self.stall.api_id,
-            path or deal.path,
-            method=deal.row.method,
-            headers=deal.shown if not path else deal.shown[: -1 if deal.row.is_keyed else None],
-            content=deal.body or None,
+            path or case.path,
+            method=case.row.method,
+            headers=case.shown if not path else case.shown[: -1 if case.row.is_keyed else None],
+            content=case.body or None,
         )
 
-    async def record(self, deal: Deal) -> Any:
-        calls = await self.cluster.history(self.gateway, deal.payer)
+    async def record(self, case: CallCase) -> Any:
+        calls = await self.cluster.history(self.gateway, case.payer)
         assert len(calls) <= 1, calls
         return calls[0] if calls else None
 
@@ -189,58 +189,58 @@ class Place:
     ) -> dict[str, Exception | None]:
         found: dict[str, Exception | None] = {}
 
-        async def find(deal: Deal, bring: Any = None) -> None:
-            found[deal.row.id] = None
+        async def find(case: CallCase, bring: Any = None) -> None:
+            found[case.row.id] = None
             try:
                 async with self.dumped_on_failure():
                     if bring is not None:
-                        await bring(deal)
-                    await self.check(deal)
+                        await bring(case)
+                    await self.check(case)
             except Exception as exc:
-                found[deal.row.id] = exc
+                found[case.row.id] = exc
 
-        every = [await self.deal(rows) for rows in (killed, left, left_halted, failed)]
+        every = [await self.case(rows) for rows in (killed, left, left_halted, failed)]
         halted, leaving, leaving_halted, failing = every
         self.restart(halts=True)
         await self.gateway.wait_ready()
-        await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
+        await asyncio.gather(*(self.leave_halted(case) for case in leaving_halted))
         await self.halt(halted)
-        await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
+        await asyncio.gather(*(find(case, self.leave) for case in leaving))
         await asyncio.gather(
-            *(find(deal) for deal in (*halted, *leaving_halted)), *(find(deal, self.fail) for deal in failing)
+            *(find(case) for case in (*halted, *leaving_halted)), *(find(case, self.fail) for case in failing)
         )
         await self.check_ledger()
         return found
 
     # ---- To its point.
 
-    async def halt(self, deals: list[Deal]) -> None:
+    async def halt(self, cases: list[CallCase]) -> None:
         """Every call comes to its point; the gateway dies there, and others take its place."""
         async with asyncio.TaskGroup() as group:
-            for deal in deals:
-                group.create_task(self._halt(deal))
+            for case in cases:
+                group.create_task(self._halt(case))
             async with self.dumped_on_failure():  # before the group ends its callers
-                await self._wait_there(deals)
+                await self._wait_there(cases)
             self.restart(is_heir=True)
         await self.gateway.wait_ready()
-        for deal in deals:  # one after the other: to be asked for all at once would keep it from its renewals
-            if deal.row.state is not None:
-                await self._wait_decided(deal)
+        for case in cases:  # one after the other: to be asked for all at once would keep it from its renewals
+            if case.row.state is not None:
+                await self._wait_decided(case)
         self.restart()
         await self.gateway.wait_ready()
 
-    async def _wait_there(self, deals: list[Deal]) -> None:
+    async def _wait_there(self, cases: list[CallCase]) -> None:
         """Names the calls that are not at their points at the deadline, or that have been answered instead."""
-        missing: list[Deal] = []
+        missing: list[CallCase] = []
 
         def are_there() -> bool:
-            missing[:] = [deal for deal in deals if not self._is_there(deal)]
-            return not missing or any(deal.is_astray for deal in missing)
+            missing[:] = [case for case in cases if not self._is_there(case)]
+            return not missing or any(case.is_answered_wrongly for case in missing)
 
         with contextlib.suppress(AssertionError):
             await poll(are_there, deadline_s=DEADLINE_S, what="every call at its point")
-        told = "\n".join(f"{deal.row.id}: {deal.path}, told {deal.told}" for deal in missing)
-        assert not missing, f"{len(missing)} of {len(deals)} calls are not at their points:\n{told}"
+        told = "\n".join(f"{case.row.id}: {case.path}, told {case.told}" for case in missing)
+        assert not missing, f"{len(missing)} of {len(cases)} calls are not at their points:\n{told}"
 
     @contextlib.asynccontextmanager
     async def dumped_on_failure(self) -> AsyncIterator[None]:
@@ -272,33 +272,33 @@ class Place:
             env[LEASE] = LEASE_S
         self.gateway.kill_and_restart()
 
-    async def _halt(self, deal: Deal) -> None:
-        caller = await self.send(deal, bytes_max=deal.row.sends)
+    async def _halt(self, case: CallCase) -> None:
+        caller = await self.send(case, bytes_max=case.row.sends)
         async with self.dumped_on_failure():
-            if deal.row.act == "hold":
+            if case.row.act == "hold":
                 await caller.hear(b"\r\n\r\n", deadline_s=PATIENCE_S)
-                deal.is_answered = True
-            deal.told = await caller.listen(deadline_s=PATIENCE_S)
+                case.is_answered = True
+            case.told = await caller.listen(deadline_s=PATIENCE_S)
 
-    def _is_there(self, deal: Deal) -> bool:
-        row, key = deal.row, (deal.row.method, deal.path)
+    def _is_there(self, case: CallCase) -> bool:
+        row, key = case.row, (case.row.method, case.path)
         if row.halt:
-            return self._mark(deal).exists() and (row.told is None or deal.told is not None)
+            return self._mark(case).exists() and (row.told is None or case.told is not None)
         if row.act == "hold":
-            return deal.is_answered
+            return case.is_answered
         return (self.upstream.heads if row.act == "deaf" else self.upstream.wholes)[key] == 1
 
-    def _mark(self, deal: Deal) -> Path:
-        return find_mark(self.cluster.folder, deal.path)
+    def _mark(self, case: CallCase) -> Path:
+        return find_mark(self.cluster.folder, case.path)
 
-    async def leave_halted(self, deal: Deal) -> None:
+    async def leave_halted(self, case: CallCase) -> None:
         """Its caller leaves while the gateway stands still; then it goes on."""
-        row, mark = deal.row, self._mark(deal)
-        caller = await self.send(deal)
-        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{deal.path} there")
+        row, mark = case.row, self._mark(case)
+        caller = await self.send(case)
+        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{case.path} there")
         if row.act != "hold":
             caller.leave()
-        deal.told = RawResponse(status=None, is_whole=False)
+        case.told = RawResponse(status=None, is_whole=False)
         if row.halt == "dialled":
             await poll(lambda: is_old(mark), deadline_s=DEADLINE_S, what="a dial that takes too long")
             if row.act != "hold":
@@ -310,83 +310,83 @@ class Place:
             await caller.hear(b"\r\n\r\n")
             caller.leave()
             left = self.upstream.left
-            await poll(lambda: deal.path in left, deadline_s=DEADLINE_S, what="the upstream left")
+            await poll(lambda: case.path in left, deadline_s=DEADLINE_S, what="the upstream left")
         if row.state is not None:
-            await self._wait_decided(deal)
+            await self._wait_decided(case)
 
-    async def _wait_decided(self, deal: Deal) -> None:
-        await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+    async def _wait_decided(self, case: CallCase) -> None:
+        await poll(lambda: self._is_decided(case), deadline_s=DEADLINE_S, what=f"the end of {case.path}")
 
-    async def _is_decided(self, deal: Deal) -> bool:
-        record = await self.record(deal)
+    async def _is_decided(self, case: CallCase) -> bool:
+        record = await self.record(case)
         return record is not None and record["status"] != "pending"
 
-    async def leave(self, deal: Deal) -> None:
-        row, upstream, key = deal.row, self.upstream, (deal.row.method, deal.path)
-        caller = await self.send(deal, bytes_max=row.sends)
+    async def leave(self, case: CallCase) -> None:
+        row, upstream, key = case.row, self.upstream, (case.row.method, case.path)
+        caller = await self.send(case, bytes_max=row.sends)
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
         arrived = upstream.heads if row.sends is not None else upstream.wholes
-        await poll(lambda: arrived[key] == 1, deadline_s=DEADLINE_S, what=f"{deal.path} at the upstream")
+        await poll(lambda: arrived[key] == 1, deadline_s=DEADLINE_S, what=f"{case.path} at the upstream")
         caller.leave()
-        deal.told = RawResponse(status=row.told, is_whole=True)
+        case.told = RawResponse(status=row.told, is_whole=True)
         if row.act == "late":
-            upstream.let(deal.path)
+            upstream.let(case.path)
         if row.is_keyed:
-            upstream.let(deal.path + (REST if row.act == "late" else ""))
+            upstream.let(case.path + (REST if row.act == "late" else ""))
         else:
             deadline_s = CANCELLED_S if row.act == "hold" else DEADLINE_S  # the latter settles first
-            await poll(lambda: deal.path in upstream.left, deadline_s=deadline_s, what="the upstream left")
+            await poll(lambda: case.path in upstream.left, deadline_s=deadline_s, what="the upstream left")
 
-    async def fail(self, deal: Deal) -> None:
-        caller = await self.send(deal)
-        if deal.row.act == "cut":
+    async def fail(self, case: CallCase) -> None:
+        caller = await self.send(case)
+        if case.row.act == "cut":
             await caller.hear(b"\r\n\r\n")
-            self.upstream.let(deal.path)
-        deal.told = await caller.listen()
+            self.upstream.let(case.path)
+        case.told = await caller.listen()
 
     # ---- What is found.
 
-    async def check(self, deal: Deal) -> None:
+    async def check(self, case: CallCase) -> None:
         """Everything that its row says; then nothing is left of its payment."""
-        row, count = deal.row, self.upstream.count
-        assert deal.told is not None
+        row, count = case.row, self.upstream.count
+        assert case.told is not None
         if row.told is not None:
-            assert (deal.told.status, deal.told.is_whole) == (row.told, not row.is_cut), deal.told
+            assert (case.told.status, case.told.is_whole) == (row.told, not row.is_cut), case.told
         if row.code is not None:
-            self._check_problem(row, deal.told)
+            self._check_problem(row, case.told)
         if row.state is not None:
-            await self._wait_decided(deal)
-        before = await self.record(deal)
+            await self._wait_decided(case)
+        before = await self.record(case)
         assert (before and before["payment"]["state"]) == row.state, before
         if row.delivery is not None:
             assert await self._wait_delivered(before["id"]) == row.delivery
-        assert count(deal.path, row.method) == row.seen[0]
+        assert count(case.path, row.method) == row.seen[0]
         if not row.is_free:
-            await self._check_different(deal)
+            await self._check_different(case)
 
-        reply = await self._repeat(deal)
+        reply = await self._repeat(case)
 
         assert (reply.status, reply.code) == row.again, reply.body
         assert (reply.headers.get("Idempotency-Replayed") == "true") is row.is_replayed
-        assert count(deal.path, row.method) == row.seen[1]
+        assert count(case.path, row.method) == row.seen[1]
         if row.again != SERVED:
             assert not reply.asks_for_money
             assert reply.json["callId"] == before["id"]
         elif not row.is_free:  # under the claim that it has
             assert reply.headers["Tollway-Call-Id"] == before["id"]
         if row.is_free:
-            await self._check_different(deal)
+            await self._check_different(case)
 
-    async def _repeat(self, deal: Deal) -> Any:
+    async def _repeat(self, case: CallCase) -> Any:
         """The same request; an answer that is still being stored comes in a moment."""
         replies: list[Any] = []
 
         async def is_final() -> bool:
-            replies.append(await self.call(deal))
-            return not deal.row.is_replayed or (replies[-1].status, replies[-1].code) != RUNNING
+            replies.append(await self.call(case))
+            return not case.row.is_replayed or (replies[-1].status, replies[-1].code) != RUNNING
 
-        await poll(is_final, deadline_s=DEADLINE_S, what=f"a final answer to {deal.path}")
+        await poll(is_final, deadline_s=DEADLINE_S, what=f"a final answer to {case.path}")
         return replies[-1]
 
     async def _wait_delivered(self, call_id: str) -> str:
@@ -410,12 +410,12 @@ class Place:
         if row.state == "held":
             assert problem["call"].endswith(problem["callId"])
 
-    async def _check_different(self, deal: Deal) -> None:
+    async def _check_different(self, case: CallCase) -> None:
         """What is spent or held buys nothing else, and nobody is asked for more."""
-        reply = await self.call(deal, DIFFERENT)
+        reply = await self.call(case, DIFFERENT)
         assert (reply.status, reply.code) == USED, reply.body
         assert not reply.asks_for_money
-        assert self.upstream.count(DIFFERENT, deal.row.method) == 0
+        assert self.upstream.count(DIFFERENT, case.row.method) == 0
 
     async def check_ledger(self) -> None:
         assert (await self.cluster.audit(self.gateway)).wrong == ()

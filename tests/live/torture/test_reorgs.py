@@ -54,7 +54,7 @@ class Customer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reef:
+class Harness:
     """A gateway whose chain is not safe."""
 
     cluster: Any
@@ -147,7 +147,7 @@ class Reef:
 
 
 @contextlib.asynccontextmanager
-async def open_reef(cluster: Any, **settings: str) -> AsyncIterator[Reef]:
+async def open_reef(cluster: Any, **settings: str) -> AsyncIterator[Harness]:
     gas, thief = await cluster.wallets(2)
     async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         line.is_final = False
@@ -158,7 +158,9 @@ async def open_reef(cluster: Any, **settings: str) -> AsyncIterator[Reef]:
             stall = await PaidListing.open(cluster, [process])
             database = connect_database(url)
             try:
-                yield Reef(cluster=cluster, stall=stall, gas=gas, thief=thief, line=line, database=database)
+                yield Harness(
+                    cluster=cluster, stall=stall, gas=gas, thief=thief, line=line, database=database
+                )
             finally:
                 await database.close()
 
@@ -168,30 +170,30 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
 ) -> None:
     depths = torture.pick(short=[torture.random.randint(1, 10)], long=list(range(1, 11)))
     debts = 0
-    async with open_reef(own_chain_cluster) as reef:
+    async with open_reef(own_chain_cluster) as harness:
         for depth in depths:
-            await reef.driver.rpc("evm_setTime", int(time.time()))
-            customers = await open_accounts(reef)
-            await mine_together(reef, customers)
-            await spend_some(reef, customers)
-            await replace_blocks(reef, customers, depth)
-            await wait_noticed(reef, customers)
-            await asyncio.gather(*(check_fate(reef, customer) for customer in customers))
-            await reef.check_ledger()
+            await harness.driver.rpc("evm_setTime", int(time.time()))
+            customers = await open_accounts(harness)
+            await mine_together(harness, customers)
+            await spend_some(harness, customers)
+            await replace_blocks(harness, customers, depth)
+            await wait_noticed(harness, customers)
+            await asyncio.gather(*(check_fate(harness, customer) for customer in customers))
+            await harness.check_ledger()
             back = [
                 one for one in customers if one.kind == "dropped" and not one.signed and one.spent < WORTH
             ]
             owing = [one for one in customers if one.kind != "moved" and one.spent and one not in back]
             debtors = [one for one in owing if one.kind == "spoiled" or one.signed is None]
             for customer in debtors:
-                await reef.give(customer)
-            await asyncio.gather(*(settle_up(reef, customer) for customer in debtors))
-            await asyncio.gather(*(come_back(reef, customer) for customer in back))
+                await harness.give(customer)
+            await asyncio.gather(*(settle_up(harness, customer) for customer in debtors))
+            await asyncio.gather(*(come_back(harness, customer) for customer in back))
             for customer in find_lost(customers):
-                await wait_honest(reef, customer)
+                await wait_honest(harness, customer)
             for customer in customers:
-                await check_paid(reef, customer)
-            await reef.check_ledger()
+                await check_paid(harness, customer)
+            await harness.check_ledger()
             debts += len(debtors)
     torture.tell(depths=len(depths), payments=len(depths) * len(KINDS) * 4, debts=debts)
 
@@ -200,56 +202,58 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
     own_chain_cluster: Any, torture: Any
 ) -> None:
     """The most that a reorganisation can cost."""
-    async with open_reef(own_chain_cluster, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
-        await reef.driver.rpc("evm_setTime", int(time.time()))
+    async with open_reef(own_chain_cluster, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as harness:
+        await harness.driver.rpc("evm_setTime", int(time.time()))
         customer = Customer(kind="dropped", spent=2, wallet=await own_chain_cluster.wallet())
-        tx_hash = await reef.pay(customer, 5)
-        await spend(reef, customer, tx_hash, 2)
-        reply = await reef.show(customer, tx_hash)
-        assert (reply.asks_for_money, reply.code, reef.served(customer)) == (False, "payment_pending", 2)
-        await reef.driver.reorg(1)
-        await reef.wait_gone([tx_hash])
-        assert await reef.state(customer, tx_hash) == "reorged"
-        told = await own_chain_cluster.history(reef.gateway, customer.wallet)
+        tx_hash = await harness.pay(customer, 5)
+        await spend(harness, customer, tx_hash, 2)
+        reply = await harness.show(customer, tx_hash)
+        assert (reply.asks_for_money, reply.code, harness.served(customer)) == (False, "payment_pending", 2)
+        await harness.driver.reorg(1)
+        await harness.wait_gone([tx_hash])
+        assert await harness.state(customer, tx_hash) == "reorged"
+        told = await own_chain_cluster.history(harness.gateway, customer.wallet)
         assert [call["payment"]["state"] for call in told] == ["reorged"] * 2
-        await assert_spent(reef, customer, await reef.pay(customer, 1), "payer_in_debt")
-        rest = await reef.pay(customer, 2)
-        await assert_spent(reef, customer, rest, "payment_pending")  # what paid the debt is not final either
-        reef.line.is_final = True
-        await reef.driver.mine(5)
-        await poll(lambda: is_served(reef, customer, rest), deadline_s=DEADLINE_S, what="finality")
-        await check_paid(reef, customer)
-        await reef.check_ledger()
+        await assert_spent(harness, customer, await harness.pay(customer, 1), "payer_in_debt")
+        rest = await harness.pay(customer, 2)
+        await assert_spent(
+            harness, customer, rest, "payment_pending"
+        )  # what paid the debt is not final either
+        harness.line.is_final = True
+        await harness.driver.mine(5)
+        await poll(lambda: is_served(harness, customer, rest), deadline_s=DEADLINE_S, what="finality")
+        await check_paid(harness, customer)
+        await harness.check_ledger()
 
 
-async def is_served(reef: Reef, customer: Customer, tx_hash: TxHash) -> bool:
-    return (await reef.show(customer, tx_hash)).status == 200
+async def is_served(harness: Harness, customer: Customer, tx_hash: TxHash) -> bool:
+    return (await harness.show(customer, tx_hash)).status == 200
 
 
-async def open_accounts(reef: Reef) -> list[Customer]:
+async def open_accounts(harness: Harness) -> list[Customer]:
     """Of each kind one that is to be unspent, partly spent, spent; and one that pays by authorisation."""
     kinds = [(kind, spent) for kind in KINDS for spent in (0, 1, WORTH)] + [(kind, 1) for kind in KINDS]
-    wallets = await reef.cluster.wallets(len(kinds))
+    wallets = await harness.cluster.wallets(len(kinds))
     customers = [
         Customer(kind=kind, spent=spent, wallet=wallet)
         for (kind, spent), wallet in zip(kinds, wallets, strict=True)
     ]
-    token = reef.cluster.playground.token
+    token = harness.cluster.playground.token
     approvals = [
-        await reef.driver.transact(token, "approve", str(reef.thief.address), 2**255, key=wallet.key)
+        await harness.driver.transact(token, "approve", str(harness.thief.address), 2**255, key=wallet.key)
         for wallet in wallets
     ]
     for tx_hash in approvals:
-        await reef.driver.wait_receipt(tx_hash)
+        await harness.driver.wait_receipt(tx_hash)
     for customer in customers[-len(KINDS) :]:
-        customer.signed = reef.stall.sign(customer.wallet, f"{customer.path}-signed")
+        customer.signed = harness.stall.sign(customer.wallet, f"{customer.path}-signed")
     return customers
 
 
-async def mine_together(reef: Reef, customers: list[Customer]) -> None:
+async def mine_together(harness: Harness, customers: list[Customer]) -> None:
     """All payments in one block, the settlements of signed calls among them."""
     signed = [customer for customer in customers if customer.signed is not None]
-    await reef.driver.rpc("evm_setAutomine", False)
+    await harness.driver.rpc("evm_setAutomine", False)
     try:
         async with asyncio.TaskGroup() as group:
             calls = [
@@ -257,113 +261,115 @@ async def mine_together(reef: Reef, customers: list[Customer]) -> None:
             ]
             for customer in customers:
                 if customer.signed is None:
-                    customer.raw, tx_hash = await reef.sign_transfer(customer, WORTH)
+                    customer.raw, tx_hash = await harness.sign_transfer(customer, WORTH)
                     customer.paid.append(tx_hash)
-                    await reef.broadcast(customer.raw)
+                    await harness.broadcast(customer.raw)
 
             async def are_waiting() -> bool:
-                return len(await find_pending(reef.cluster, reef.gas.address)) == len(signed)
+                return len(await find_pending(harness.cluster, harness.gas.address)) == len(signed)
 
             await poll(are_waiting, deadline_s=DEADLINE_S, what="the settlements")
-            await reef.driver.mine(1)
+            await harness.driver.mine(1)
         assert [call.result().status for call in calls] == [200] * len(signed)
     finally:
-        await reef.driver.rpc("evm_setAutomine", True)
+        await harness.driver.rpc("evm_setAutomine", True)
     for customer in signed:
         assert customer.signed is not None
         customer.paid += await customer.signed.transfers()
-        customer.raw = await fetch_raw(reef, customer.paid[0])
+        customer.raw = await fetch_raw(harness, customer.paid[0])
     # One nonce after the other: what is dropped must not hold up those that are mined again.
     for customer, kind in zip(
-        await sort_by_nonce(reef, signed), ("moved", "spoiled", "dropped"), strict=True
+        await sort_by_nonce(harness, signed), ("moved", "spoiled", "dropped"), strict=True
     ):
         customer.kind = kind
 
 
-async def fetch_raw(reef: Reef, tx_hash: TxHash) -> bytes:
-    return bytes.fromhex((await reef.driver.rpc("eth_getRawTransactionByHash", str(tx_hash)))[2:])
+async def fetch_raw(harness: Harness, tx_hash: TxHash) -> bytes:
+    return bytes.fromhex((await harness.driver.rpc("eth_getRawTransactionByHash", str(tx_hash)))[2:])
 
 
-async def sort_by_nonce(reef: Reef, signed: list[Customer]) -> list[Customer]:
-    sent = [await reef.driver.rpc("eth_getTransactionByHash", str(one.paid[0])) for one in signed]
+async def sort_by_nonce(harness: Harness, signed: list[Customer]) -> list[Customer]:
+    sent = [await harness.driver.rpc("eth_getTransactionByHash", str(one.paid[0])) for one in signed]
     order = sorted(range(len(signed)), key=lambda place: int(sent[place]["nonce"], 16))
     return [signed[place] for place in order]
 
 
-async def spend_some(reef: Reef, customers: list[Customer]) -> None:
+async def spend_some(harness: Harness, customers: list[Customer]) -> None:
     for customer in customers:
         if customer.signed is None:
             headers = plain(customer.wallet, customer.paid[0])
-            reply = await reef.cluster.call(reef.gateway, reef.stall.api_id, "/status/500", headers=headers)
+            reply = await harness.cluster.call(
+                harness.gateway, harness.stall.api_id, "/status/500", headers=headers
+            )
             assert (reply.status, reply.state) == (500, "released")  # so the books know what is unspent too
-            await spend(reef, customer, customer.paid[0], customer.spent)
-        assert reef.served(customer) == customer.spent
+            await spend(harness, customer, customer.paid[0], customer.spent)
+        assert harness.served(customer) == customer.spent
 
 
-async def spend(reef: Reef, customer: Customer, tx_hash: TxHash, calls: int) -> None:
+async def spend(harness: Harness, customer: Customer, tx_hash: TxHash, calls: int) -> None:
     for _ in range(calls):
-        reply = await reef.show(customer, tx_hash)
+        reply = await harness.show(customer, tx_hash)
         assert reply.status == 200, reply.body
 
 
-async def assert_spent(reef: Reef, customer: Customer, tx_hash: TxHash, *codes: str) -> None:
-    before = reef.served(customer)
-    reply = await reef.show(customer, tx_hash)
+async def assert_spent(harness: Harness, customer: Customer, tx_hash: TxHash, *codes: str) -> None:
+    before = harness.served(customer)
+    reply = await harness.show(customer, tx_hash)
     assert reply.code in codes, (customer.kind, customer.spent, reply.status, reply.body)
-    assert reef.served(customer) == before
+    assert harness.served(customer) == before
 
 
 # ---- The blocks are replaced.
 
 
-async def replace_blocks(reef: Reef, customers: list[Customer], depth: int) -> None:
-    await reef.driver.mine(depth - 1) if depth > 1 else None
+async def replace_blocks(harness: Harness, customers: list[Customer], depth: int) -> None:
+    await harness.driver.mine(depth - 1) if depth > 1 else None
     moved = [one.raw for one in in_lane_order(customers, "moved")]
     spoiled = in_lane_order(customers, "spoiled")
-    count = await reef.driver.rpc("eth_getTransactionCount", str(reef.thief.address), "latest")
-    thefts = [await reef.sign_theft(one, int(count, 16) + place) for place, one in enumerate(spoiled)]
+    count = await harness.driver.rpc("eth_getTransactionCount", str(harness.thief.address), "latest")
+    thefts = [await harness.sign_theft(one, int(count, 16) + place) for place, one in enumerate(spoiled)]
     # In the second of the new blocks where there is one; alone in a block nothing stands, so each gets another hash.
     place = min(1, depth - 1)
     again = [*moved, *thefts, *(one.raw for one in spoiled)]
-    await reef.driver.reorg(depth, [(raw, place) for raw in again])
+    await harness.driver.reorg(depth, [(raw, place) for raw in again])
 
 
 def in_lane_order(customers: list[Customer], kind: str) -> list[Customer]:
     return [one for one in customers if one.kind == kind]
 
 
-async def wait_noticed(reef: Reef, customers: list[Customer]) -> None:
+async def wait_noticed(harness: Harness, customers: list[Customer]) -> None:
     """The gateway has seen what happened to each; but a settlement that it lost it sends again by itself."""
     lost = find_lost(customers)
-    await reef.wait_moved([one.paid[0] for one in customers if one.kind == "moved"])
-    await reef.wait_gone([one.paid[0] for one in customers if one.kind != "moved" and one not in lost])
+    await harness.wait_moved([one.paid[0] for one in customers if one.kind == "moved"])
+    await harness.wait_gone([one.paid[0] for one in customers if one.kind != "moved" and one not in lost])
 
 
 def find_lost(customers: list[Customer]) -> list[Customer]:
     return [one for one in customers if one.kind == "dropped" and one.signed is not None]
 
 
-async def check_fate(reef: Reef, customer: Customer) -> None:
+async def check_fate(harness: Harness, customer: Customer) -> None:
     """What the payer is told, and what the payment still buys."""
     (tx_hash,) = customer.paid
     if customer.kind == "moved":
-        assert await reef.state(customer, tx_hash) in ("credited", "spent")
+        assert await harness.state(customer, tx_hash) in ("credited", "spent")
         if customer.signed is None:
-            await spend(reef, customer, tx_hash, WORTH - customer.spent)
-            await assert_spent(reef, customer, tx_hash, *USED_UP)
+            await spend(harness, customer, tx_hash, WORTH - customer.spent)
+            await assert_spent(harness, customer, tx_hash, *USED_UP)
     elif customer.signed is not None and customer.kind == "dropped":
         return
     else:
-        assert await reef.state(customer, tx_hash) == "reorged"
+        assert await harness.state(customer, tx_hash) == "reorged"
         if customer.signed is None:
             codes = ["payment_pending"] if customer.kind == "dropped" else ["payment_verification_failed"]
-            await assert_spent(reef, customer, tx_hash, *codes, "payer_in_debt")
-    told = await reef.cluster.history(reef.gateway, customer.wallet)
+            await assert_spent(harness, customer, tx_hash, *codes, "payer_in_debt")
+    told = await harness.cluster.history(harness.gateway, customer.wallet)
     owed = 0 if customer.kind == "moved" else customer.spent
     assert sum(call["payment"]["state"] == "reorged" for call in told) == owed
 
 
-async def wait_honest(reef: Reef, customer: Customer) -> None:
+async def wait_honest(harness: Harness, customer: Customer) -> None:
     """A settlement that left the chain is sent again by its gateway: it is owed until then, and paid after."""
 
     signed = customer.signed
@@ -382,40 +388,40 @@ async def wait_honest(reef: Reef, customer: Customer) -> None:
 # ---- And what comes after.
 
 
-async def settle_up(reef: Reef, customer: Customer) -> None:
+async def settle_up(harness: Harness, customer: Customer) -> None:
     """A debtor is refused until he has paid; what he pays more buys calls."""
     if customer.signed is not None:
-        await refuse_debtor(reef, customer)
-    first = await reef.pay(customer, 1)
-    await assert_spent(reef, customer, first, *(["payer_in_debt"] if customer.spent > 1 else USED_UP))
-    rest = await reef.pay(customer, customer.spent)
-    await spend(reef, customer, rest, 1)
-    await assert_spent(reef, customer, rest, *USED_UP)
+        await refuse_debtor(harness, customer)
+    first = await harness.pay(customer, 1)
+    await assert_spent(harness, customer, first, *(["payer_in_debt"] if customer.spent > 1 else USED_UP))
+    rest = await harness.pay(customer, customer.spent)
+    await spend(harness, customer, rest, 1)
+    await assert_spent(harness, customer, rest, *USED_UP)
 
 
-async def refuse_debtor(reef: Reef, customer: Customer) -> None:
-    again = reef.stall.sign(customer.wallet, f"{customer.path}-again")
+async def refuse_debtor(harness: Harness, customer: Customer) -> None:
+    again = harness.stall.sign(customer.wallet, f"{customer.path}-again")
     reply = await again.send()
     assert (reply.status, reply.code, again.seen) == (403, "payer_in_debt", 0), reply.body
 
 
-async def come_back(reef: Reef, customer: Customer) -> None:
+async def come_back(harness: Harness, customer: Customer) -> None:
     """What was dropped is mined after all: it buys what it had not bought yet."""
     (tx_hash,) = customer.paid
-    await reef.broadcast(customer.raw)
-    await reef.driver.wait_receipt(tx_hash)
-    await reef.wait_moved([tx_hash])
-    await spend(reef, customer, tx_hash, WORTH - customer.spent)
-    await assert_spent(reef, customer, tx_hash, *USED_UP)
+    await harness.broadcast(customer.raw)
+    await harness.driver.wait_receipt(tx_hash)
+    await harness.wait_moved([tx_hash])
+    await spend(harness, customer, tx_hash, WORTH - customer.spent)
+    await assert_spent(harness, customer, tx_hash, *USED_UP)
 
 
-async def check_paid(reef: Reef, customer: Customer) -> None:
+async def check_paid(harness: Harness, customer: Customer) -> None:
     """The upstream has seen no more calls than the chain has transfers for."""
-    token = str(reef.cluster.playground.token.address)
+    token = str(harness.cluster.playground.token.address)
     topics = [
         _TRANSFER,
-        *(f"0x{bytes(one.address).hex():0>64}" for one in (customer.wallet, reef.stall.provider)),
+        *(f"0x{bytes(one.address).hex():0>64}" for one in (customer.wallet, harness.stall.provider)),
     ]
     wanted = {"address": token, "fromBlock": "0x0", "topics": topics}
-    paid = sum(int(log["data"], 16) for log in await reef.driver.rpc("eth_getLogs", wanted))
-    assert reef.served(customer) * PRICE_UNITS <= paid, (customer.kind, customer.spent)
+    paid = sum(int(log["data"], 16) for log in await harness.driver.rpc("eth_getLogs", wanted))
+    assert harness.served(customer) * PRICE_UNITS <= paid, (customer.kind, customer.spent)

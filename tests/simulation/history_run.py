@@ -1,12 +1,12 @@
-"""The scene of one history: its seed, its world, who is in it, and what was told. Nothing happens here."""
+"""The section of one history: its seed, its world, who is in it, and what was told. Nothing happens here."""
 
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.kit.ledger_records import NOW_MS, USDC
-from tests.simulation.fake_books import House
-from tests.simulation.truth import Laws, Request, Truth
+from tests.simulation.fake_ledger import SharedContext
+from tests.simulation.oracle import Laws, Request, Truth
 from tollway.ids import Address, CallId, ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claimed, StoredResponse
 from tollway.ledger.records import NewPayment, SettlementAttempt
@@ -27,7 +27,7 @@ IDS = tuple(CallId(f"call_{number:04}") for number in range(512))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Trip:
+class GrantedCall:
     """A granted call on its way through one gateway process."""
 
     gateway: Any
@@ -49,7 +49,7 @@ class Story:
     told: list[str] = field(default_factory=list)
 
 
-class Scene:
+class HistoryRun:
     """What everybody in one history shares. `is_alone`: one gateway at a time, as on SQLite. `tells`: keeps what happened."""
 
     def __init__(self, seed: int, number: int, *, is_alone: bool = False, tells: bool = False) -> None:
@@ -64,7 +64,7 @@ class Scene:
         self._wildness = draw()
         is_limited = draw() < 0.15
         self.unfinal_max_units = int(draw() * 10) if is_limited else None
-        self.house = House(
+        self.context = SharedContext(
             limits=LIMITS,
             unfinal_max_nano={"USDC": (self.unfinal_max_units or 0) * 1000} if is_limited else {},
             has_power_cuts=draw() < 0.2,
@@ -74,7 +74,7 @@ class Scene:
         self._gateways: list[Any] = []
         self._stalled: list[Any] = []
         self._born = 0
-        self._trips: list[Trip] = []
+        self._trips: list[GrantedCall] = []
         self._requests: list[Request] = []
         self._silent: list[CallId] = []
         self._nonces = 0

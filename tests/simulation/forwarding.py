@@ -4,88 +4,99 @@ from typing import Any
 
 from tests.kit.ledger_records import CHAIN, GAS_KEY
 from tests.simulation.callers import Callers
-from tests.simulation.scene import ANSWER, BLOCK, EXPIRY_SLACK_S, LIMITS, LISTING, TX, WORDS, Trip
+from tests.simulation.history_run import (
+    ANSWER,
+    BLOCK,
+    EXPIRY_SLACK_S,
+    LIMITS,
+    LISTING,
+    TX,
+    WORDS,
+    GrantedCall,
+)
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
 from tollway.ledger.ledger import Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState, Delivery, SettledTransfer, SettlementAttempt
 
 
-class Carriage(Callers):
+class Forwarding(Callers):
     """A gateway carries calls; an upstream answers as it likes; authorisations move their money, or do not."""
 
     # ---- And carries it.
 
     async def _go_on(self) -> None:
-        going = [trip for trip in self._trips if trip.gateway not in self._stalled]
+        going = [granted for granted in self._trips if granted.gateway not in self._stalled]
         if not going:
             await self._show_new()
             return
-        trip = self._pick(going)
-        match trip.stage:
+        granted = self._pick(going)
+        match granted.stage:
             case "held":
-                await self._send(trip)
+                await self._send(granted)
             case "sent":
-                await self._hear(trip)
+                await self._hear(granted)
             case "settling":
-                await self._settle_on(trip)
+                await self._settle_on(granted)
             case _:
-                await self._stream(trip)
+                await self._stream(granted)
 
-    async def _send(self, trip: Trip) -> None:
+    async def _send(self, granted: GrantedCall) -> None:
         if self._flip(0.12):  # the connection died, or the caller left before all was sent
-            await self._close(trip, trip.claimed.before or CallState.RELEASED, None)
-            self._trips.remove(trip)
+            await self._close(granted, granted.claimed.before or CallState.RELEASED, None)
+            self._trips.remove(granted)
             return
-        self._tell("send", call=trip.call_id, epoch=trip.claimed.epoch)
-        self.truth.note_sent(trip.call_id, trip.claimed.epoch, attempts_max=LIMITS.attempts_max)
-        trip.stage = "sent"
+        self._tell("send", call=granted.call_id, epoch=granted.claimed.epoch)
+        self.truth.note_sent(granted.call_id, granted.claimed.epoch, attempts_max=LIMITS.attempts_max)
+        granted.stage = "sent"
 
-    async def _hear(self, trip: Trip) -> None:
+    async def _hear(self, granted: GrantedCall) -> None:
         """The upstream: an answer that costs, one that does not, silence; or nothing yet."""
-        luck, fact = self.random.random(), self.truth.facts[trip.call_id]
+        luck, fact = self.random.random(), self.truth.facts[granted.call_id]
         if luck < 0.12:
             return
-        before = trip.claimed.before
+        before = granted.claimed.before
         if luck < 0.62:
             fact.has_cost = True
-            if trip.request.authorization is not None and before is not CallState.CONSUMED:
-                await self._settle(trip)
+            if granted.request.authorization is not None and before is not CallState.CONSUMED:
+                await self._settle(granted)
                 return
-            if await self._close(trip, CallState.CONSUMED, 200):
+            if await self._close(granted, CallState.CONSUMED, 200):
                 fact.is_shown, fact.is_cut, fact.is_lost_close = True, False, False
-                trip.stage = "body"
+                granted.stage = "body"
                 return
-            self._silent.append(trip.call_id)
+            self._silent.append(granted.call_id)
         elif luck < 0.77:
-            fact.free_epoch = trip.claimed.epoch
-            await self._close(trip, CallState.RELEASED, 500)
+            fact.free_epoch = granted.claimed.epoch
+            await self._close(granted, CallState.RELEASED, 500)
         else:
             after = CallState.CONSUMED if before is CallState.CONSUMED else CallState.UNKNOWN
-            await self._close(trip, after, None)
-            self._silent.append(trip.call_id)
-        self._trips.remove(trip)
+            await self._close(granted, after, None)
+            self._silent.append(granted.call_id)
+        self._trips.remove(granted)
 
-    async def _close(self, trip: Trip, after: CallState, status: int | None) -> bool:
+    async def _close(self, granted: GrantedCall, after: CallState, status: int | None) -> bool:
         self.machine.fate = self._fate()
         try:
-            outcome = await trip.gateway.close(self._describe(trip, after, status))
+            outcome = await granted.gateway.close(self._describe(granted, after, status))
         except StorageUnavailable:
             outcome = None
-            fact = self.truth.facts[trip.call_id]
-            fact.late_epoch = trip.claimed.epoch
+            fact = self.truth.facts[granted.call_id]
+            fact.late_epoch = granted.claimed.epoch
             if after is CallState.CONSUMED and status is not None:
-                fact.dropped_epoch = trip.claimed.epoch
+                fact.dropped_epoch = granted.claimed.epoch
         finally:
             self.machine.fate = None
-        self._tell("close", call=trip.call_id, after=after.value, outcome=outcome, at=trip.gateway.owner_id)
+        self._tell(
+            "close", call=granted.call_id, after=after.value, outcome=outcome, at=granted.gateway.owner_id
+        )
         self._check("close")
         return isinstance(outcome, Closed)
 
-    def _describe(self, trip: Trip, after: CallState, status: int | None) -> Close:
+    def _describe(self, granted: GrantedCall, after: CallState, status: int | None) -> Close:
         return Close(
-            call_id=trip.call_id,
-            epoch=trip.claimed.epoch,
+            call_id=granted.call_id,
+            epoch=granted.claimed.epoch,
             after=after,
             http_status=status,
             upstream_status=status,
@@ -94,13 +105,13 @@ class Carriage(Callers):
             error=None,
         )
 
-    async def _stream(self, trip: Trip) -> None:
+    async def _stream(self, granted: GrantedCall) -> None:
         is_cut = self._flip(0.3)
-        self.truth.facts[trip.call_id].is_cut = is_cut
-        trip.gateway.finish(
+        self.truth.facts[granted.call_id].is_cut = is_cut
+        granted.gateway.finish(
             Finish(
-                call_id=trip.call_id,
-                epoch=trip.claimed.epoch,
+                call_id=granted.call_id,
+                epoch=granted.claimed.epoch,
                 delivery=Delivery.PARTIAL if is_cut else Delivery.COMPLETE,
                 request_bytes=0,
                 response_bytes=2,
@@ -109,9 +120,9 @@ class Carriage(Callers):
             )
         )
         await self._drain()
-        self._tell("finish", call=trip.call_id, is_cut=is_cut)
+        self._tell("finish", call=granted.call_id, is_cut=is_cut)
         self._check("finish")
-        self._trips.remove(trip)
+        self._trips.remove(granted)
 
     async def _drain(self) -> None:
         drain = getattr(self.machine, "drain", None)
@@ -120,32 +131,32 @@ class Carriage(Callers):
 
     # ---- Authorisations: the money moves when the answer is there.
 
-    async def _settle(self, trip: Trip) -> None:
-        close = self._describe(trip, CallState.SETTLING, 200)
+    async def _settle(self, granted: GrantedCall) -> None:
+        close = self._describe(granted, CallState.SETTLING, 200)
         is_signed = self._flip(0.7)
         try:
             for _ in range(3):
-                attempt = await self._sign(trip) if is_signed else None
-                outcome = await trip.gateway.settle(close, attempt=attempt, digest=None)
-                self._tell("settle", call=trip.call_id, outcome=outcome)
+                attempt = await self._sign(granted) if is_signed else None
+                outcome = await granted.gateway.settle(close, attempt=attempt, digest=None)
+                self._tell("settle", call=granted.call_id, outcome=outcome)
                 self._check("settle")
                 if not isinstance(outcome, NonceUnavailable):
                     break
             if isinstance(outcome, Closed):
-                trip.stage, trip.attempt = "settling", attempt
+                granted.stage, granted.attempt = "settling", attempt
                 return
         except StorageUnavailable:
-            self._tell("settle", call=trip.call_id, outcome="away")
-            self.truth.facts[trip.call_id].dropped_epoch = trip.claimed.epoch
-        await self._mark_orphaned(trip)
-        self._trips.remove(trip)
+            self._tell("settle", call=granted.call_id, outcome="away")
+            self.truth.facts[granted.call_id].dropped_epoch = granted.claimed.epoch
+        await self._mark_orphaned(granted)
+        self._trips.remove(granted)
 
-    async def _sign(self, trip: Trip) -> SettlementAttempt:
-        nonce = await trip.gateway.gas.next_nonce(CHAIN, GAS_KEY)
+    async def _sign(self, granted: GrantedCall) -> SettlementAttempt:
+        nonce = await granted.gateway.gas.next_nonce(CHAIN, GAS_KEY)
         return SettlementAttempt(
             chain_id=CHAIN,
             tx_hash=TxHash(WORDS[nonce % 256]),
-            call_id=trip.call_id,
+            call_id=granted.call_id,
             listing_id=LISTING,
             sender=GAS_KEY,
             nonce=nonce,
@@ -154,32 +165,32 @@ class Carriage(Callers):
             created_ms=self.machine.now_ms,
         )
 
-    async def _settle_on(self, trip: Trip) -> None:
-        authorization = trip.request.authorization
+    async def _settle_on(self, granted: GrantedCall) -> None:
+        authorization = granted.request.authorization
         assert authorization is not None
-        fact, luck = self.truth.facts[trip.call_id], self.random.random()
+        fact, luck = self.truth.facts[granted.call_id], self.random.random()
         transfer = self.truth.moved.get(authorization.key)
         try:
             if transfer is not None:
-                if await self._conclude(trip.gateway, trip.call_id, trip.claimed.epoch, transfer) is (
-                    CallState.CONSUMED
-                ):
-                    fact.is_shown, trip.stage = True, "body"
+                if await self._conclude(
+                    granted.gateway, granted.call_id, granted.claimed.epoch, transfer
+                ) is (CallState.CONSUMED):
+                    fact.is_shown, granted.stage = True, "body"
                     return
-            elif trip.attempt is not None and luck < 0.7:
+            elif granted.attempt is not None and luck < 0.7:
                 self.truth.public.add(authorization.key)
-                self._tell("broadcast", call=trip.call_id)
+                self._tell("broadcast", call=granted.call_id)
                 return
-            elif trip.attempt is None and luck < 0.3:  # refused in simulation, and nothing was signed
-                await self._conclude(trip.gateway, trip.call_id, trip.claimed.epoch, None)
+            elif granted.attempt is None and luck < 0.3:  # refused in simulation, and nothing was signed
+                await self._conclude(granted.gateway, granted.call_id, granted.claimed.epoch, None)
             else:
                 if self._flip(0.5):
-                    await trip.gateway.keep_answer(trip.call_id, trip.request.payer, ANSWER)
-                await self._mark_orphaned(trip)
+                    await granted.gateway.keep_answer(granted.call_id, granted.request.payer, ANSWER)
+                await self._mark_orphaned(granted)
         except StorageUnavailable:
-            fact.dropped_epoch = trip.claimed.epoch
-            await self._mark_orphaned(trip)
-        self._trips.remove(trip)
+            fact.dropped_epoch = granted.claimed.epoch
+            await self._mark_orphaned(granted)
+        self._trips.remove(granted)
 
     async def _conclude(
         self,
@@ -202,12 +213,12 @@ class Carriage(Callers):
             self._check_debts_paid_first(self.machine.rows.calls[call_id].claim.payment_id)
         return state
 
-    async def _mark_orphaned(self, trip: Trip) -> None:
+    async def _mark_orphaned(self, granted: GrantedCall) -> None:
         try:
-            is_orphaned = await trip.gateway.mark_orphaned(trip.call_id, epoch=trip.claimed.epoch)
+            is_orphaned = await granted.gateway.mark_orphaned(granted.call_id, epoch=granted.claimed.epoch)
         except StorageUnavailable:
             is_orphaned = "away"
-        self._tell("adrift", call=trip.call_id, outcome=is_orphaned)
+        self._tell("adrift", call=granted.call_id, outcome=is_orphaned)
         self._check("adrift")
 
     async def _mine(self) -> None:

@@ -4,20 +4,15 @@ import contextlib
 from typing import Any
 
 from tests.kit.ledger_records import CHAIN, PAYEE, USDC
-from tests.simulation.carriage import Carriage
-from tests.simulation.scene import (
-    BLOCK,
-    HOLD_MS,
-    LEASE_MS,
-    TX,
-)
-from tests.simulation.truth import need
+from tests.simulation.forwarding import Forwarding
+from tests.simulation.history_run import BLOCK, HOLD_MS, LEASE_MS, TX
+from tests.simulation.oracle import need
 from tollway.errors import StorageUnavailable
 from tollway.ledger.claims import credit_account_of
 from tollway.ledger.records import CallState, NewPayment, PaymentState
 
 
-class Misfortunes(Carriage):
+class Faults(Forwarding):
     """The chain, the clock, the operator, and what breaks."""
 
     # ---- The chain: payments come, leave, come back, become final.
@@ -196,7 +191,7 @@ class Misfortunes(Carriage):
 
     async def _bury(self, gateway: Any) -> None:
         self._gateways.remove(gateway)
-        self._trips = [trip for trip in self._trips if trip.gateway is not gateway]
+        self._trips = [granted for granted in self._trips if granted.gateway is not gateway]
         await self.machine.kill(gateway)
         # What was late died with it: whether a close was committed whose acknowledgement was lost, is not known any more.
         for call_id, call in self.machine.rows.calls.items() if self.machine.rows is not None else ():

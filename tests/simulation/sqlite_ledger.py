@@ -1,6 +1,6 @@
 """The same machine with a real database: `storage.ledger_store` over SQLite in a file, one gateway at a time.
 
-What `fake_books` says of lost commits, lost answers and lost power happens here to a file; histories must not be able to
+What `fake_ledger` says of lost commits, lost answers and lost power happens here to a file; histories must not be able to
 tell the two apart.
 """
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.fake_books import Fate, House
+from tests.simulation.fake_ledger import Fate, SharedContext
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claim, StoredResponse
@@ -71,8 +71,8 @@ class SqliteMachine:
 
     rows = None
 
-    def __init__(self, house: House, disk: SqliteDisk, *, now_ms: int) -> None:
-        self.house = house
+    def __init__(self, context: SharedContext, disk: SqliteDisk, *, now_ms: int) -> None:
+        self.context = context
         self.now_ms = now_ms
         self.is_away = False
         self.fate: Fate | None = None
@@ -100,7 +100,7 @@ class SqliteMachine:
         if self.fate is Fate.LOST:
             self.is_away, self.fate = True, None
             raise StorageUnavailable
-        if self.house.has_power_cuts:
+        if self.context.has_power_cuts:
             await self._keep_image(flush=flush)
         outcome = await self.database.write(work, flush=flush, **more)
         if self.fate is Fate.UNHEARD:  # the work itself may have asked to be done again, with more locks
@@ -151,21 +151,21 @@ class SqliteGateway:
     """One gateway process over it."""
 
     def __init__(self, machine: SqliteMachine, owner_id: str) -> None:
-        house = machine.house
+        context = machine.context
         self.owner_id = owner_id
         self._machine = machine
         self.ledger: Any = LedgerStore(
             machine,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=machine.clock,
-            limits=house.limits,
-            unfinal_max_nano=house.unfinal_max_nano,
+            limits=context.limits,
+            unfinal_max_nano=context.unfinal_max_nano,
             boot_mark=lambda _: f"life-{machine.life}",
             close_retry_s=1e6,  # what is late is written with the next batch only, as the twin does
         )
         self.gas = GasStore(machine)  # type: ignore[arg-type]  # as above
         sealer = Sealer(b"\x07" * 32, entropy=bytes)
-        self._answers = ResponseStore(machine, sealer=sealer, limits=house.limits)  # type: ignore[arg-type]
+        self._answers = ResponseStore(machine, sealer=sealer, limits=context.limits)  # type: ignore[arg-type]
         self._task = asyncio.get_running_loop().create_task(self.ledger.run())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -1,52 +1,52 @@
 """What a call without a payment gets, and what is refused before any payment is looked at."""
 
+from tests.transcripts.harness import API, Harness
 from tests.transcripts.signing import ORIGIN, Account, plain
-from tests.transcripts.stage import API, Stage
 
 PROVIDER, ALICE = Account("provider"), Account("alice")
 NO_TX = "0x" + "ab" * 32
 
 
-def play(stage: Stage) -> None:
-    api = stage.publish(PROVIDER)
-    with stage.scene("terms for every method"):
+def play(harness: Harness) -> None:
+    api = harness.publish(PROVIDER)
+    with harness.section("terms for every method"):
         for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-            stage.call(method, api, "/echo?x=1", method=method, body=b"{}" if method[0] == "P" else b"")
-        stage.call("the endpoint itself", api, "")
-        stage.call("its slash", api, "/")
-        stage.call("accepts HTML", api, "/echo", [("Accept", "text/html")])
-        stage.call("with a request id", api, "/echo", [("X-Request-Id", "my-own-id-1")])
-        stage.call("with another origin", api, "/echo", [("Origin", "https://page.example")])
+            harness.call(method, api, "/echo?x=1", method=method, body=b"{}" if method[0] == "P" else b"")
+        harness.call("the endpoint itself", api, "")
+        harness.call("its slash", api, "/")
+        harness.call("accepts HTML", api, "/echo", [("Accept", "text/html")])
+        harness.call("with a request id", api, "/echo", [("X-Request-Id", "my-own-id-1")])
+        harness.call("with another origin", api, "/echo", [("Origin", "https://page.example")])
         preflight = [("Origin", "https://page.example"), ("Access-Control-Request-Method", "POST")]
-        stage.call("preflight", api, "/echo", preflight, method="OPTIONS")
+        harness.call("preflight", api, "/echo", preflight, method="OPTIONS")
         asked = [*preflight, ("Access-Control-Request-Headers", "x-payment-tx, x-signature")]
-        stage.call("preflight with headers", api, "/echo", asked, method="OPTIONS")
+        harness.call("preflight with headers", api, "/echo", asked, method="OPTIONS")
 
-    with stage.scene("no such API, no such method"):
-        stage.call("unknown id", "api_00000000000000000000000000", "/echo")
-        stage.call("no id at all", "nonsense", "/echo")
-        stage.ask("no id", "GET", f"{API}/gateway/")
-        stage.ask("no slash", "GET", f"{API}/gateway")
-        stage.call("TRACE", api, "/echo", method="TRACE")
-        stage.call("lower case", api, "/echo", method="get")
-        stage.call("unknown method", api, "/echo", method="PURGE")
-        some = stage.publish(PROVIDER, name="Some", methods=["GET", "POST"])
-        stage.call("not among the listing's methods", some, "/echo", method="DELETE")
-        stage.call("HEAD where GET is", some, "/echo", method="HEAD")
+    with harness.section("no such API, no such method"):
+        harness.call("unknown id", "api_00000000000000000000000000", "/echo")
+        harness.call("no id at all", "nonsense", "/echo")
+        harness.ask("no id", "GET", f"{API}/gateway/")
+        harness.ask("no slash", "GET", f"{API}/gateway")
+        harness.call("TRACE", api, "/echo", method="TRACE")
+        harness.call("lower case", api, "/echo", method="get")
+        harness.call("unknown method", api, "/echo", method="PURGE")
+        some = harness.publish(PROVIDER, name="Some", methods=["GET", "POST"])
+        harness.call("not among the listing's methods", some, "/echo", method="DELETE")
+        harness.call("HEAD where GET is", some, "/echo", method="HEAD")
 
-    with stage.scene("loops"):
-        stage.call("CDN-Loop", api, "/echo", [("CDN-Loop", "gateway.example")])
-        stage.call("CDN-Loop of another", api, "/echo", [("CDN-Loop", "cdn.example; a=b")])
-        stage.call("Via of this gateway", api, "/echo", [("Via", "1.1 gateway.example")])
+    with harness.section("loops"):
+        harness.call("CDN-Loop", api, "/echo", [("CDN-Loop", "gateway.example")])
+        harness.call("CDN-Loop of another", api, "/echo", [("CDN-Loop", "cdn.example; a=b")])
+        harness.call("Via of this gateway", api, "/echo", [("Via", "1.1 gateway.example")])
 
-    with stage.scene("operations with prices of their own"):
+    with harness.section("operations with prices of their own"):
         operations = [
             {"method": "GET", "path": "/v1/cities/{city}", "pricePerRequest": "0.05"},
             {"method": "POST", "path": "/v1/orders", "pricePerRequest": "0.2"},
             {"method": "GET", "path": "/v1/free", "pricePerRequest": "0"},
         ]
-        listed = stage.publish(PROVIDER, name="Listed", operations=operations, otherPaths="refuse")
-        open_ = stage.publish(PROVIDER, name="Open", operations=operations)
+        listed = harness.publish(PROVIDER, name="Listed", operations=operations, otherPaths="refuse")
+        open_ = harness.publish(PROVIDER, name="Open", operations=operations)
         for rest in (
             "/v1/cities/Wien",
             "/v1/cities/Wien/",
@@ -60,13 +60,13 @@ def play(stage: Stage) -> None:
             "/other",
             "/v1/free",
         ):
-            stage.call(f"listed {rest}", listed, rest)
-        stage.call("listed, POST", listed, "/v1/orders", method="POST")
-        stage.call("open, other path", open_, "/other")
-        stage.call("open, priced path", open_, "/v1/cities/Wien")
-        stage.call("open, HEAD of a priced path", open_, "/v1/cities/Wien", method="HEAD")
+            harness.call(f"listed {rest}", listed, rest)
+        harness.call("listed, POST", listed, "/v1/orders", method="POST")
+        harness.call("open, other path", open_, "/other")
+        harness.call("open, priced path", open_, "/v1/cities/Wien")
+        harness.call("open, HEAD of a priced path", open_, "/v1/cities/Wien", method="HEAD")
 
-    with stage.scene("paths"):
+    with harness.section("paths"):
         for rest in (
             "/../secret",
             "/a/../b",
@@ -79,11 +79,11 @@ def play(stage: Stage) -> None:
             "/a?b#c",
         ):
             target = rest if rest.isascii() else rest.encode().decode("latin-1")
-            stage.call(f"path {rest.encode('ascii', 'backslashreplace').decode()}", api, target)
-        stage.ask("absolute form", "GET", f"{ORIGIN}{API}/gateway/{api}/echo")
-        stage.call("a long path", api, "/" + "p" * 3_000)
+            harness.call(f"path {rest.encode('ascii', 'backslashreplace').decode()}", api, target)
+        harness.ask("absolute form", "GET", f"{ORIGIN}{API}/gateway/{api}/echo")
+        harness.call("a long path", api, "/" + "p" * 3_000)
 
-    with stage.scene("control headers that cannot be read"):
+    with harness.section("control headers that cannot be read"):
         signed = plain(ALICE, NO_TX)
         good = dict(signed)
         rows: tuple[tuple[str, list[tuple[str, str]]], ...] = (
@@ -118,12 +118,12 @@ def play(stage: Stage) -> None:
             ("a Bearer token", [("Authorization", "Bearer secret")]),
         )
         for title, headers in rows:
-            stage.call(title, api, "/echo", headers)
+            harness.call(title, api, "/echo", headers)
 
-    with stage.scene("framing"):
-        stage.call("two hosts", api, "/echo", [("Host", "gateway.example"), ("Host", "other.example")])
-        stage.call("another host", api, "/echo", [("Host", "other.example")])
+    with harness.section("framing"):
+        harness.call("two hosts", api, "/echo", [("Host", "gateway.example"), ("Host", "other.example")])
+        harness.call("another host", api, "/echo", [("Host", "other.example")])
         large = [("Content-Length", str(40 * 1024 * 1024)), *plain(ALICE, NO_TX)]
-        stage.call("body announced too large", api, "/echo", large, method="POST")
-        stage.call("unpaid body announced too large", api, "/echo", large[:1], method="POST")
-        stage.call("upgrade", api, "/echo", [("Connection", "Upgrade"), ("Upgrade", "websocket")])
+        harness.call("body announced too large", api, "/echo", large, method="POST")
+        harness.call("unpaid body announced too large", api, "/echo", large[:1], method="POST")
+        harness.call("upgrade", api, "/echo", [("Connection", "Upgrade"), ("Upgrade", "websocket")])

@@ -128,9 +128,9 @@ class Clock:
 class Pending:
     """A request whose answer has not been read."""
 
-    def __init__(self, stage: "Stage", title: str, request: tuple[str, str, Headers, bytes]) -> None:
-        self._stage, self._title, self._request = stage, title, request
-        self.connection = stage.connect()
+    def __init__(self, harness: "Harness", title: str, request: tuple[str, str, Headers, bytes]) -> None:
+        self._stage, self._title, self._request = harness, title, request
+        self.connection = harness.connect()
         self.answer: Answer = LOST
         self.connection.send(write_request(*request))
         self._thread = threading.Thread(target=self._receive, daemon=True)
@@ -155,7 +155,7 @@ class Pending:
         self._stage.record(self._title, self._request, None, **options)
 
 
-class Stage:
+class Harness:
     """The gateway of one family. `settings`: beside the usual ones."""
 
     def __init__(
@@ -301,7 +301,7 @@ class Stage:
         return (self.folder / "log").read_text(errors="replace")[-1_000:]
 
     def close(self) -> None:
-        """Everything that the stage started. What fails here hides no failure of a scene."""
+        """Everything that the stage started. What fails here hides no failure of a section."""
         with contextlib.suppress(Exception):
             self.upstream.release()
         if self._forks.ask({"poll": self._pid})["code"] is None:
@@ -315,12 +315,12 @@ class Stage:
     # ---- Scenes.
 
     @contextlib.contextmanager
-    def scene(self, title: str) -> Iterator[None]:
+    def section(self, title: str) -> Iterator[None]:
         self.recorder.begin_scene(title)
         try:
             yield
         except BaseException as exc:
-            exc.add_note(f"in the scene: {title}\n{self.recorder.text[-1500:]}\n{self.read_log()}")
+            exc.add_note(f"in the section: {title}\n{self.recorder.text[-1500:]}\n{self.read_log()}")
             raise
 
     def note(self, text: str) -> None:
@@ -492,4 +492,4 @@ def _find_port() -> int:
         return int(probe.getsockname()[1])
 
 
-__all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Forks", "Stage", "checksum"]
+__all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Forks", "Harness", "checksum"]

@@ -50,7 +50,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class SharedContext:
     """What all gateways of one history are told."""
 
     limits: Limits
@@ -61,8 +61,10 @@ class House:
 class FakeMachine:
     """`life` ends with a power cut; what was written since the last flushed commit may end with it."""
 
-    def __init__(self, house: House, *, now_ms: int, gateway: "type[FakeGateway] | None" = None) -> None:
-        self.house = house
+    def __init__(
+        self, context: SharedContext, *, now_ms: int, gateway: "type[FakeGateway] | None" = None
+    ) -> None:
+        self.context = context
         self.now_ms = now_ms
         self.rows = MemoryRows()
         self.is_away = False
@@ -102,7 +104,7 @@ class FakeMachine:
         if fate is Fate.LOST:
             self.is_away = True
             raise StorageUnavailable
-        if self.house.has_power_cuts:
+        if self.context.has_power_cuts:
             if flush:
                 self._images.clear()
             else:
@@ -119,18 +121,18 @@ class FakeGateway(MemoryLedger):
     """One gateway process: the twin, and what `storage.group_commit` remembers beside it."""
 
     def __init__(self, machine: FakeMachine, owner_id: str) -> None:
-        house = machine.house
+        context = machine.context
         super().__init__(
             now_ms=machine.clock,
             owner_id=owner_id,
-            limits=house.limits,
-            unfinal_max_nano=house.unfinal_max_nano,
+            limits=context.limits,
+            unfinal_max_nano=context.unfinal_max_nano,
         )
         self.owner_id = owner_id
         self._machine = machine
         self._rows = machine.rows
         self.gas = MemoryGas(machine.rows)
-        self._answers = MemoryAnswers(machine.rows, limits=house.limits)
+        self._answers = MemoryAnswers(machine.rows, limits=context.limits)
         self._open: set[tuple[CallId, int]] = set()
         self._doubtful: set[tuple[CallId, int]] = set()
         self._reopened: set[tuple[CallId, int]] = set()

@@ -3,26 +3,26 @@
 import json
 import re
 
+from tests.transcripts.harness import API, Harness
 from tests.transcripts.payer import V2, quote, show
 from tests.transcripts.signing import Account, decode, sign_request
-from tests.transcripts.stage import API, Stage
 
 PROVIDER, ALICE = Account("provider"), Account("alice")
 
 
-def play(stage: Stage) -> None:
+def play(harness: Harness) -> None:
     operations = [{"method": "GET", "path": "/echo/{word}", "pricePerRequest": "0.02"}]
-    api = stage.publish(
+    api = harness.publish(
         PROVIDER, name="Shown", description="An <b>API</b>.", tags=["one"], operations=operations
     )
-    free = stage.publish(PROVIDER, name="Free", pricePerRequest="0")
-    play_pages(stage)
-    play_bazaar(stage, api)
-    play_mcp(stage, api, free)
+    free = harness.publish(PROVIDER, name="Free", pricePerRequest="0")
+    play_pages(harness)
+    play_bazaar(harness, api)
+    play_mcp(harness, api, free)
 
 
-def play_pages(stage: Stage) -> None:
-    with stage.scene("pages and documents"):
+def play_pages(harness: Harness) -> None:
+    with harness.section("pages and documents"):
         pages = (
             "/",
             "/llms.txt",
@@ -41,49 +41,49 @@ def play_pages(stage: Stage) -> None:
             "/problems",
         )
         for page in pages:
-            answer = stage.ask(page, "GET", page)
+            answer = harness.ask(page, "GET", page)
             tag = answer.find("ETag")
             if tag:
-                stage.ask(f"{page}, unchanged", "GET", page, [("If-None-Match", tag)])
-            stage.ask(f"HEAD {page}", "HEAD", page)
-        stage.ask("no such page", "GET", "/nothing")
-        stage.ask("no such path", "GET", API + "/nothing")
-        stage.ask("a slash too much", "GET", API + "/apis/")
-        stage.ask("another method", "POST", "/healthz")
-        stage.ask("another method of the API", "PATCH", API + "/history")
-        stage.ask("TRACE", "TRACE", "/")
-        stage.ask(
+                harness.ask(f"{page}, unchanged", "GET", page, [("If-None-Match", tag)])
+            harness.ask(f"HEAD {page}", "HEAD", page)
+        harness.ask("no such page", "GET", "/nothing")
+        harness.ask("no such path", "GET", API + "/nothing")
+        harness.ask("a slash too much", "GET", API + "/apis/")
+        harness.ask("another method", "POST", "/healthz")
+        harness.ask("another method of the API", "PATCH", API + "/history")
+        harness.ask("TRACE", "TRACE", "/")
+        harness.ask(
             "HTML of a browser",
             "GET",
             "/",
             [("Accept", "text/html,*/*;q=0.8"), ("Sec-Fetch-Mode", "navigate")],
         )
         preflight = [("Origin", "https://page.example"), ("Access-Control-Request-Method", "PUT")]
-        stage.ask(
+        harness.ask(
             "preflight",
             "OPTIONS",
             API + "/apis",
             [*preflight, ("Access-Control-Request-Headers", "authorization")],
         )
-        stage.ask("from a page", "GET", API + "/apis?limit=1", [("Origin", "https://page.example")])
-        stage.ask("metrics are not here", "GET", "/metrics")
+        harness.ask("from a page", "GET", API + "/apis?limit=1", [("Origin", "https://page.example")])
+        harness.ask("metrics are not here", "GET", "/metrics")
 
-    with stage.scene("a page for each problem"):
-        listed = stage.ask("", "GET", "/problems", is_recorded=False)
+    with harness.section("a page for each problem"):
+        listed = harness.ask("", "GET", "/problems", is_recorded=False)
         for name in sorted(set(re.findall(r'/problems/([a-z-]+)"', listed.body.decode()))):
-            stage.ask(name, "GET", f"/problems/{name}")
-        stage.ask("unknown", "GET", "/problems/unknown")
+            harness.ask(name, "GET", f"/problems/{name}")
+        harness.ask("unknown", "GET", "/problems/unknown")
 
 
-def play_bazaar(stage: Stage, api: str) -> None:
-    with stage.scene("the Bazaar"):
+def play_bazaar(harness: Harness, api: str) -> None:
+    with harness.section("the Bazaar"):
         for query in ("", "?limit=1", "?limit=1&offset=1", "?type=http", "?limit=x"):
-            stage.ask(f"resources {query}", "GET", f"/x402/discovery/resources{query}")
+            harness.ask(f"resources {query}", "GET", f"/x402/discovery/resources{query}")
         for query in ("?query=shown", "?query=nothing", "", "?query=shown&limit=1"):
-            stage.ask(f"search {query}", "GET", f"/x402/discovery/search{query}")
+            harness.ask(f"search {query}", "GET", f"/x402/discovery/search{query}")
 
 
-def play_mcp(stage: Stage, api: str, free: str) -> None:
+def play_mcp(harness: Harness, api: str, free: str) -> None:
     numbers = iter(range(1, 1_000))
 
     def speak(
@@ -103,7 +103,7 @@ def play_mcp(stage: Stage, api: str, free: str) -> None:
             ("MCP-Protocol-Version", "2025-06-18"),
             *(more or []),
         ]
-        return stage.ask(title, "POST", path, headers, json.dumps(content).encode())
+        return harness.ask(title, "POST", path, headers, json.dumps(content).encode())
 
     def use(title: str, name: str, arguments: object, **options: object):  # type: ignore[no-untyped-def]
         return speak(title, "tools/call", {"name": name, "arguments": arguments}, **options)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def play_mcp(stage: Stage, api: str, free: str) -> None:
         "capabilities": {},
         "clientInfo": {"name": "agent", "version": "1"},
     }
-    with stage.scene("tools over MCP"):
+    with harness.section("tools over MCP"):
         speak("hello", "initialize", hello)
         speak("ping", "ping")
         speak("tools", "tools/list")
@@ -132,26 +132,26 @@ def play_mcp(stage: Stage, api: str, free: str) -> None:
         use("a call without its argument", "proxy_tool_call", {"toolName": tool, "arguments": {}})
         use("a call of nothing", "proxy_tool_call", {"toolName": "api_00000000000000000000000000.x"})
         use("a free call", "proxy_tool_call", {"toolName": f"{free}.call", "arguments": {}})
-        asked = quote(stage, api, "/echo/hello")
-        meta = {"x402/payment": decode(show(stage, ALICE, asked, V2)[0][1])}
+        asked = quote(harness, api, "/echo/hello")
+        meta = {"x402/payment": decode(show(harness, ALICE, asked, V2)[0][1])}
         paid = {"name": "proxy_tool_call", "arguments": named, "_meta": meta}
         speak("paid by x402", "tools/call", paid)
         speak("the same again", "tools/call", paid)
-        signed = sign_request(ALICE, "POST", "/mcp", b"", now_s=stage.clock.now_s, label="mcp")
+        signed = sign_request(ALICE, "POST", "/mcp", b"", now_s=harness.clock.now_s, label="mcp")
         use("my calls, signed for another body", "list_my_calls", {}, more=signed)
 
-    with stage.scene("one API over MCP"):
+    with harness.section("one API over MCP"):
         speak("hello", "initialize", hello, path=f"/mcp/{api}")
         speak("tools", "tools/list", path=f"/mcp/{api}")
         speak("of an unknown API", "tools/list", path="/mcp/api_00000000000000000000000000")
-        stage.ask("GET", "GET", "/mcp", [("Accept", "text/event-stream")])
-        stage.ask("DELETE", "DELETE", "/mcp")
-        stage.ask(
+        harness.ask("GET", "GET", "/mcp", [("Accept", "text/event-stream")])
+        harness.ask("DELETE", "DELETE", "/mcp")
+        harness.ask(
             "no JSON",
             "POST",
             "/mcp",
             [("Content-Type", "application/json"), ("Accept", "application/json, text/event-stream")],
             b"{",
         )
-        stage.ask("another media type", "POST", "/mcp", [("Content-Type", "text/plain")], b"{}")
+        harness.ask("another media type", "POST", "/mcp", [("Content-Type", "text/plain")], b"{}")
         speak("from a page", "ping", more=[("Origin", "https://page.example")])
