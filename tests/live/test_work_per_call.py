@@ -6,9 +6,7 @@ can say what the caller got for it.
 """
 
 import asyncio
-import contextlib
 import gc
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -19,100 +17,12 @@ import pytest
 import pytest_asyncio
 
 from tests.kit.authorization_payer import MPP, V1, V2, AuthorizationPayer
-from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
-from tests.kit.gateway_process import READY_DEADLINE_S, answers, poll
-from tests.kit.ports import find_low_port
+from tests.kit.counted_gateway import DEADLINE_S, LISTING_QUERY, CountedGateway, run_counted_gateway
+from tests.kit.gateway_process import poll
 from tests.kit.storage_faults import FaultyDatabase
-from tests.kit.upstream import LoopbackUpstream, run_upstream
-from tests.kit.work_counter import (
-    Work,
-    WorkCounter,
-    count_postgres,
-    count_recoveries,
-    count_rpc,
-    count_sqlite,
-)
-from tollway.app.lifecycle import App
-from tollway.config.settings import load_settings
+from tests.kit.work_counter import Work
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-QUIET = {
-    f"TOLLWAY_LIMIT_{name}": value
-    for name, value in {
-        "OWNER_LEASE_S": "3600",
-        "OWNER_RENEW_S": "900",
-        "RECOVERY_INTERVAL_S": "900",
-        "WATCH_INTERVAL_S": "900",
-        "SWEEP_INTERVAL_S": "900",
-        "GAS_REFRESH_S": "900",
-        "RPC_DEADLINE_S": "20",
-        "LEADER_POLL_S": "900",
-        "LEADER_LEASE_S": "1800",
-        "QUALITY_FLUSH_S": "900",
-        "FREE_CALLS_PER_MINUTE": "100000",
-    }.items()
-}
-"""Whatever a gateway does by the clock it does at its start and then not again."""
-DEADLINE_S = 60.0
-_SHELF_LOOK = r"^SELECT listing\.revision"
-"""A busy listing is looked at twice a second (decision 14). A call that happens to look is counted again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A gateway in this process, and who calls there."""
-
-    cluster: Any
-    app: App
-    upstream: LoopbackUpstream
-    counter: WorkCounter
-    base_url: str
-    public_url: str
-    provider: Any
-    caller: Any
-    api_id: str
-    free_id: str
-
-    async def call(self, headers: Any = (), *, api_id: str | None = None, rest: str = "/quote/ETH") -> Any:
-        return await self.cluster.call(self, api_id or self.api_id, rest, headers=headers)
-
-    async def count(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
-        """The work of what `ask` does, to its last write; `finishes`: calls that it begins."""
-        with self.counter.counting() as span:
-            await ask()
-
-            def is_over() -> bool:
-                return (
-                    self.counter.open == 0 and span.take().count(r"^UPDATE call SET .*delivery") >= finishes
-                )
-
-            await poll(is_over, deadline_s=DEADLINE_S, what="the last write of a call")
-            return span.take()
-
-    async def count_alone(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
-        """The same, of a call in which nothing was looked at only because half a second had passed."""
-        ends = time.monotonic() + DEADLINE_S
-        while True:
-            work = await self.count(ask, finishes=finishes)
-            if not work.count(_SHELF_LOOK):
-                return work
-            assert time.monotonic() < ends, "every call asks the database for its listing"
-
-    async def pay(self, calls: int = 1) -> Any:
-        return await self.cluster.send_tokens(self.caller, self.provider.address, calls * PRICE_UNITS)
-
-
-@contextlib.asynccontextmanager
-async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
-    async with App(load_settings(env)) as app:
-        serving = asyncio.get_running_loop().create_task(app.serve())
-        try:
-            await app.server.wait_up()
-            yield app
-        finally:
-            app.stop()
-            await serving
 
 
 @pytest_asyncio.fixture(
@@ -120,43 +30,9 @@ async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
     loop_scope="module",
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
-async def served(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    counter = WorkCounter()
-    port = find_low_port()
-    url = f"http://127.0.0.1:{port}"
-    provider, caller, gas = await cluster.wallets(3)
-    async with contextlib.AsyncExitStack() as stack:
-        upstream = await stack.enter_async_context(run_upstream())
-        rpc_url = await stack.enter_async_context(count_rpc(cluster.session, cluster.driver.rpc_url, counter))
-        stack.enter_context(count_recoveries(counter))
-        if request.param == "sqlite":
-            database_url = f"sqlite:///{cluster.folder}/work.sqlite3"
-            stack.enter_context(count_sqlite(counter))
-        else:
-            database_url = await stack.enter_async_context(
-                count_postgres(await cluster.make_postgres(), counter)
-            )
-        env = cluster.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
-        env |= {"TOLLWAY_RPC_LOCAL": rpc_url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        app = await stack.enter_async_context(run_app(env))
-        it = Served(
-            cluster=cluster,
-            app=app,
-            upstream=upstream,
-            counter=counter,
-            base_url=url,
-            public_url=url,
-            provider=provider,
-            caller=caller,
-            api_id="",
-            free_id="",
-        )
-        await poll(lambda: answers(port, "/readyz"), deadline_s=READY_DEADLINE_S, what="readiness")
-        api_id = await cluster.publish(it, provider, endpoint=upstream.url)
-        free_id = await cluster.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
-        object.__setattr__(it, "api_id", api_id)
-        object.__setattr__(it, "free_id", free_id)
-        yield it
+async def served(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[CountedGateway]:
+    async with run_counted_gateway(cluster, request.param) as gateway:
+        yield gateway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,23 +72,20 @@ REPEATS = 8
 """How often a call on credit is made here: what each connection has to learn once is learnt."""
 
 
-def bound_headers(served: Served, tx_hash: Any) -> Any:
-    chain_id = served.cluster.driver.chain_id
-    return bound(served.caller, tx_hash, served, served.api_id, "/quote/ETH", chain_id=chain_id)
-
-
-async def ask_ok(served: Served, headers: Any = (), **options: Any) -> None:
+async def ask_ok(served: CountedGateway, headers: Any = (), **options: Any) -> None:
     reply = await served.call(headers, **options)
     assert reply.status == 200, reply.body
 
 
-async def count_repeated(served: Served, ask: Callable[[], Awaitable[Any]]) -> tuple[Work, list[Work]]:
+async def count_repeated(
+    served: CountedGateway, ask: Callable[[], Awaitable[Any]]
+) -> tuple[Work, list[Work]]:
     """The cheapest of several, and all of them."""
     works = [await served.count_alone(ask) for _ in range(REPEATS)]
     return min(works, key=lambda work: (work.statements, work.round_trips)), works
 
 
-async def test_an_unpaid_call_is_refused_from_memory(served: Served) -> None:
+async def test_an_unpaid_call_is_refused_from_memory(served: CountedGateway) -> None:
     async def ask() -> None:
         assert (await served.call()).status == 402
 
@@ -220,7 +93,7 @@ async def test_an_unpaid_call_is_refused_from_memory(served: Served) -> None:
     UNPAID.check(await served.count_alone(ask, finishes=0), "unpaid")
 
 
-async def test_a_free_call(served: Served) -> None:
+async def test_a_free_call(served: CountedGateway) -> None:
     work, _ = await count_repeated(served, lambda: ask_ok(served, api_id=served.free_id))
     FREE.check(work, "free")
 
@@ -231,10 +104,10 @@ async def test_a_free_call(served: Served) -> None:
     ids=("plain", "bound"),
 )
 async def test_a_transaction_shown_first_and_then_as_credit(
-    served: Served, is_bound: bool, first_cost: Cost, credit_cost: Cost
+    served: CountedGateway, is_bound: bool, first_cost: Cost, credit_cost: Cost
 ) -> None:
     async def ask() -> None:
-        await ask_ok(served, bound_headers(served, tx_hash) if is_bound else plain(served.caller, tx_hash))
+        await ask_ok(served, served.bound(tx_hash) if is_bound else served.plain(tx_hash))
 
     async def ask_first() -> None:
         nonlocal tx_hash
@@ -257,7 +130,7 @@ async def test_a_transaction_shown_first_and_then_as_credit(
 
 
 @pytest.mark.parametrize("dialect", [V2, V1, MPP])
-async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
+async def test_a_signed_authorisation(served: CountedGateway, dialect: str) -> None:
     payer = AuthorizationPayer(
         cluster=served.cluster, gateway=served, api_id=served.api_id, signer=served.caller
     )
@@ -281,11 +154,11 @@ async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
     assert (again.commits, again.rpc_requests, again.recoveries) == (0, 0, 0), again.told
 
 
-async def test_a_call_that_is_over_leaves_no_object_behind(served: Served) -> None:
+async def test_a_call_that_is_over_leaves_no_object_behind(served: CountedGateway) -> None:
     """Nothing of ours, no task and no coroutine. A few calls live on in timers that were cancelled, until the loop clears
     them away; what every other call kept would be seen."""
     tx_hash = await served.pay(PLENTY)
-    headers = plain(served.caller, tx_hash)
+    headers = served.plain(tx_hash)
 
     async def count_alive() -> Counter[str]:
         await served.count(lambda: ask_many(served, headers), finishes=MANY)
@@ -311,17 +184,17 @@ def name_kind(one: object) -> str | None:
     return None
 
 
-async def ask_many(served: Served, headers: Any) -> None:
+async def ask_many(served: CountedGateway, headers: Any) -> None:
     for _ in range(MANY):
         await ask_ok(served, headers)
 
 
-async def test_a_crowd_on_one_payment_is_one_commit(served: Served) -> None:
+async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> None:
     """Of 32 calls at once, the first is being written while the others gather: two durable commits in all, and each touches the
     payment's row once."""
     crowd = 32
     tx_hash = await served.pay(PLENTY)
-    headers = plain(served.caller, tx_hash)
+    headers = served.plain(tx_hash)
     await served.count(lambda: ask_ok(served, headers))
     await served.count(lambda: ask_ok(served, headers))
     gate, batches = FaultyDatabase(served.app.database), served.app.ledger._group_commit
@@ -348,7 +221,7 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: Served) -> None:
     assert (len(written), sum(written)) == (2, crowd)
     assert work.flushed == 2
     assert work.count("^UPDATE payment") == 2
-    looks = work.count(_SHELF_LOOK)
+    looks = work.count(LISTING_QUERY)
     assert looks <= 1
     assert (work.read - looks, work.rpc_requests, work.recoveries) == (0, 0, 0)
     others = [sum("INSERT INTO call" not in sql for sql in one.statements) for one in claims]

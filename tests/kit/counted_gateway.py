@@ -1,0 +1,156 @@
+"""A whole gateway behind its own server, in this process, whose work is counted: `run_counted_gateway`. Loaded by `conftest.py`.
+
+Its settings have everything that a gateway does by the clock done at its start and then not again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
+from tests.kit.gateway_process import READY_DEADLINE_S, answers, poll
+from tests.kit.ports import find_low_port
+from tests.kit.upstream import LoopbackUpstream, run_upstream
+from tests.kit.work_counter import (
+    Work,
+    WorkCounter,
+    count_postgres,
+    count_recoveries,
+    count_rpc,
+    count_sqlite,
+)
+from tollway.app.lifecycle import App
+from tollway.config.settings import load_settings
+
+QUIET = {
+    f"TOLLWAY_LIMIT_{name}": value
+    for name, value in {
+        "OWNER_LEASE_S": "3600",
+        "OWNER_RENEW_S": "900",
+        "RECOVERY_INTERVAL_S": "900",
+        "WATCH_INTERVAL_S": "900",
+        "SWEEP_INTERVAL_S": "900",
+        "GAS_REFRESH_S": "900",
+        "RPC_DEADLINE_S": "20",
+        "LEADER_POLL_S": "900",
+        "LEADER_LEASE_S": "1800",
+        "QUALITY_FLUSH_S": "900",
+        "FREE_CALLS_PER_MINUTE": "100000",
+    }.items()
+}
+"""Whatever a gateway does by the clock it does at its start and then not again."""
+DEADLINE_S = 60.0
+LISTING_QUERY = r"^SELECT listing\.revision"
+"""A busy listing is looked at twice a second (decision 14). A call that happens to look is counted again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedGateway:
+    """A gateway in this process, and who calls there: a new provider, and a new caller with tokens."""
+
+    cluster: Any
+    app: App
+    upstream: LoopbackUpstream
+    counter: WorkCounter
+    base_url: str
+    public_url: str
+    provider: Any
+    caller: Any
+    api_id: str
+    free_id: str
+
+    async def call(self, headers: Any = (), *, api_id: str | None = None, rest: str = "/quote/ETH") -> Any:
+        return await self.cluster.call(self, api_id or self.api_id, rest, headers=headers)
+
+    async def count(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
+        """The work of what `ask` does, to its last write; `finishes`: calls that it begins."""
+        with self.counter.counting() as span:
+            await ask()
+
+            def is_over() -> bool:
+                return (
+                    self.counter.open == 0 and span.take().count(r"^UPDATE call SET .*delivery") >= finishes
+                )
+
+            await poll(is_over, deadline_s=DEADLINE_S, what="the last write of a call")
+            return span.take()
+
+    async def count_alone(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
+        """The same, of a call in which nothing was looked at only because half a second had passed."""
+        ends = time.monotonic() + DEADLINE_S
+        while True:
+            work = await self.count(ask, finishes=finishes)
+            if not work.count(LISTING_QUERY):
+                return work
+            assert time.monotonic() < ends, "every call asks the database for its listing"
+
+    async def pay(self, calls: int = 1) -> Any:
+        return await self.cluster.send_tokens(self.caller, self.provider.address, calls * PRICE_UNITS)
+
+    def plain(self, tx_hash: Any) -> Any:
+        """The headers that show this payment in the plain form."""
+        return plain(self.caller, tx_hash)
+
+    def bound(self, tx_hash: Any) -> Any:
+        """The headers that show this payment for one GET of `/quote/ETH`."""
+        chain_id = self.cluster.driver.chain_id
+        gateway: Any = self
+        return bound(self.caller, tx_hash, gateway, self.api_id, "/quote/ETH", chain_id=chain_id)
+
+
+@contextlib.asynccontextmanager
+async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
+    async with App(load_settings(env)) as app:
+        serving = asyncio.get_running_loop().create_task(app.serve())
+        try:
+            await app.server.wait_up()
+            yield app
+        finally:
+            app.stop()
+            await serving
+
+
+@contextlib.asynccontextmanager
+async def run_counted_gateway(
+    cluster: Any, dialect: Literal["sqlite", "postgresql"]
+) -> AsyncIterator[CountedGateway]:
+    """A gateway on a new database, with a listing at the price of the cluster and a free one."""
+    counter = WorkCounter()
+    port = find_low_port()
+    url = f"http://127.0.0.1:{port}"
+    provider, caller, gas = await cluster.wallets(3)
+    async with contextlib.AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(run_upstream())
+        rpc_url = await stack.enter_async_context(count_rpc(cluster.session, cluster.driver.rpc_url, counter))
+        stack.enter_context(count_recoveries(counter))
+        if dialect == "sqlite":
+            database_url = f"sqlite:///{cluster.folder}/work.sqlite3"
+            stack.enter_context(count_sqlite(counter))
+        else:
+            database_url = await stack.enter_async_context(
+                count_postgres(await cluster.make_postgres(), counter)
+            )
+        env = cluster.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
+        env |= {"TOLLWAY_RPC_LOCAL": rpc_url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        app = await stack.enter_async_context(run_app(env))
+        it = CountedGateway(
+            cluster=cluster,
+            app=app,
+            upstream=upstream,
+            counter=counter,
+            base_url=url,
+            public_url=url,
+            provider=provider,
+            caller=caller,
+            api_id="",
+            free_id="",
+        )
+        await poll(lambda: answers(port, "/readyz"), deadline_s=READY_DEADLINE_S, what="readiness")
+        api_id = await cluster.publish(it, provider, endpoint=upstream.url)
+        free_id = await cluster.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
+        object.__setattr__(it, "api_id", api_id)
+        object.__setattr__(it, "free_id", free_id)
+        yield it

@@ -1,0 +1,110 @@
+"""How many objects of ours one call makes, on each rail and both databases, with the whole gateway behind its own server.
+
+A bound is what a call makes today (`tests/kit/object_counter.py` says what is counted). Less is an improvement: lower the
+number. The table of a failure names every class and every line that makes an instance of it.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.kit.authorization_payer import V2, AuthorizationPayer
+from tests.kit.counted_gateway import CountedGateway, run_counted_gateway
+from tests.kit.object_counter import Creations, ObjectCounter
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REPEATS = 8
+"""The first calls of a process fill its caches, and what a gateway does by the clock may fall into any of them: the least counts."""
+CALLS = REPEATS * 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Objects that one call makes at most. `in_call`: outside of transactions; `in_transactions`: in the batches that write it, which it has
+    for itself here, and shares with others where others wait."""
+
+    in_call: int
+    in_transactions: int
+
+    def check(self, creations: Creations, name: str) -> None:
+        in_call, in_transactions = creations.sums
+        assert in_call <= self.in_call, f"{name}: {self.in_call} in the call at most\n{creations.table}"
+        assert in_transactions <= self.in_transactions, (
+            f"{name}: {self.in_transactions} in its transactions at most\n{creations.table}"
+        )
+
+
+UNPAID = Bound(in_call=12, in_transactions=0)
+FREE = Bound(in_call=37, in_transactions=16)
+CREDIT_PLAIN = Bound(in_call=49, in_transactions=26)
+CREDIT_BOUND = Bound(in_call=52, in_transactions=30)
+AUTHORIZED = Bound(in_call=103, in_transactions=47)
+
+OBJECTS = ObjectCounter()
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
+)
+async def served(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[CountedGateway]:
+    with OBJECTS.watching():
+        async with run_counted_gateway(cluster, request.param) as gateway:
+            yield gateway
+
+
+async def count_least(
+    served: CountedGateway,
+    make_headers: Callable[[], Any],
+    *,
+    api_id: str | None = None,
+    status: int = 200,
+    finishes: int = 1,
+) -> Creations:
+    """Of several calls, one after the other, the one that makes the fewest objects. Each is counted to its last write; its headers are signed
+    before."""
+    creations = []
+    for _ in range(REPEATS):
+        headers = make_headers()
+
+        async def ask(headers: Any = headers) -> None:
+            reply = await served.call(headers, api_id=api_id)
+            assert reply.status == status, reply.body
+
+        with OBJECTS.counting() as created:
+            await served.count(ask, finishes=finishes)
+        creations.append(created)
+    least = min(creations, key=lambda created: (created.sums, len(created.functions)))
+    print(least.table)
+    return least
+
+
+async def test_an_unpaid_call(served: CountedGateway) -> None:
+    UNPAID.check(await count_least(served, tuple, status=402, finishes=0), "unpaid")
+
+
+async def test_a_free_call(served: CountedGateway) -> None:
+    FREE.check(await count_least(served, tuple, api_id=served.free_id), "free")
+
+
+async def test_a_call_on_credit_by_a_plain_proof(served: CountedGateway) -> None:
+    tx_hash = await served.pay(CALLS)
+    CREDIT_PLAIN.check(await count_least(served, lambda: served.plain(tx_hash)), "plain proof")
+
+
+async def test_a_call_on_credit_by_a_bound_proof(served: CountedGateway) -> None:
+    tx_hash = await served.pay(CALLS)
+    CREDIT_BOUND.check(await count_least(served, lambda: served.bound(tx_hash)), "bound proof")
+
+
+async def test_an_authorized_call(served: CountedGateway) -> None:
+    payer = AuthorizationPayer(
+        cluster=served.cluster, gateway=served, api_id=served.api_id, signer=served.caller
+    )
+    quotes = [await payer.quote("/quote/ETH") for _ in range(REPEATS)]
+    AUTHORIZED.check(await count_least(served, lambda: [payer.show(quotes.pop(), V2)]), "authorization")
