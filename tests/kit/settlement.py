@@ -38,9 +38,10 @@ from tollway.money import Asset
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import GasBudget, SettlementMetrics
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.settlement import Orphans, Settlement, SettlementOrder, SettlementOutcome
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
+from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
@@ -95,7 +96,7 @@ class SettlementServices:
         chain_id = settlement_rules.chain_id
         shared: dict[str, Any] = {
             "chains": chains,
-            "gas": gas,
+            "gas_ledger": gas,
             "limits": limits,
             "now_ms": now_ms,
             "facilitators": facilitators or {},
@@ -108,8 +109,12 @@ class SettlementServices:
             **shared,
         )
         self.receipt_poller = ReceiptPoller(chains, (chain_id,), **pauses)
-        shared |= {"ledger": ledger, "rules": rules, "gas_budget": self.gas_budget}
-        self.settlement = Settlement(receipt_poller=self.receipt_poller, rate_limiter=RateLimiter(), **shared)
+        self.orphans = Orphans(ledger)
+        replacer = TransactionReplacer(ledger, gas, chains, self.gas_budget, limits=limits, now_ms=now_ms)
+        shared |= {"ledger": ledger, "rules": rules, "gas_budget": self.gas_budget, "replacer": replacer}
+        self.settlement = Settlement(
+            receipt_poller=self.receipt_poller, orphans=self.orphans, rate_limiter=RateLimiter(), **shared
+        )
         self.settlement_recovery = SettlementRecovery(**shared)
 
     @asynccontextmanager
@@ -127,7 +132,7 @@ class SettlementServices:
 
     async def sweep(self) -> None:
         """One round of recovery over the settlements that no call waits for."""
-        await self.settlement.mark_due_orphans()
+        await self.orphans.mark_due()
         await self.settlement_recovery.run_once()
 
 

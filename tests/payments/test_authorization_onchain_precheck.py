@@ -14,7 +14,7 @@ from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ledger.records import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.authorization_onchain import AuthorizationPrecheck
+from tollway.payments.authorization_onchain import find_precheck_refusal
 from tollway.payments.eip3009 import authorization_digest
 
 YES = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
@@ -39,12 +39,14 @@ class AskedChain(MemoryChain):
 async def ask(
     chain: AskedChain, authorization: Authorization = SMART, *, is_owner: bool = False, **facts: Any
 ) -> Problem | None:
-    precheck = AuthorizationPrecheck(chain, {}, limits=DEFAULT_LIMITS)
-    return await precheck.find_refusal(
+    return await find_precheck_refusal(
         authorization,
         requirement_of(),
         facts_of(**{"code_size": 23, **facts}),
         signer=authorization.payer if is_owner else None,
+        chains=chain,
+        facilitator=None,
+        limits=DEFAULT_LIMITS,
     )
 
 

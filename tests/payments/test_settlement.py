@@ -23,10 +23,10 @@ from tollway.chain.networks import UNIT_NANO
 from tollway.chain.port import SendFault, SendRefused
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.ids import Address, ChainId, keccak256
-from tollway.ledger.ledger import NonceUnavailable
+from tollway.ledger.ledger import Fenced, NonceUnavailable
 from tollway.ledger.records import CallState, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.settlement import NotSettled, Settled, SettlementFenced, Undecided
+from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.wire import AuthorizationReason
 
 ELSEWHERE = Address(b"\xee" * 20)
@@ -240,7 +240,7 @@ async def test_a_call_that_somebody_else_moved_on_is_left_alone(harness: Settlem
     call = await harness.claim()
     order = call.order()
     fenced = replace(order, close=replace(order.close, epoch=7))
-    assert await harness.settlement.settle(fenced) == SettlementFenced()
+    assert await harness.settlement.settle(fenced) == Fenced()
     assert harness.chain.broadcasts == []
     assert harness.gas_budget.sequences(CHAIN)[0].issue_nonce().nonce == 0  # it took none
     assert isinstance(await settle(await harness.claim(harness.payer(nonce=b"\x08" * 32))), Settled)
@@ -255,9 +255,9 @@ async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(
         await settle(call)
     assert harness.chain.broadcasts == []
     with pytest.raises(StorageUnavailable):
-        await harness.settlement.mark_due_orphans()
+        await harness.services.orphans.mark_due()
     harness.ledger.away = False
-    await harness.settlement.mark_due_orphans()
+    await harness.services.orphans.mark_due()
     assert await call.read_state() is CallState.UNKNOWN
 
 
@@ -347,7 +347,7 @@ async def test_cancelled_anywhere_the_sweeper_finishes_it(harness: SettlementHar
             await asyncio.sleep(0)
         settling.cancel()
     harness.chain.mine_sent(CHAIN)
-    await harness.settlement.mark_due_orphans()
+    await harness.services.orphans.mark_due()
     await harness.settlement_recovery.run_once()
     assert await call.read_state() is CallState.CONSUMED
     assert len(harness.chain.broadcasts) == 1
@@ -394,7 +394,7 @@ async def test_what_somebody_else_moved_on_is_not_told_as_an_end(harness: Settle
     call = await harness.claim()
     await harness.ledger.close(close_of(call.claim, CallState.RELEASED))
     with capture_logs() as lines:
-        assert isinstance(await settle(call), SettlementFenced)
+        assert isinstance(await settle(call), Fenced)
     assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 

@@ -26,19 +26,19 @@ async def is_orphaned(call: ClaimedCall) -> bool:
 async def test_one_that_nobody_waits_for_goes_adrift_at_once() -> None:
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
-    orphans.note(call.order().close, is_waited_for=False)
-    await orphans.mark_due_orphans()
+    orphans.add(call.order().close, is_waited_for=False)
+    await orphans.mark_due()
     assert await is_orphaned(call)
 
 
 async def test_whoever_stores_the_answer_first_is_given_time() -> None:
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
-    orphans.note(call.order().close, is_waited_for=True)
-    await orphans.mark_due_orphans()
+    orphans.add(call.order().close, is_waited_for=True)
+    await orphans.mark_due()
     assert not await is_orphaned(call)
     harness.pass_time(ORPHAN_AFTER_S)
-    await orphans.mark_due_orphans()
+    await orphans.mark_due()
     assert await is_orphaned(call)
 
 
@@ -46,8 +46,8 @@ async def test_one_that_never_got_into_settling_is_unknown() -> None:
     """Its bytes left, and nobody knows more."""
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=False), orphans_of(harness)
-    orphans.note(call.order().close, is_waited_for=False)
-    await orphans.mark_due_orphans()
+    orphans.add(call.order().close, is_waited_for=False)
+    await orphans.mark_due()
     assert await call.read_state() is CallState.UNKNOWN
     record = await harness.ledger.find_call(call.order().close.call_id)
     assert record is not None
@@ -57,7 +57,7 @@ async def test_one_that_never_got_into_settling_is_unknown() -> None:
 async def test_one_that_is_finished_meanwhile_is_left_alone() -> None:
     async with SettlementHarness() as harness:
         call, orphans = await harness.claim(), orphans_of(harness)
-        orphans.note(call.order().close, is_waited_for=False)
+        orphans.add(call.order().close, is_waited_for=False)
         await harness.settlement.settle(call.order())
-        await orphans.mark_due_orphans()
+        await orphans.mark_due()
         assert await call.read_state() is CallState.CONSUMED

@@ -348,7 +348,7 @@ async def test_an_undecided_one_for_which_nobody_came_back_in_time_goes_adrift(
     call = await harness.claim()
     assert await harness.settlement.settle(call.order()) == Undecided()
     harness.chain.mine_sent(CHAIN)
-    await harness.settlement.mark_due_orphans()
+    await harness.services.orphans.mark_due()
     await sweep(harness)
     assert await call.read_state() is state
 

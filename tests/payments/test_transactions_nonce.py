@@ -51,7 +51,7 @@ async def sign(harness: SettlementHarness, store: Store) -> Any:
         transfer_call,
         sequence,
         store=store,
-        gas=harness.gas,
+        gas_ledger=harness.gas,
         gas_budget=harness.gas_budget,
         now_ms=harness.read_clock,
     )

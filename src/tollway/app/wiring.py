@@ -44,11 +44,12 @@ from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTrans
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.mpp import Challenger
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.settlement import Settlement
+from tollway.payments.settlement import Orphans, Settlement
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.draft import DraftRules
 from tollway.registry.ownership import Challenge, Method
@@ -121,17 +122,13 @@ class SettlementServices:
         self._metrics = metrics
         self._facilitator_http = HttpFacilitatorTransport(limits=limits)
         self.stored_responses = ResponseStore(database, sealer=sealer, limits=limits)
-        gas = GasStore(database)
-        facilitators = {
-            chain_id: FacilitatorClient(one.facilitator, self._facilitator_http)
-            for chain_id, one in settlement_rules.items()
-            if one.facilitator is not None
-        }
-        self.gas_budget = GasBudget(
+        gas_ledger = GasStore(database)
+        facilitators = self._make_facilitators(settlement_rules)
+        self.gas_budget = gas_budget = GasBudget(
             rules=settlement_rules,
             assets=[asset for one in rules.values() for asset in one.assets],
             chains=chains,
-            gas=gas,
+            gas_ledger=gas_ledger,
             limits=limits,
             clock=time.monotonic,
             now_ms=now_ms,
@@ -140,14 +137,18 @@ class SettlementServices:
             task=background[TaskName.GAS_CHECK],
         )
         self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
+        self._orphans = Orphans(ledger)
+        replacer = TransactionReplacer(ledger, gas_ledger, chains, gas_budget, limits=limits, now_ms=now_ms)
         self.settlement = Settlement(
             ledger=ledger,
-            gas=gas,
+            gas_ledger=gas_ledger,
             chains=chains,
             rules=rules,
-            gas_budget=self.gas_budget,
+            gas_budget=gas_budget,
+            replacer=replacer,
             receipt_poller=self._receipt_poller,
             facilitators=facilitators,
+            orphans=self._orphans,
             limits=limits,
             now_ms=now_ms,
             rate_limiter=rate_limiter,
@@ -155,15 +156,25 @@ class SettlementServices:
         )
         self._settlement_recovery = SettlementRecovery(
             ledger=ledger,
-            gas=gas,
+            gas_ledger=gas_ledger,
             chains=chains,
             rules=rules,
-            gas_budget=self.gas_budget,
+            gas_budget=gas_budget,
+            replacer=replacer,
             facilitators=facilitators,
             limits=limits,
             now_ms=now_ms,
             metrics=metrics,
         )
+
+    def _make_facilitators(
+        self, settlement_rules: Mapping[ChainId, SettlementRules]
+    ) -> dict[ChainId, FacilitatorClient]:
+        return {
+            chain_id: FacilitatorClient(one.facilitator, self._facilitator_http)
+            for chain_id, one in settlement_rules.items()
+            if one.facilitator is not None
+        }
 
     async def open(self) -> None:
         """The first look at gas, so that the first 402 offers what can be settled. A chain that is away may come later."""
@@ -179,7 +190,7 @@ class SettlementServices:
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
         tasks.start_periodic(
-            TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self.settlement.mark_due_orphans
+            TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
         )
         tasks.start(TaskName.SWEEPER_ELECTION, partial(sweeping.lead, sweep))
         tasks.start_periodic(TaskName.ANSWER_PRUNING, PRUNE_INTERVAL_S, self._prune)

@@ -10,7 +10,7 @@ once. Nothing about money depends on it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -20,12 +20,13 @@ from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 from tollway.chain.port import AuthorizationFacts, ChainFacts, ChainReader, Quorum, SettlementChain
 from tollway.chain.tokens import encode_is_valid_signature, has_ended, has_settled, is_signature_valid
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable, describe_rate
-from tollway.ids import Address, ChainId, TxHash
+from tollway.ids import ZERO_ADDRESS, Address, TxHash
 from tollway.ledger.records import Authorization, SettledTransfer
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.eip3009 import authorization_digest
 from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import is_deep
 from tollway.payments.transactions import encode_transfer_call
@@ -60,15 +61,21 @@ AuthorizationUse = TransferFound | Cancelled | UseNotFound
 
 
 async def simulate_transfer(
-    chains: SettlementChain, authorization: Authorization, *, sender: Address, gas: int, quorum: Quorum
+    chains: SettlementChain,
+    authorization: Authorization,
+    *,
+    sequence: NonceSequence | None,
+    gas: int,
+    quorum: Quorum,
 ) -> AuthorizationFacts:
-    """Its transfer, as `sender` would carry it with that gas at most. Raises ChainUnavailable."""
+    """The transfer of the authorisation, simulated with at most `gas`, sent by the key of `sequence`, or by the zero address
+    where no key can send. Raises `ChainUnavailable`."""
     return await chains.fetch_authorization(
         authorization.chain_id,
         token=authorization.token,
         payer=authorization.payer,
         nonce=authorization.nonce,
-        sender=sender,
+        sender=ZERO_ADDRESS if sequence is None else sequence.key.address,
         calldata=encode_transfer_call(authorization),
         gas=gas,
         valid_after=authorization.valid_after,
@@ -142,74 +149,61 @@ def find_transfer(
 _KEY_SIGNATURE_BYTES = 65
 
 
-class AuthorizationPrecheck:
-    """Safe to use from many tasks at once."""
+async def find_precheck_refusal(
+    authorization: Authorization,
+    requirement: PaymentRequirement,
+    facts: AuthorizationFacts,
+    *,
+    signer: Address | None,
+    chains: ChainReader,
+    facilitator: FacilitatorClient | None,
+    limits: Limits,
+) -> Problem | None:
+    """Why the paying wallet (ERC-1271) or the facilitator refuses the authorisation; None when both accept it. `signer`: the
+    address of the key that made the signature. Raises `ChainUnavailable`."""
+    if _needs_wallet_check(authorization, facts, signer, limits) and not await _is_signed_by_wallet(
+        chains, authorization, requirement.asset, limits
+    ):
+        return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_REFUSES)
+    if facilitator is None:
+        return None
+    reason = await facilitator.verify(authorization, requirement.asset, timeout_s=requirement.max_timeout_s)
+    if reason is None:
+        return None
+    detail = "The facilitator of this network would not settle the authorisation."
+    return Problem(code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none")
 
-    def __init__(
-        self, chains: ChainReader, facilitators: Mapping[ChainId, FacilitatorClient], *, limits: Limits
-    ) -> None:
-        self._chains = chains
-        self._facilitators = facilitators
-        self._limits = limits
 
-    async def find_refusal(
-        self,
-        authorization: Authorization,
-        requirement: PaymentRequirement,
-        facts: AuthorizationFacts,
-        *,
-        signer: Address | None,
-    ) -> Problem | None:
-        """Who does not agree; None when all do. `signer`: whose key made the signature. Raises `ChainUnavailable`."""
-        if self._is_wallet_to_be_asked(authorization, facts, signer) and not await self._is_signed(
-            authorization, requirement.asset
-        ):
-            return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_REFUSES)
-        return await self._ask_facilitator(authorization, requirement)
+def _needs_wallet_check(
+    authorization: Authorization, facts: AuthorizationFacts, signer: Address | None, limits: Limits
+) -> bool:
+    """An account that delegates (EIP-7702) has code and a key. Where the key signed, and the whole transfer needs no more gas
+    than a wallet may use for its answer, the wallet's answer decides nothing."""
+    if facts.code_size == 0:
+        return False
+    is_cheap = facts.gas_estimate is not None and facts.gas_estimate <= limits.erc1271_gas
+    return not (signer == authorization.payer and is_cheap)
 
-    def _is_wallet_to_be_asked(
-        self, authorization: Authorization, facts: AuthorizationFacts, signer: Address | None
-    ) -> bool:
-        """An account that delegates (EIP-7702) has code and a key. Where the key signed, and the whole transfer takes no
-        more gas than a wallet may take for its answer, nothing is left to be found out."""
-        if facts.code_size == 0:
-            return False
-        is_cheap = facts.gas_estimate is not None and facts.gas_estimate <= self._limits.erc1271_gas
-        return not (signer == authorization.payer and is_cheap)
 
-    async def _is_signed(self, authorization: Authorization, asset: Asset) -> bool:
-        """ERC-1271. In the simulation the token asks the same, but with all the gas that a transfer may take; of a wallet
-        that needs so much for a yes no transaction is paid for."""
-        assert asset.domain is not None  # the check has refused the others
-        answer = await self._chains.call_contract(
-            authorization.chain_id,
-            to=authorization.payer,
-            calldata=encode_is_valid_signature(
-                digest=authorization_digest(authorization, asset.domain),
-                signature=_as_shown_by_token(authorization.signature),
-            ),
-            gas=self._limits.erc1271_gas,
-            bytes_max=self._limits.erc1271_bytes_max + 1,
-            deadline_s=self._limits.erc1271_deadline_s,
-        )
-        is_short = len(answer.payload) <= self._limits.erc1271_bytes_max
-        return not answer.reverted and is_short and is_signature_valid(answer.payload)
-
-    async def _ask_facilitator(
-        self, authorization: Authorization, requirement: PaymentRequirement
-    ) -> Problem | None:
-        facilitator = self._facilitators.get(authorization.chain_id)
-        if facilitator is None:
-            return None
-        reason = await facilitator.verify(
-            authorization, requirement.asset, timeout_s=requirement.max_timeout_s
-        )
-        if reason is None:
-            return None
-        detail = "The facilitator of this network would not settle the authorisation."
-        return Problem(
-            code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none"
-        )
+async def _is_signed_by_wallet(
+    chains: ChainReader, authorization: Authorization, asset: Asset, limits: Limits
+) -> bool:
+    """ERC-1271. The token makes the same call in the simulation, but with all the gas of a transfer; this gateway pays no
+    transaction of a wallet that needs so much gas for its answer."""
+    assert asset.domain is not None  # the check has refused the others
+    answer = await chains.call_contract(
+        authorization.chain_id,
+        to=authorization.payer,
+        calldata=encode_is_valid_signature(
+            digest=authorization_digest(authorization, asset.domain),
+            signature=_as_shown_by_token(authorization.signature),
+        ),
+        gas=limits.erc1271_gas,
+        bytes_max=limits.erc1271_bytes_max + 1,
+        deadline_s=limits.erc1271_deadline_s,
+    )
+    is_short = len(answer.payload) <= limits.erc1271_bytes_max
+    return not answer.reverted and is_short and is_signature_valid(answer.payload)
 
 
 _WALLET_REFUSES = (

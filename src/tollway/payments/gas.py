@@ -193,7 +193,7 @@ class GasBudget:
         rules: Mapping[ChainId, SettlementRules],
         assets: Sequence[Asset],
         chains: SettlementChain,
-        gas: GasLedger,
+        gas_ledger: GasLedger,
         limits: Limits,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
@@ -205,7 +205,7 @@ class GasBudget:
         self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
         self._assets = tuple(asset for asset in assets if asset.domain is not None)
         self._chains = chains
-        self._gas = gas
+        self._gas_ledger = gas_ledger
         self._limits = limits
         self._clock = clock
         self._now_ms = now_ms
@@ -377,7 +377,9 @@ class GasBudget:
         sender = sequence.key.address
         account = await self._chains.fetch_account(sequence.chain_id, sender)
         if not sequence.is_known or account.mined_nonce > self._last_mined(network_gas, sender):
-            sequence.start_at(await self._gas.raise_nonce(sequence.chain_id, sender, account.mined_nonce))
+            sequence.start_at(
+                await self._gas_ledger.raise_nonce(sequence.chain_id, sender, account.mined_nonce)
+            )
         await self._close_mined(network_gas, sequence, account.mined_nonce)
         floor_wei = self._rules[sequence.chain_id].gas_floor_wei
         known, network_gas.accounts[sender] = network_gas.accounts.get(sender), account
@@ -390,7 +392,7 @@ class GasBudget:
                 balance_wei=account.balance_wei,
             )
         self._metrics.balance(sequence.chain_id, sender, account.balance_wei)
-        signed = await self._gas.next_nonce(sequence.chain_id, sender)
+        signed = await self._gas_ledger.next_nonce(sequence.chain_id, sender)
         sequence.progress.record_check(
             mined_nonce=account.mined_nonce,
             next_nonce=signed,
@@ -408,12 +410,14 @@ class GasBudget:
         closed = network_gas.closed.get(sender)
         if closed is None or mined_nonce < closed:
             since_ms = self._now_ms() - BUDGET_WINDOW_MS
-            await self._gas.reopen(sequence.chain_id, sender, since_nonce=mined_nonce, since_ms=since_ms)
+            await self._gas_ledger.reopen(
+                sequence.chain_id, sender, since_nonce=mined_nonce, since_ms=since_ms
+            )
             network_gas.closed[sender] = mined_nonce
         if len(counts) > MINED_DEPTH_CHECKS:
             sure = min(counts)
             counts.pop(0)
-            await self._gas.mark_mined(sequence.chain_id, sender, below=sure)
+            await self._gas_ledger.mark_mined(sequence.chain_id, sender, below=sure)
             network_gas.closed[sender] = max(sure, network_gas.closed[sender])
 
     def _last_mined(self, network_gas: _NetworkGas, sender: Address) -> int:
@@ -440,14 +444,14 @@ class GasBudget:
     async def _refresh_budgets(self) -> None:
         while self._costs:
             attempt, cost_wei = self._costs[0]
-            await self._gas.record_cost(attempt, cost_wei=cost_wei)
+            await self._gas_ledger.record_cost(attempt, cost_wei=cost_wei)
             self._costs.popleft()
         began_s = self._clock()
         if began_s < self._next_sum_s:
             return
         for chain_id, spending in self._spent.items():
             spending.noted.clear()
-            spent = await self._gas.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
+            spent = await self._gas_ledger.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
             spending.replace(spent)
         try:
             await self._refresh_wallets()
@@ -459,13 +463,13 @@ class GasBudget:
     async def _refresh_wallets(self) -> None:
         while self._wallet_costs:
             attempt, cost_wei, is_reverted = self._wallet_costs[0]
-            await self._gas.record_wallet_cost(attempt, cost_wei=cost_wei, is_reverted=is_reverted)
+            await self._gas_ledger.record_wallet_cost(attempt, cost_wei=cost_wei, is_reverted=is_reverted)
             self._wallet_costs.popleft()
         since_ms = self._now_ms() - BUDGET_WINDOW_MS
         for chain_id, wallets in self._wallets.items():
             wallets.spending.noted.clear()
-            wallets.spending.replace(await self._gas.wallet_gas_wei(chain_id, since_ms=since_ms))
-            wallets.codes = dict(await self._gas.reverting_codes(chain_id, since_ms=since_ms))
+            wallets.spending.replace(await self._gas_ledger.wallet_gas_wei(chain_id, since_ms=since_ms))
+            wallets.codes = dict(await self._gas_ledger.reverting_codes(chain_id, since_ms=since_ms))
             wallets.is_known = True
 
     # ---- Rules.

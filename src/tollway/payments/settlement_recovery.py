@@ -21,11 +21,10 @@ from tollway.chain.port import (
     NotMined,
     Quorum,
     SendFault,
-    SendRefused,
     SettlementChain,
 )
 from tollway.errors import ChainUnavailable, StorageUnavailable
-from tollway.ids import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
+from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.ledger import GasLedger, Ledger
 from tollway.ledger.records import AuthorizedCall, CallState, SettledTransfer, SettlementAttempt
 from tollway.limits import Limits
@@ -42,7 +41,14 @@ from tollway.payments.authorization_onchain import (
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
 from tollway.payments.receipts import is_deep
-from tollway.payments.transactions import TransactionReplacer, TransferCall, is_filler, limit_gas, sign_next
+from tollway.payments.transactions import (
+    TransactionReplacer,
+    TransferCall,
+    is_filler,
+    limit_gas,
+    resend,
+    sign_next,
+)
 
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
@@ -86,20 +92,22 @@ class SettlementRecovery:
         self,
         *,
         ledger: Ledger,
-        gas: GasLedger,
+        gas_ledger: GasLedger,
         chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
         gas_budget: GasBudget,
+        replacer: TransactionReplacer,
         facilitators: Mapping[ChainId, FacilitatorClient],
         limits: Limits,
         now_ms: Callable[[], int],
         metrics: SettlementMetrics = NO_METRICS,
     ) -> None:
         self._ledger = ledger
-        self._gas = gas
+        self._gas_ledger = gas_ledger
         self._chains = chains
         self._rules = rules
         self._gas_budget = gas_budget
+        self._replacer = replacer
         self._facilitators = facilitators
         self._limits = limits
         self._now_ms = now_ms
@@ -108,9 +116,6 @@ class SettlementRecovery:
             CallId, int
         ] = {}  # the head at which an unused authorisation was first seen expired
         self._requested_ms: dict[CallId, int] = {}
-        self._replacer = TransactionReplacer(
-            ledger=ledger, gas=gas, chains=chains, gas_budget=gas_budget, limits=limits, now_ms=now_ms
-        )
 
     async def run_once(self) -> None:
         """One look at the nonces of our keys, and at the orphaned calls. Raises StorageUnavailable."""
@@ -145,7 +150,13 @@ class SettlementRecovery:
                 if is_deep(facts, depth=orphan.depth):
                     await self._conclude(orphan, transfer)
                 return  # mined, and only not deep enough yet
-        facts_now = await self._simulate(orphan)
+        facts_now = await simulate_transfer(
+            self._chains,
+            call.authorization,
+            sequence=self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True),
+            gas=self._limits.settlement_gas_max,
+            quorum=orphan.quorum,
+        )
         if facts_now.is_used:
             await self._conclude_used(orphan)
         elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
@@ -186,15 +197,6 @@ class SettlementRecovery:
             quorum=quorum,
             attempts=carrying,
             receipts={one.tx_hash: receipts[one.tx_hash] for one in carrying if one.tx_hash in receipts},
-        )
-
-    async def _simulate(self, orphan: _OrphanedCall) -> AuthorizationFacts:
-        authorization = orphan.call.authorization
-        sequence = self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True)
-        sender = ZERO_ADDRESS if sequence is None else sequence.key.address
-        gas = self._limits.settlement_gas_max
-        return await simulate_transfer(
-            self._chains, authorization, sender=sender, gas=gas, quorum=orphan.quorum
         )
 
     # ---- Ends.
@@ -289,7 +291,7 @@ class SettlementRecovery:
             return True
         if isinstance(told, NotMined) and told.is_pending:
             return False
-        refused = await self._send(attempt)
+        refused = await resend(self._chains, attempt)
         is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
         return is_broke and self._is_late(attempt)
 
@@ -334,35 +336,20 @@ class SettlementRecovery:
         signed = {(attempt.sender, attempt.nonce) for attempt in orphan.attempts}
         if sequence is None or len(signed) >= self._limits.settlement_attempts_max:
             return
-        gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
+        call = orphan.call
         attempt = await sign_next(
-            self._make_transfer_call(orphan, gas, facts.code_hash),
+            TransferCall(
+                authorization=call.authorization,
+                call_id=call.call_id,
+                listing_id=call.listing_id,
+                gas=limit_gas(estimate, gas_max=self._limits.settlement_gas_max),
+                code_hash=facts.code_hash,
+            ),
             sequence,
             store=self._ledger.add_attempt,
-            gas=self._gas,
+            gas_ledger=self._gas_ledger,
             gas_budget=self._gas_budget,
             now_ms=self._now_ms,
         )
         if isinstance(attempt, SettlementAttempt):
-            await self._send(attempt)
-
-    def _make_transfer_call(self, orphan: _OrphanedCall, gas: int, code_hash: bytes | None) -> TransferCall:
-        call = orphan.call
-        return TransferCall(
-            authorization=call.authorization,
-            call_id=call.call_id,
-            listing_id=call.listing_id,
-            gas=gas,
-            code_hash=code_hash,
-        )
-
-    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
-        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
-        if refused is not None:
-            _log.warning(
-                "settlement_send_refused",
-                call_id=attempt.call_id,
-                transaction=str(attempt.tx_hash),
-                fault=refused.fault.value,
-            )
-        return refused
+            await resend(self._chains, attempt)

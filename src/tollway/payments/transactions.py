@@ -29,6 +29,8 @@ from tollway.limits import Limits
 from tollway.payments.gas import GasBudget
 from tollway.payments.nonces import NonceSequence
 
+_log = structlog.get_logger(__name__)
+
 GAS_MARGIN_NUMERATOR, GAS_MARGIN_DENOMINATOR = 5, 4
 GAS_MARGIN = 15_000
 """An estimate holds for the state that it was made in. Between it and its block the payee may lose its balance, and
@@ -196,7 +198,7 @@ async def sign_next(
     sequence: NonceSequence,
     *,
     store: Callable[[SettlementAttempt], Awaitable[bool | NonceUnavailable]],
-    gas: GasLedger,
+    gas_ledger: GasLedger,
     gas_budget: GasBudget,
     now_ms: Callable[[], int],
 ) -> SettlementAttempt | Fenced | None:
@@ -209,7 +211,7 @@ async def sign_next(
     is_noted = False
     for _ in range(NONCE_TRIES_MAX):
         if not sequence.is_known:
-            sequence.start_at(await gas.next_nonce(sequence.chain_id, sequence.key.address))
+            sequence.start_at(await gas_ledger.next_nonce(sequence.chain_id, sequence.key.address))
         fees = gas_budget.latest_fees(sequence.chain_id)
         if fees is None:
             return None
@@ -241,6 +243,19 @@ async def sign_next(
     return None
 
 
+async def resend(chains: SettlementChain, attempt: SettlementAttempt) -> SendRefused | None:
+    """Sends a stored transaction to all nodes. Raises `ChainUnavailable`."""
+    refused = await chains.resend_transaction(attempt.chain_id, attempt.raw)
+    if refused is not None:
+        _log.warning(
+            "settlement_send_refused",
+            call_id=attempt.call_id,
+            transaction=str(attempt.tx_hash),
+            fault=refused.fault.value,
+        )
+    return refused
+
+
 OPEN_MAX = 64
 FILL_AFTER_MS = 5_000
 """A transaction gets this long to reach the node that is asked about it."""
@@ -249,24 +264,22 @@ FILLS_MAX = 16
 GAP_MAX = 1_000
 """More are not filled: each costs gas, and how many there are rests on a node's word."""
 
-_log = structlog.get_logger(__name__)
-
 
 class TransactionReplacer:
     """Used from one event loop: settlement recovery's `run_once` for all sequences, and `resend_before` by any call that waits."""
 
     def __init__(
         self,
-        *,
         ledger: Ledger,
-        gas: GasLedger,
+        gas_ledger: GasLedger,
         chains: SettlementChain,
         gas_budget: GasBudget,
+        *,
         limits: Limits,
         now_ms: Callable[[], int],
     ) -> None:
         self._ledger = ledger
-        self._gas = gas
+        self._gas_ledger = gas_ledger
         self._chains = chains
         self._gas_budget = gas_budget
         self._limits = limits
@@ -294,14 +307,16 @@ class TransactionReplacer:
             return
         self._resending.add(sequence)
         try:
-            attempts = await self._gas.open_attempts(sequence.chain_id, sequence.key.address, limit=OPEN_MAX)
+            attempts = await self._gas_ledger.open_attempts(
+                sequence.chain_id, sequence.key.address, limit=OPEN_MAX
+            )
             newest = {one.nonce: one for one in attempts if one.nonce < attempt.nonce}
             account = await self._chains.fetch_account(sequence.chain_id, sequence.key.address)
             waiting = [one for nonce, one in newest.items() if nonce >= account.mined_nonce]
             pending, mined = await self._find_pending_and_mined(sequence, waiting)
             for one in waiting:
                 if one.nonce not in pending | mined:
-                    await self._send(one)
+                    await resend(self._chains, one)
         except (ChainUnavailable, StorageUnavailable) as exc:
             address = str(sequence.key.address)
             _log.warning("lane_unseen", chain_id=sequence.chain_id, address=address, detail=str(exc))
@@ -322,7 +337,9 @@ class TransactionReplacer:
             _log.error("lane_failed", **where, **describe_failure(exc))
 
     async def _replace_unmined(self, sequence: NonceSequence) -> None:
-        attempts = await self._gas.open_attempts(sequence.chain_id, sequence.key.address, limit=OPEN_MAX)
+        attempts = await self._gas_ledger.open_attempts(
+            sequence.chain_id, sequence.key.address, limit=OPEN_MAX
+        )
         newest = {attempt.nonce: attempt for attempt in attempts}
         is_stuck = sequence.progress.is_stuck
         if all(self._is_younger(attempt, FILL_AFTER_MS) for attempt in newest.values()) and not is_stuck:
@@ -340,7 +357,7 @@ class TransactionReplacer:
                 nonce in pending,
             )  # a pool has it, and no block
             if not is_to_replace or (is_first and is_stuck):
-                refused = await self._send(attempt)
+                refused = await resend(self._chains, attempt)
                 is_to_replace |= refused is not None and self._is_unminable(attempt, refused.fault)
             if is_to_replace and is_first:
                 await self._replace(sequence, attempt)
@@ -351,7 +368,7 @@ class TransactionReplacer:
         """A sequence that does not move may wait for nonces that nothing was ever signed with."""
         receipts = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
         if not waiting:
-            now_at = await self._gas.lower_nonce(sequence.chain_id, sequence.key.address, mined_nonce)
+            now_at = await self._gas_ledger.lower_nonce(sequence.chain_id, sequence.key.address, mined_nonce)
             if now_at == mined_nonce:
                 _log.warning("lane_went_back", nonce=mined_nonce, **receipts)
             return
@@ -379,7 +396,7 @@ class TransactionReplacer:
                 address=str(sequence.key.address),
                 nonce=nonce,
             )
-            await self._send(filler)
+            await resend(self._chains, filler)
 
     def _is_unminable(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
         """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
@@ -425,7 +442,7 @@ class TransactionReplacer:
             is_stored = await self._ledger.add_attempt(replacement, is_filling=True)
         if is_stored is True:
             _log.info("settlement_fee_bumped", call_id=last.call_id, transaction=str(replacement.tx_hash))
-            await self._send(replacement)
+            await resend(self._chains, replacement)
 
     async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
         """The newest of that nonce: there may be more than were listed."""
@@ -449,14 +466,3 @@ class TransactionReplacer:
                 transaction=str(last.tx_hash),
             )
         return tx_fees
-
-    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
-        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
-        if refused is not None:
-            _log.warning(
-                "settlement_send_refused",
-                call_id=attempt.call_id,
-                transaction=str(attempt.tx_hash),
-                fault=refused.fault.value,
-            )
-        return refused
