@@ -67,7 +67,7 @@ MUTANTS = (
             Edit(
                 place="storage.ledger_batch:LedgerBatch._close",
                 before=(
-                    "        if call is None or call.owner_id != self._batch_context.owner_id"
+                    "        if call is None or call.owner_id != self._rules.owner_id"
                     " or call.epoch != close.epoch:\n"
                 ),
                 after="        if call is None:\n",

@@ -35,9 +35,9 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "calls are written in the time of the database",
-        "storage.ledger_store:LedgerStore._batch_context",
-        "ahead_ms=self._clock.translate(0),",
-        "ahead_ms=0,",
+        "storage.group_commit:GroupCommit._write",
+        "ahead_ms = self._clock.translate(0)",
+        "ahead_ms = 0",
         test="contracts/test_recovery_clock_jumps.py::test_a_call_is_written_in_the_time_of_the_database",
     ),
     guard(

@@ -5,7 +5,7 @@ import tracemalloc
 
 from limits import RateLimitItemPerDay, RateLimitItemPerMinute
 
-from tollway.rate_limits.windows import SLICES_MAX, SWEEP_AFTER, LocalWindows, LocalWindowState
+from tollway.rate_limits.windows import SLICES_MAX, SWEEP_AFTER, LocalWindows
 
 TWICE = RateLimitItemPerMinute(2)
 
@@ -24,7 +24,7 @@ def test_a_window_slides() -> None:
     assert play.hit() == [True]
     play.now_s += 30
     assert play.hit(times=2) == [True, False]
-    assert play.windows.peek(TWICE, "a") == LocalWindowState(left=0, wait_s=30.0)
+    assert play.windows.peek(TWICE, "a") == (0, 30.0)
     play.now_s += 29.9
     assert play.hit() == [False]
     play.now_s += 0.1
@@ -37,9 +37,9 @@ def test_what_is_given_back_was_never_counted() -> None:
     play.now_s += 30
     play.hit()
     play.windows.undo_hit(TWICE, "a")
-    assert play.windows.peek(TWICE, "a") == LocalWindowState(left=1, wait_s=30.0)  # the newest is gone
+    assert play.windows.peek(TWICE, "a") == (1, 30.0)  # the newest is gone
     play.windows.undo_hit(TWICE, "a")
-    assert play.windows.peek(TWICE, "a") == LocalWindowState(left=2, wait_s=0.0)
+    assert play.windows.peek(TWICE, "a") == (2, 0.0)
 
 
 def test_no_more_is_given_back_than_was_counted() -> None:
@@ -60,7 +60,7 @@ def test_keys_and_limits_do_not_mix() -> None:
 
 def test_looking_counts_nothing_and_keeps_nothing() -> None:
     play = Play()
-    assert play.windows.peek(TWICE, "a") == LocalWindowState(left=2, wait_s=0.0)
+    assert play.windows.peek(TWICE, "a") == (2, 0.0)
     assert len(play.windows) == 0
 
 
@@ -86,7 +86,7 @@ def test_however_much_a_window_allows_it_takes_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert taken < (SLICES_MAX + 2) * 4 * sys.getsizeof(1.0)
-    assert play.windows.peek(item, "a").left == 1_000_000 - 100_000
+    assert play.windows.peek(item, "a")[0] == 1_000_000 - 100_000
 
 
 def test_what_is_counted_together_leaves_together_and_hardly_too_early() -> None:
@@ -98,7 +98,7 @@ def test_what_is_counted_together_leaves_together_and_hardly_too_early() -> None
     began_s, left, early = play.now_s - 10.0, 0, 60.0 / SLICES_MAX / 0.01 + 1
     while left < 1_000:
         play.now_s += 0.01
-        now_left = play.windows.peek(item, "a").left
+        now_left = play.windows.peek(item, "a")[0]
         due = (play.now_s - began_s - 60.0) / 0.01  # how many of them have had their minute
         assert due - 1 <= now_left <= max(0.0, due + early), play.now_s
         left = now_left

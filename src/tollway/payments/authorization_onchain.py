@@ -239,8 +239,8 @@ class UnresolvedQuota:
 
     def find_wait(self, keys: Sequence[str]) -> int | None:
         """Seconds to wait; None where a look-up is allowed. Counts nothing."""
-        standings = [self._windows.peek(self._item, key) for key in keys]
-        waits = [max(1, math.ceil(one.wait_s)) for one in standings if one.left <= 0]
+        windows = [self._windows.peek(self._item, key) for key in keys]
+        waits = [max(1, math.ceil(wait_s)) for left, wait_s in windows if left <= 0]
         return max(waits, default=None)
 
     def note(self, keys: Sequence[str]) -> None:
@@ -305,7 +305,8 @@ class AuthorizationQuota:
         waits = [self._unresolved.find_wait(keys)]
         for key in keys:
             allowance = await self._rate_limiter.peek(self._item, key)
-            failed = self._lately.amount - self._failed.peek(self._lately, key).left
+            failed_left, _ = self._failed.peek(self._lately, key)
+            failed = self._lately.amount - failed_left
             is_full = allowance.left <= min(ahead[key], failed)
             waits.append(allowance.wait_s or 1 if is_full else None)
         return max((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -75,15 +75,19 @@ class RateLimiter:
         return None if self._local.hit(item, *key) else self._local_allowance(item, key).wait_s or 1
 
     def _local_allowance(self, item: RateLimitItem, key: tuple[str, ...]) -> RateAllowance:
-        local = self._local.peek(item, *key)
-        return RateAllowance(
-            left=local.left, wait_s=None if local.left > 0 else max(1, math.ceil(local.wait_s))
-        )
+        left, wait_s = self._local.peek(item, *key)
+        return _allow(left) if left > 0 else RateAllowance(left=left, wait_s=max(1, math.ceil(wait_s)))
+
+
+@lru_cache(maxsize=1024)
+def _allow(left: int) -> RateAllowance:
+    """Remembered: most windows that are looked at are empty, and there are few sizes."""
+    return RateAllowance(left=left, wait_s=None)
 
 
 def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowance:
     if state.left > 0:
-        return RateAllowance(left=state.left, wait_s=None)
+        return _allow(state.left)
     # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.
     wait_s = min(math.ceil(state.reset_s - time.time()), item.get_expiry())
     return RateAllowance(left=0, wait_s=max(1, wait_s))

@@ -6,7 +6,6 @@ one, it takes so many grains of memory at most.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from limits import RateLimitItem
 
@@ -15,14 +14,6 @@ SWEEP_AFTER = 10_000
 
 SLICES_MAX = 500
 """What came within this part of a window leaves it together, with the first of it: at most so much too early."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalWindowState:
-    """A window as it is now. `wait_s`: until its oldest entry leaves it."""
-
-    left: int
-    wait_s: float
 
 
 class _Slice:
@@ -79,32 +70,36 @@ class LocalWindows:
     def hit(self, item: RateLimitItem, *key: str) -> bool:
         """Whether one more was within the limit, and so counted."""
         now_s, name = self._clock(), item.key_for(*key)
-        window = self._open(name, now_s)
+        known = self._find(name, now_s)
+        window = _Window() if known is None else known
         if window.count >= item.amount:
             return False
         window.add(now_s, item.get_expiry())
-        if name not in self._windows:
+        if known is None:
             self._windows[name] = window
             self._sweep(now_s)
         return True
 
     def undo_hit(self, item: RateLimitItem, *key: str) -> None:
         """Takes back the newest entry; nothing where the window is empty."""
-        self._open(item.key_for(*key), self._clock()).undo_hit()
+        window = self._find(item.key_for(*key), self._clock())
+        if window is not None:
+            window.undo_hit()
 
-    def peek(self, item: RateLimitItem, *key: str) -> LocalWindowState:
-        """Counts nothing."""
+    def peek(self, item: RateLimitItem, *key: str) -> tuple[int, float]:
+        """How many are left, and the seconds until the oldest entry leaves the window. Counts nothing."""
         now_s = self._clock()
-        window = self._open(item.key_for(*key), now_s)
-        wait_s = window.slices[0].leaves_s - now_s if window.slices else 0.0
-        return LocalWindowState(left=item.amount - window.count, wait_s=wait_s)
-
-    def _open(self, name: str, now_s: float) -> _Window:
-        """The window without what has left it."""
-        window = self._windows.get(name)
+        window = self._find(item.key_for(*key), now_s)
         if window is None:
-            return _Window()
-        window.drop_expired(now_s)
+            return item.amount, 0.0
+        wait_s = window.slices[0].leaves_s - now_s if window.slices else 0.0
+        return item.amount - window.count, wait_s
+
+    def _find(self, name: str, now_s: float) -> _Window | None:
+        """The window without what has left it; None where nothing was counted in it lately."""
+        window = self._windows.get(name)
+        if window is not None:
+            window.drop_expired(now_s)
         return window
 
     def _sweep(self, now_s: float) -> None:

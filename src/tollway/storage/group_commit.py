@@ -12,11 +12,10 @@ result is older than its request.
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 from sqlalchemy import Connection, update
@@ -25,22 +24,23 @@ from sqlalchemy.exc import IntegrityError
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
+from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
-    BatchContext,
+    BatchRules,
     Drop,
     Entry,
+    LedgerBatch,
     Outcome,
     Reopen,
     Reopened,
-    write_batch,
 )
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.outage import ValueRefused
-from tollway.storage.recovery import AcknowledgedWrites, RestoreDetected
+from tollway.storage.recovery import AcknowledgedWrites, ClusterClock, RestoreDetected
 from tollway.storage.settlement import Conclude, Settle
 
 Q = TypeVar("Q", bound=Hashable)
@@ -118,9 +118,8 @@ _OWN_FAULTS = (IntegrityError, ValueRefused)
 """An entry of the transaction is at fault, and nothing of it was written."""
 
 
-class OpenKey(NamedTuple):
-    call_id: CallId
-    epoch: int
+OpenKey = tuple[CallId, int]
+"""A run of a call: its id and its epoch."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -137,7 +136,7 @@ class _WaitingEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchPart:
-    """Entries of one batch that are written together. `is_retry`: they may have been committed before."""
+    """Entries of a batch that failed, which are written together. `is_retry`: they may have been committed before."""
 
     waiting: Sequence[_WaitingEntry]
     is_retry: bool = False
@@ -157,7 +156,8 @@ class GroupCommit:
         self,
         database: Database,
         *,
-        batch_context: Callable[[], BatchContext],
+        rules: BatchRules,
+        clock: ClusterClock,
         batch_max: int,
         acknowledged: AcknowledgedWrites,
         on_restore_detected: Callable[[], Awaitable[None]],
@@ -175,7 +175,8 @@ class GroupCommit:
         self._database = database
         self._acknowledged = acknowledged
         self._on_restore_detected = on_restore_detected
-        self._batch_context = batch_context
+        self._rules = rules
+        self._clock = clock
         self._batch_max = batch_max
         self._ticks_ms = ticks_ms
         self._grant_ms_max = grant_ms_max
@@ -281,7 +282,8 @@ class GroupCommit:
         self._enqueue(_WaitingEntry(entry=entry, future=None))
 
     def is_open(self, key: OpenKey) -> bool:
-        return key in self._open or key.call_id in self._late
+        call_id, _ = key
+        return key in self._open or call_id in self._late
 
     def retry_late(self) -> None:
         """Tries the ends of calls again that could not be written."""
@@ -367,7 +369,7 @@ class GroupCommit:
         if not batch:
             return
         self._on_batch(len(batch))
-        exc = await self._write_part(_BatchPart(waiting=batch))
+        exc = await self._write_part(batch, is_retry=False)
         if exc is None:
             self._task.record_success()
             return
@@ -401,7 +403,7 @@ class GroupCommit:
                 for waiting in part.waiting:
                     self._fail(waiting, failure)
                 continue
-            exc = await self._write_part(part)
+            exc = await self._write_part(part.waiting, is_retry=part.is_retry)
             if exc is None:
                 continue
             is_own_fault = isinstance(exc, _OWN_FAULTS)
@@ -419,20 +421,21 @@ class GroupCommit:
                     self._fail(waiting, StorageUnavailable(), is_alone=failure is None)
         return failure
 
-    async def _write_part(self, part: _BatchPart) -> Exception | None:
-        """Writes the entries in one transaction and answers them; returns why none was written, or may not have been."""
+    async def _write_part(self, part: Sequence[_WaitingEntry], *, is_retry: bool) -> Exception | None:
+        """Writes the entries in one transaction and answers them; returns why none was written, or may not have been.
+        `is_retry`: they may have been committed before."""
         try:
-            outcomes = await self._write([one.entry for one in part.waiting], is_retry=part.is_retry)
+            outcomes = await self._write([one.entry for one in part], is_retry=is_retry)
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
             return exc
-        for waiting, outcome in zip(part.waiting, outcomes, strict=True):
+        for waiting, outcome in zip(part, outcomes, strict=True):
             self._deliver(waiting, outcome)
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
         """None: the database takes durable writes. Reading would not tell: a commit may wait for a standby that is
         gone, a file may be locked, a disk full."""
-        owner_id = self._batch_context().owner_id
+        owner_id = self._rules.owner_id
         same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
         try:
             await self._database.write(lambda connection: connection.execute(same))
@@ -441,21 +444,33 @@ class GroupCommit:
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        batch_context = replace(
-            self._batch_context(),
-            is_retry=is_retry,
-            others=self._find_others(entries),
-            retried=self._find_retried(entries) if self._late else frozenset(),
-        )
         is_durable = any(isinstance(entry, _DURABLE_ENTRIES) for entry in entries)
-        for attempt in range(ROLLBACKS_MAX):
-            work = partial(
-                self._write_batch, entries=entries, batch_context=batch_context, is_durable=is_durable
+        now_ms = self._clock.read()
+        ahead_ms = self._clock.translate(0)
+        others = self._find_others(entries)
+        retried = self._find_retried(entries) if self._late else frozenset()
+        accounts: Set[CreditAccount] = frozenset()
+
+        def write_batch(connection: Connection) -> list[Outcome]:
+            if is_durable:
+                self._acknowledged.check_once(connection)
+            batch = LedgerBatch(
+                connection,
+                self._rules,
+                now_ms=now_ms,
+                ahead_ms=ahead_ms,
+                is_retry=is_retry,
+                others=others,
+                retried=retried,
+                accounts=accounts,
             )
+            return batch.run(entries)
+
+        for attempt in range(ROLLBACKS_MAX):
             try:
-                return await self._database.write(work, flush=is_durable)
+                return await self._database.write(write_batch, flush=is_durable)
             except AccountsShort as short:
-                batch_context = replace(batch_context, accounts=short.accounts)
+                accounts = short.accounts
             except RestoreDetected:
                 await self._on_restore_detected()
             except StorageUnavailable as exc:
@@ -463,18 +478,11 @@ class GroupCommit:
                     raise
         raise StorageUnavailable("the batch was rolled back too often")
 
-    def _write_batch(
-        self, connection: Connection, *, entries: list[Entry], batch_context: BatchContext, is_durable: bool
-    ) -> list[Outcome]:
-        if is_durable:
-            self._acknowledged.check_once(connection)
-        return write_batch(connection, entries, batch_context)
-
     def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         """The calls whose next run, should it be there, is not for whoever asks now: somebody was told to run it, or
         nobody knew whether it was written, and recovery may be ending it."""
         keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
-        return frozenset(key.call_id for key in keys if key in self._reopened or key in self.in_doubt)
+        return frozenset(key[0] for key in keys if key in self._reopened or key in self.in_doubt)
 
     def _find_retried(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         late = (self._late.get(entry.call_id) for entry in entries)
@@ -600,18 +608,18 @@ def _is_urgent(entry: Entry) -> bool:
 
 def _opened_key(entry: Entry) -> OpenKey | None:
     if isinstance(entry, Claim):
-        return OpenKey(entry.call_id, 1)
+        return (entry.call_id, 1)
     if isinstance(entry, Reopen):
-        return OpenKey(entry.call_id, entry.epoch + 1)
+        return (entry.call_id, entry.epoch + 1)
     return None
 
 
 def _ended_key(entry: Entry) -> OpenKey | None:
     match entry:
         case Close() | Conclude() | Drop():
-            return OpenKey(entry.call_id, entry.epoch)
+            return (entry.call_id, entry.epoch)
         case Settle():
-            return OpenKey(entry.call_id, entry.close.epoch)
+            return (entry.call_id, entry.close.epoch)
         case _:
             return None
 

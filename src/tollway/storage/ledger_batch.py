@@ -1,11 +1,11 @@
 """What one batch writes into the ledger: closes, reopens, claims, finishes, in one transaction. Synchronous.
 
 `ledger/` decides which claim is granted; here the rows are locked, the decision is asked for, and its result is written.
-`write_batch` may run again for the same entries after a failure whose outcome is unknown: a claim that is there already, a close
+A batch may run again for the same entries after a failure whose outcome is unknown: a claim that is there already, a close
 or a reopen that already happened, is answered like the first time (`is_retry`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
@@ -78,66 +78,73 @@ Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallSta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchContext:
-    """The circumstances under which a batch is written. `accounts`: those whose siblings are locked too.
-
-    `now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
-    are received and finished. `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next
-    run, should it be there on a retry, is not for whoever asks in this batch. `retried`: calls whose end may have been
-    committed by an earlier batch."""
+class BatchRules:
+    """What holds for all batches of one gateway. `answer_ttl_ms`: for so long a stored response is kept."""
 
     owner_id: str
-    now_ms: int
     attempts_max: int
     unfinal_max_nano: Mapping[str, int]
-    answered_since_ms: int
-    ahead_ms: int = 0
-    is_retry: bool = False
-    others: frozenset[CallId] = frozenset()
-    retried: frozenset[CallId] = frozenset()
-    accounts: frozenset[CreditAccount] = frozenset()
+    answer_ttl_ms: int
 
 
 class AccountsShort(Exception):
     """The decision needs the siblings in `accounts`. Nothing is written; post again with them, so that all locks are
     taken in one order."""
 
-    def __init__(self, accounts: frozenset[CreditAccount]) -> None:
+    def __init__(self, accounts: Set[CreditAccount]) -> None:
         self.accounts = accounts
         super().__init__()
 
 
-def write_batch(
-    connection: Connection, entries: Sequence[Entry], batch_context: BatchContext
-) -> list[Outcome]:
-    """Writes a batch in which no call has two entries besides its finish; one outcome for each, in order."""
-    return LedgerBatch(connection, batch_context).run(entries)
-
-
 class LedgerBatch:
-    def __init__(self, connection: Connection, batch_context: BatchContext) -> None:
+    """Writes one batch in one transaction. A transaction that is tried again takes a new one."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        rules: BatchRules,
+        *,
+        now_ms: int,
+        ahead_ms: int,
+        is_retry: bool,
+        others: Set[CallId],
+        retried: Set[CallId],
+        accounts: Set[CreditAccount],
+    ) -> None:
+        """`now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
+        are received and finished. `others`: calls whose next run, should it be there on a retry, is not for whoever asks
+        in this batch. `retried`: calls whose end may have been committed by an earlier batch. `accounts`: those whose
+        siblings are locked too."""
         self._connection = connection
-        self._batch_context = batch_context
+        self._rules = rules
+        self._now_ms = now_ms
+        self._ahead_ms = ahead_ms
+        self._is_retry = is_retry
+        self._others = others
+        self._retried = retried
+        self._accounts = accounts
+        self._answered_since_ms = now_ms - rules.answer_ttl_ms  # responses stored after that are still kept
         self._locked_rows = LockedRows(connection)
         self._settling = BatchSettlement(
             connection,
             self._locked_rows,
-            owner_id=batch_context.owner_id,
-            answered_since_ms=batch_context.answered_since_ms,
-            attempts_max=batch_context.attempts_max,
+            owner_id=rules.owner_id,
+            answered_since_ms=self._answered_since_ms,
+            attempts_max=rules.attempts_max,
         )
         self._outcomes: dict[CallId, Outcome] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """One outcome for each, in order. No call has two entries besides its finish."""
         moves = [entry for entry in entries if isinstance(entry, _MOVES)]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
         calls = self._lock(moves, claims)
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
-        self._settling.write(now_ms=self._batch_context.now_ms)
+        self._settling.write(now_ms=self._now_ms)
         self._locked_rows.write()
         self._finish([entry for entry in entries if isinstance(entry, Finish)])
-        if self._batch_context.is_retry:
+        if self._is_retry:
             self._find_claimed(claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
@@ -152,13 +159,13 @@ class LedgerBatch:
         others = shown | settled | self._sibling_ids(claims)
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
         short = find_short_accounts(claims, self._locked_rows.payments)
-        if not short <= self._batch_context.accounts:
-            raise AccountsShort(short | self._batch_context.accounts)
+        if not short <= self._accounts:
+            raise AccountsShort(short | self._accounts)
         self._settling.lock_nonces([one for one in moves if isinstance(one, Settle)])
         return calls
 
     def _move(self, move: Move, call: LockedCall | None) -> Outcome:
-        is_retry = self._batch_context.is_retry or move.call_id in self._batch_context.retried
+        is_retry = self._is_retry or move.call_id in self._retried
         match move:
             case Close():
                 return self._close(move, call, is_retry=is_retry)
@@ -167,7 +174,7 @@ class LedgerBatch:
             case Reopen():
                 return self._reopen(move, call)
             case Settle():
-                values = {"moved_ms": self._batch_context.now_ms, **self._end_values(move.close)}
+                values = {"moved_ms": self._now_ms, **self._end_values(move.close)}
                 return self._settling.settle(move, call, is_retry=is_retry, **values)
             case Conclude():
                 return self._settling.conclude(move, call, is_retry=is_retry)
@@ -176,7 +183,7 @@ class LedgerBatch:
         columns = payment_table.c
         found: set[int] = set()
         price_max = max((claim.price_units for claim in claims), default=0)
-        for account in self._batch_context.accounts:
+        for account in self._accounts:
             rest = columns.value_units - columns.taken_units
             query = (
                 select(columns.id)
@@ -189,7 +196,7 @@ class LedgerBatch:
         return found
 
     def _close(self, close: Close, call: LockedCall | None, *, is_retry: bool) -> Closed | Fenced:
-        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != close.epoch:
+        if call is None or call.owner_id != self._rules.owner_id or call.epoch != close.epoch:
             return Fenced()
         if call.state is not CallState.FORWARDING:
             is_done = is_retry and call.state in (close.after, CallState.REORGED)
@@ -197,18 +204,18 @@ class LedgerBatch:
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
         values = self._end_values(close)
-        may_run_again = call.cut == "repeated" and call.attempts < self._batch_context.attempts_max
+        may_run_again = call.cut == "repeated" and call.attempts < self._rules.attempts_max
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
             values["cut"] = "cut"  # its repeat has brought no answer either
-        self._locked_rows.move(call, close.after, moved_ms=self._batch_context.now_ms, **values)
+        self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
         return Closed(remaining_units=self._remaining_of(call))
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
         """As `decide_dropped_call` says. The run was in `settling`: recovery marks it orphaned."""
-        if call is None or call.owner_id != self._batch_context.owner_id or call.epoch != drop.epoch:
+        if call is None or call.owner_id != self._rules.owner_id or call.epoch != drop.epoch:
             return Fenced()
         request = self._connection.execute(_REQUEST.where(call_table.c.id == call.id)).one()
-        runs_left = self._batch_context.attempts_max - call.attempts
+        runs_left = self._rules.attempts_max - call.attempts
         after = decide_dropped_call(
             call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
         )
@@ -223,17 +230,17 @@ class LedgerBatch:
         values |= {
             "http_status": None,
             "error": Interruption.ANSWER_DROPPED.value,
-            "completed_ms": self._batch_context.now_ms,
+            "completed_ms": self._now_ms,
         }
         if after is CallState.CONSUMED:
             self._locked_rows.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **values)
         else:
-            self._locked_rows.move(call, after, moved_ms=self._batch_context.now_ms, **values)
+            self._locked_rows.move(call, after, moved_ms=self._now_ms, **values)
         return Closed(remaining_units=self._remaining_of(call))
 
     def _end_values(self, close: Close) -> dict[str, object]:
         """The columns that an end writes. A consumed call whose repeat was not sent keeps what its first run brought."""
-        now_ms = self._batch_context.now_ms
+        now_ms = self._now_ms
         if close.after is CallState.CONSUMED and close.upstream_status is None:
             return {"completed_ms": now_ms}
         # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
@@ -251,8 +258,8 @@ class LedgerBatch:
     def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
         if call is None:
             return Fenced()
-        owner_id = self._batch_context.owner_id
-        may_be_own = self._batch_context.is_retry and call.id not in self._batch_context.others
+        owner_id = self._rules.owner_id
+        may_be_own = self._is_retry and call.id not in self._others
         if may_be_own and (call.state, call.epoch, call.owner_id) == (
             CallState.FORWARDING,
             reopen.epoch + 1,
@@ -273,7 +280,7 @@ class LedgerBatch:
             cut=cut,
             delivery=None,
             completed_ms=None,
-            moved_ms=self._batch_context.now_ms,
+            moved_ms=self._now_ms,
         )
         return self._reopened(call, reopen, before=call.state)
 
@@ -284,7 +291,7 @@ class LedgerBatch:
         is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
         payments = (self._locked_rows.payments[key] for key in payment_ids_of(call))
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
-        return is_open and is_paid and call.attempts < self._batch_context.attempts_max
+        return is_open and is_paid and call.attempts < self._rules.attempts_max
 
     def _reopened(self, call: LockedCall, reopen: Reopen, *, before: CallState) -> Reopened:
         remaining_units = self._remaining_of(call) or 0
@@ -307,7 +314,7 @@ class LedgerBatch:
         query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
             columns.id.in_(list(by_id)),
             columns.state == CallState.FORWARDING.value,
-            columns.owner_id == self._batch_context.owner_id,
+            columns.owner_id == self._rules.owner_id,
         )
         for row in self._connection.execute(query):
             claim = by_id[CallId(row.id)]
@@ -332,14 +339,14 @@ class LedgerBatch:
             keys=find_keyed_calls(
                 self._connection,
                 claims,
-                since_ms=self._batch_context.answered_since_ms,
-                answered_since_ms=self._batch_context.answered_since_ms,
+                since_ms=self._answered_since_ms,
+                answered_since_ms=self._answered_since_ms,
             ),
             repeats=find_open_calls(self._connection, claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
-            unfinal_max_nano=self._batch_context.unfinal_max_nano,
+            unfinal_max_nano=self._rules.unfinal_max_nano,
             unfinal_units=unfinal_units,
-            now_ms=self._batch_context.now_ms,
+            now_ms=self._now_ms,
             authorizations=known,
         )
         self._locked_rows.write_debits(debits)
@@ -355,7 +362,7 @@ class LedgerBatch:
         self._outcomes.update(self._with_held(decisions))
 
     def _limited(self, claims: Sequence[Claim]) -> frozenset[PayerAccount]:
-        unfinal_max_nano = self._batch_context.unfinal_max_nano
+        unfinal_max_nano = self._rules.unfinal_max_nano
         return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
@@ -396,18 +403,18 @@ class LedgerBatch:
             "nonce": claim.nonce,
             "idempotency_key": claim.idempotency_key,
             "request_id": claim.request_id,
-            "owner_id": self._batch_context.owner_id,
+            "owner_id": self._rules.owner_id,
             "epoch": outcome.epoch,
             "attempts": 1,
             "cut": "",
             "clock_releases": True,
-            "created_ms": claim.created_ms + self._batch_context.ahead_ms,
-            "moved_ms": self._batch_context.now_ms,
+            "created_ms": claim.created_ms + self._ahead_ms,
+            "moved_ms": self._now_ms,
         }
 
     def _finish(self, finishes: Sequence[Finish]) -> None:
         if finishes:
-            rows = [_finish_row(finish, ahead_ms=self._batch_context.ahead_ms) for finish in finishes]
+            rows = [_finish_row(finish, ahead_ms=self._ahead_ms) for finish in finishes]
             _FINISH.run(self._connection, rows)
 
 

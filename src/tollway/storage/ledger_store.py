@@ -53,9 +53,9 @@ from tollway.ledger.records import (
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import authorizations, history, idempotency, payments, recovery, settlement
 from tollway.storage.database import Database, Work, is_retryable
-from tollway.storage.group_commit import RETRY_S, BatchLoader, GroupCommit, OpenKey
+from tollway.storage.group_commit import RETRY_S, BatchLoader, GroupCommit
 from tollway.storage.history import audit, count_batch
-from tollway.storage.ledger_batch import BatchContext, Reopen, Reopened
+from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
 from tollway.storage.outage import ValueRefused
 from tollway.storage.payments import Recording, record_each
 from tollway.storage.recovery import (
@@ -241,7 +241,6 @@ class LedgerStore(LedgerReader):
         super().__init__(database, now_ms=self._clock.read, limits=limits)
         self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
         self._owner_id = owner_id
-        self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
         self._shared_clock = shared_clock
         self._on_lapse = on_lapse
@@ -256,7 +255,13 @@ class LedgerStore(LedgerReader):
         )
         self._group_commit = GroupCommit(
             database,
-            batch_context=self._batch_context,
+            rules=BatchRules(
+                owner_id=owner_id,
+                attempts_max=limits.attempts_max,
+                unfinal_max_nano=unfinal_max_nano,
+                answer_ttl_ms=limits.answer_ttl_s * 1000,
+            ),
+            clock=self._clock,
             batch_max=limits.claim_batch_max,
             acknowledged=self._restore_detector.acknowledged,
             on_restore_detected=self._restore_detector.hold_balances,
@@ -378,7 +383,7 @@ class LedgerStore(LedgerReader):
             return await self._write(work)
         finally:
             # Where it failed, recovery does it: nobody here waits for this call.
-            self._group_commit.forget(OpenKey(call_id, epoch))
+            self._group_commit.forget((call_id, epoch))
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
         work = partial(
@@ -500,23 +505,22 @@ class LedgerStore(LedgerReader):
         return [
             self._plan_lost_call(one)
             for one in found
-            if not self._group_commit.is_open(OpenKey(one.call_id, one.epoch))
+            if not self._group_commit.is_open((one.call_id, one.epoch))
         ]
 
     def _plan_lost_call(self, call: OwnOpenCall) -> AbandonedCall:
         """Nothing was sent for a claim or a repeat of unknown outcome: it goes back to where it was."""
         if call.state is CallState.SETTLING:
             return AbandonedCall(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
-        key = OpenKey(call.call_id, call.epoch)
-        is_in_doubt = key in self._group_commit.in_doubt
+        is_in_doubt = (call.call_id, call.epoch) in self._group_commit.in_doubt
         after, error = CallState.UNKNOWN, None if is_in_doubt else Interruption.OUTCOME_LOST
-        if is_in_doubt and key.epoch == 1:
+        if is_in_doubt and call.epoch == 1:
             after, error = CallState.RELEASED, Interruption.NEVER_SENT
         elif is_in_doubt and call.was_consumed:
             after = CallState.CONSUMED
         return AbandonedCall(
-            call_id=key.call_id,
-            epoch=key.epoch,
+            call_id=call.call_id,
+            epoch=call.epoch,
             before=CallState.FORWARDING,
             after=after,
             clock_releases=is_in_doubt,
@@ -602,16 +606,6 @@ class LedgerStore(LedgerReader):
     async def mark_restored(self, *, now_ms: int) -> None:
         """The operator says that the database was restored to an older moment. On SQLite it is found out."""
         await self._write(partial(recovery.mark_restored, now_ms=now_ms), is_long=True)
-
-    def _batch_context(self) -> BatchContext:
-        return BatchContext(
-            owner_id=self._owner_id,
-            now_ms=self._now_ms(),
-            attempts_max=self._limits.attempts_max,
-            unfinal_max_nano=self._unfinal_max_nano,
-            answered_since_ms=self._answered_since_ms(),
-            ahead_ms=self._clock.translate(0),
-        )
 
     async def _write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         for _ in range(ROLLBACKS_MAX - 1):

@@ -14,7 +14,7 @@ since.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,56 +215,50 @@ class RestoreDetected(Exception):
     """The database lacks something that it had acknowledged. Nothing was written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LastAcknowledged:
-    """`seen_ms_min`: the least that this gateway's own row can say, a renewal of unknown outcome included."""
-
-    seen_ms_min: int | None = None
-    call_id: CallId | None = None
-
-
 class AcknowledgedWrites:
     """What one gateway knows to be written. `is_forgotten`: a row last renewed then may have been pruned by others."""
 
     def __init__(self, owner_id: str, *, is_forgotten: Callable[[Connection, int], bool]) -> None:
         self._owner_id = owner_id
         self._is_forgotten = is_forgotten
-        self._last = _LastAcknowledged()
+        # The least that this gateway's own row can say, a renewal of unknown outcome included; and the last call. One tuple,
+        # because another thread reads both at once.
+        self._last: tuple[int | None, CallId | None] = (None, None)
 
     def note_renewing(self, seen_ms: int) -> None:
         """Before it is written: it may be committed although nobody hears of that."""
-        before_ms = self._last.seen_ms_min
+        before_ms, call_id = self._last
         if before_ms is not None:
-            self._last = replace(self._last, seen_ms_min=min(before_ms, seen_ms))
+            self._last = (min(before_ms, seen_ms), call_id)
 
     def note_renewed(self, seen_ms: int) -> None:
-        self._last = replace(self._last, seen_ms_min=seen_ms)
+        self._last = (seen_ms, self._last[1])
 
     def note_claimed(self, call_id: CallId) -> None:
         """Its row is never deleted."""
-        self._last = _LastAcknowledged(seen_ms_min=self._last.seen_ms_min, call_id=call_id)
+        self._last = (self._last[0], call_id)
 
     def forget(self) -> None:
         """What the database had forgotten was dealt with."""
-        self._last = _LastAcknowledged()
+        self._last = (None, None)
 
     def check(self, connection: Connection) -> None:
         """Raises `RestoreDetected`."""
         # Taken before the question: what is acknowledged while it is on its way need not show in its answer.
-        last = self._last
+        seen_ms_min, call_id = self._last
         owner = owner_table.c
         seen = select(owner.seen_ms).where(owner.id == self._owner_id).scalar_subquery()
-        is_claimed = exists().where(call_table.c.id == (last.call_id or ""))
+        is_claimed = exists().where(call_table.c.id == (call_id or ""))
         row = connection.execute(select(seen.label("seen_ms"), is_claimed.label("is_claimed"))).one()
-        if last.call_id is not None and not row.is_claimed:
-            raise RestoreDetected(f"the call {last.call_id} is gone")
-        if last.seen_ms_min is None:
+        if call_id is not None and not row.is_claimed:
+            raise RestoreDetected(f"the call {call_id} is gone")
+        if seen_ms_min is None:
             return
         if row.seen_ms is None:
             # It is written before the first claim: a database that has the claim has not forgotten the row.
-            if last.call_id is None and not self._is_forgotten(connection, last.seen_ms_min):
+            if call_id is None and not self._is_forgotten(connection, seen_ms_min):
                 raise RestoreDetected("this gateway's sign of life is gone")
-        elif row.seen_ms < last.seen_ms_min:
+        elif row.seen_ms < seen_ms_min:
             raise RestoreDetected("this gateway's sign of life is an older one")
 
     def hold_balances(self, connection: Connection, *, now_ms: int) -> str | None:
