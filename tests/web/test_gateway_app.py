@@ -244,7 +244,7 @@ def body(
         return inbox.pop(0)
 
     bounds = replace(DEFAULT_LIMITS, **limits)
-    return IncomingBody(receive, headers, bounds, BodyBudget(bounds).open("192.0.2.1"))
+    return IncomingBody(receive, headers, bounds, budget=BodyBudget(bounds), client_address="192.0.2.1")
 
 
 def part(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
@@ -381,7 +381,7 @@ async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
         await asyncio.Event().wait()
 
     bounds = replace(DEFAULT_LIMITS, body_rate_grace_s=0.02)
-    incoming = IncomingBody(receive, sized(5), bounds, BodyBudget(bounds).open("192.0.2.1"))
+    incoming = IncomingBody(receive, sized(5), bounds, budget=BodyBudget(bounds), client_address="192.0.2.1")
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(incoming.read_chunk())
         await asyncio.sleep(0)

@@ -9,7 +9,6 @@ The key of `ReceiptSigner` is derived from the gateway's secret: all gateways of
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from typing import Self
@@ -39,22 +38,9 @@ _PAID_CALL_TYPE = keccak256(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EcdsaSignature:
-    """r || s || v in 65 bytes: low s, v in {0, 1, 27, 28}. Masked in logs: a plain one is worth money."""
-
-    raw: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContractSignature:
-    """Bytes that only a contract wallet can read."""
-
-    raw: bytes = field(repr=False)
-
-
-def parse_signature(text: str) -> EcdsaSignature | ContractSignature:
-    """`0x` + hex, any case, 1 byte to 4 KiB. 65 bytes are ECDSA; every other length is for contract wallets.
+def parse_signature(text: str) -> bytes:
+    """`0x` + hex, any case, 1 byte to 4 KiB. 65 bytes are ECDSA: r || s || v, low s, v in {0, 1, 27, 28}. Every other
+    length is for contract wallets, which alone can read it.
 
     Raises ValueError on other text, and on 65 bytes with a high s or another v.
     """
@@ -67,12 +53,12 @@ def parse_signature(text: str) -> EcdsaSignature | ContractSignature:
         raise ValueError("a signature is 0x followed by an even number of hex digits")
     raw = bytes.fromhex(digits)
     if len(raw) != KEY_SIGNATURE_BYTES:
-        return ContractSignature(raw=raw)
+        return raw
     if raw[64] not in _RECOVERY_IDS:
         raise ValueError("the last byte of a 65-byte signature is 0, 1, 27 or 28")
     if int.from_bytes(raw[32:64], "big") > _HALF_ORDER:
         raise ValueError("the signature has a high s")
-    return EcdsaSignature(raw=raw)
+    return raw
 
 
 def recover(digest: bytes, signature: bytes) -> Address | None:

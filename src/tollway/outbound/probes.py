@@ -177,7 +177,7 @@ class OwnershipChecker:
             signature = parse_signature(text)
         except ValueError:
             return False
-        return await self._verifier.is_signed_by(signer, digest, signature.raw, networks)
+        return await self._verifier.is_signed_by(signer, digest, signature, networks)
 
     async def _fetch(self, url: str, *, bytes_max: int) -> bytes | Literal["not_found", "unreachable"]:
         try:

@@ -10,12 +10,16 @@ requirement is of one version of a listing's terms, whole: the network of one ve
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, Network
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
 from tollway.registry.listing import SETTLEMENT_MARGIN_S, ChargeOn, Terms, payable_assets
+
+AMOUNTS_KEPT = 10_000
+"""Amounts and requirements that are remembered, of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +73,13 @@ def find_amount_due(
     if not counting:
         return None
     cheapest = min(counting, key=lambda operation_price: operation_price.price.nano)
-    return AmountDue(
-        asset=asset,
-        price=cheapest.price,
-        units=cheapest.price.units_in(asset),
-        charge_on=cheapest.terms.charge_on,
-    )
+    return _amount_due(asset, cheapest.price, cheapest.terms.charge_on)
+
+
+@lru_cache(maxsize=AMOUNTS_KEPT)
+def _amount_due(asset: Asset, price: Price, charge_on: ChargeOn) -> AmountDue:
+    """Remembered: a listing asks for the same few amounts in every call."""
+    return AmountDue(asset=asset, price=price, units=price.units_in(asset), charge_on=charge_on)
 
 
 def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:
@@ -192,14 +197,21 @@ def _requirements_of(
     networks = [chain_id for chain_id in terms.networks if chain_id in chains]
     assets = (asset for chain_id in networks for asset in rules[chain_id].assets)
     return [
-        PaymentRequirement(
-            asset=asset,
-            price=price,
-            units=price.units_in(asset),
-            pay_to=terms.pay_to,
-            charge_on=terms.charge_on,
-            max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S,
-        )
+        _requirement(asset, price, terms.pay_to, terms.charge_on, timeout_s + SETTLEMENT_MARGIN_S)
         for asset in payable_assets(assets, currency=terms.currency, networks=networks)
         if asset.domain is not None and price.units_in(asset) <= UNITS_MAX
     ]
+
+
+@lru_cache(maxsize=AMOUNTS_KEPT)
+def _requirement(
+    asset: Asset, price: Price, pay_to: Address, charge_on: ChargeOn, max_timeout_s: int
+) -> PaymentRequirement:
+    return PaymentRequirement(
+        asset=asset,
+        price=price,
+        units=price.units_in(asset),
+        pay_to=pay_to,
+        charge_on=charge_on,
+        max_timeout_s=max_timeout_s,
+    )

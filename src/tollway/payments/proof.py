@@ -87,7 +87,7 @@ def _parse_shown(shown: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
     except ValueError:
         return _malformed(TX_HEADER, "malformed", "must be 0x followed by 64 hex digits")
     try:
-        signature = parse_signature(text[SIGNATURE_HEADER]).raw
+        signature = parse_signature(text[SIGNATURE_HEADER])
     except ValueError as exc:
         return _malformed(SIGNATURE_HEADER, "malformed", f"cannot count: {exc}")
     binding: Binding | None = None

@@ -258,7 +258,7 @@ class TransactionVerifier:
         self._signer_check = SignerCheck(signature_verifier)
         self._lookup = TransactionLookup(chains)
         # Only payments that have bought something: whether a payment is at its first call is read from the ledger.
-        self._known: OrderedDict[TxHash, tuple[Payment, ...]] = OrderedDict()
+        self._known: OrderedDict[TxHash, tuple[SpendablePayment, ...]] = OrderedDict()
 
     async def find_spendable(
         self, proof: Proof, entry: CatalogEntry, request: BoundRequest
@@ -267,23 +267,26 @@ class TransactionVerifier:
 
         Raises `ChainUnavailable` and `StorageUnavailable`.
         """
+        remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
+        if found := _match_keys(remembered, proof, request, entry.listing.id):
+            return found  # the usual case: nobody is asked, so nothing can be charged
         likeliest = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
         presented = PresentedProof(proof, request, entry.listing.id, chain_id=likeliest, quota=self._quota)
         try:
-            found = await self._find_spendable(proof, entry, presented)
+            outcome = await self._find_spendable(presented, entry, remembered)
         except (ChainUnavailable, StorageUnavailable):
             presented.charge.count_unresolved()
             raise
-        if not isinstance(found, Problem):
+        if not isinstance(outcome, Problem):
             presented.charge.give_back()
-        return found
+        return outcome
 
     async def _find_spendable(
-        self, proof: Proof, entry: CatalogEntry, presented: PresentedProof
+        self, presented: PresentedProof, entry: CatalogEntry, remembered: Sequence[SpendablePayment]
     ) -> tuple[SpendablePayment, ...] | Problem:
+        proof = presented.proof
         try:
-            remembered = self._known.get(proof.tx_hash, ())
-            if found := await self._match(remembered, presented, entry, is_fresh=False):
+            if found := await self._match_wallets(remembered, presented):
                 return found
             recorded = await self._ledger.find_transaction(proof.tx_hash)
             if found := await self._find_known(recorded.payments, presented, entry):
@@ -318,8 +321,8 @@ class TransactionVerifier:
 
     def forget_payer(self, payer: Address) -> None:
         """The same for all payments of a wallet: one of them has left the chain, so it may be in debt."""
-        for tx_hash, payments in list(self._known.items()):
-            if any(payment.payer == payer for payment in payments):
+        for tx_hash, remembered in list(self._known.items()):
+            if any(one.payment.payer == payer for one in remembered):
                 del self._known[tx_hash]
 
     def mark_spent(self, payment: Payment) -> None:
@@ -334,53 +337,53 @@ class TransactionVerifier:
         self, recorded: tuple[Payment, ...], presented: PresentedProof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...]:
         tx_hash = presented.proof.tx_hash
-        found = await self._match(recorded, presented, entry, is_fresh=True)
+        spendables = self._to_spendable(recorded)
+        found = await self._match(spendables, presented, entry)
         if found and all(one.payment.taken_units > 0 for one in found):
-            self._known[tx_hash] = recorded
+            self._known[tx_hash] = tuple(
+                replace(one, is_first=False) if one.is_first else one for one in spendables
+            )
             self._known.move_to_end(tx_hash)
             if len(self._known) > KNOWN_PAYMENTS_MAX:
                 self._known.popitem(last=False)
         return found
 
     async def _match(
-        self, payments: Sequence[Payment], presented: PresentedProof, entry: CatalogEntry, *, is_fresh: bool
+        self, spendables: Sequence[SpendablePayment], presented: PresentedProof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...]:
-        """The given payments that count for this listing and whose payer signed.
+        """Those of the given payments that count for this listing and whose payer signed."""
+        proof = presented.proof
+        counting = await self._list_counting(spendables, proof, entry)
+        mine = _match_keys(counting, proof, presented.request, presented.listing_id)
+        return mine or await self._match_wallets(counting, presented)
 
-        One that is gone is not known any more: it has to be verified again.
-        """
-        counting = [
-            payment
-            for payment in payments
-            if payment.state is not PaymentState.GONE
-            and presented.proof.chain_id in (None, payment.chain_id)
-            and await self._is_credit_here(payment, entry)
+    async def _list_counting(
+        self, spendables: Sequence[SpendablePayment], proof: Proof, entry: CatalogEntry
+    ) -> list[SpendablePayment]:
+        """Those that count for this listing. One that is gone is not known any more: it has to be verified again."""
+        return [
+            one
+            for one in spendables
+            if one.payment.state is not PaymentState.GONE
+            and proof.chain_id in (None, one.payment.chain_id)
+            and await self._is_credit_here(one.payment, entry)
         ]
-        mine = [payment for payment in counting if payment.payer in presented.keys(payment.chain_id)]
-        if not mine:
-            mine = await self._match_wallets(counting, presented)
-        return tuple(
-            SpendablePayment(
-                payment=payment,
-                asset=self._asset_of(payment),
-                is_first=is_fresh and payment.taken_units == 0,
-            )
-            for payment in mine
-        )
 
-    async def _match_wallets(self, payments: Sequence[Payment], presented: PresentedProof) -> list[Payment]:
-        for chain_id in dict.fromkeys(payment.chain_id for payment in payments):
-            here = [payment for payment in payments if payment.chain_id == chain_id]
+    async def _match_wallets(
+        self, spendables: Sequence[SpendablePayment], presented: PresentedProof
+    ) -> tuple[SpendablePayment, ...]:
+        for chain_id in dict.fromkeys(one.payment.chain_id for one in spendables):
+            here = [one for one in spendables if one.payment.chain_id == chain_id]
             signers = await self._signer_check.find_signers(
-                presented, chain_id, [payment.payer for payment in here]
+                presented, chain_id, [one.payment.payer for one in here]
             )
             if signers:
-                return [payment for payment in here if payment.payer in signers]
-        return []
+                return tuple(one for one in here if one.payment.payer in signers)
+        return ()
 
     async def _is_credit_here(self, payment: Payment, entry: CatalogEntry) -> bool:
         rules = self._rules.get(payment.chain_id)
-        if rules is None or all(asset.key != payment.asset for asset in rules.assets):
+        if rules is None or self._find_asset(payment) is None:
             return False
         if not any(rules.kind == self._rules[c].kind for c in entry.versions[0].networks if c in self._rules):
             return False  # play money never buys what is sold for real money
@@ -421,8 +424,18 @@ class TransactionVerifier:
             return entry
         return await self._find_older_terms(entry, moment_s * 1000)
 
-    def _asset_of(self, payment: Payment) -> Asset:
-        return next(asset for asset in self._rules[payment.chain_id].assets if asset.key == payment.asset)
+    def _to_spendable(self, payments: Iterable[Payment]) -> tuple[SpendablePayment, ...]:
+        """Without those in an asset that is not configured any more: they buy nothing."""
+        return tuple(
+            SpendablePayment(payment=payment, asset=asset, is_first=payment.taken_units == 0)
+            for payment in payments
+            if (asset := self._find_asset(payment)) is not None
+        )
+
+    def _find_asset(self, payment: Payment) -> Asset | None:
+        rules = self._rules.get(payment.chain_id)
+        assets = () if rules is None else rules.assets
+        return next((asset for asset in assets if asset.key == payment.asset), None)
 
     # ---- First presentation: the chain is asked once.
 
@@ -535,14 +548,18 @@ class TransactionVerifier:
         recorded = await self._ledger.record_payments(
             accepted.payments, now_ms=self._now_ms(), based_on=based_on
         )
-        return tuple(
-            SpendablePayment(
-                payment=payment,
-                asset=self._asset_of(payment),
-                is_first=payment.taken_units == 0,
-            )
-            for payment in recorded
-        )
+        return self._to_spendable(recorded)
+
+
+def _match_keys(
+    spendables: Sequence[SpendablePayment], proof: Proof, request: BoundRequest, listing_id: ListingId
+) -> tuple[SpendablePayment, ...]:
+    """Those whose payer's key made the signature."""
+    signers: dict[ChainId, frozenset[Address]] = {}
+    for chain_id in dict.fromkeys(one.payment.chain_id for one in spendables):
+        digests = _digests(proof, request, listing_id, chain_id)
+        signers[chain_id] = frozenset(_recover_all(proof, digests))
+    return tuple(one for one in spendables if one.payment.payer in signers[one.payment.chain_id])
 
 
 def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> bool:

@@ -39,7 +39,7 @@ from tollway.gateway.target import split_target
 from tollway.ids import ListingId
 from tollway.ledger.records import Delivery
 from tollway.limits import Limits
-from tollway.web.admission import BodyReservation, LoadShedder
+from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
 from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
 from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
 from tollway.web.problems import instance_of, render_problem, status_of
@@ -361,8 +361,13 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
-        reservation = self._shedder.bodies.open(client_address)
-        body = IncomingBody(receive, scope["headers"], self._limits, reservation)
+        body = IncomingBody(
+            receive,
+            scope["headers"],
+            self._limits,
+            budget=self._shedder.bodies,
+            client_address=client_address,
+        )
         problem = self._shedder.enter(client_address)
         if problem is not None:
             await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
@@ -371,7 +376,7 @@ class GatewayApp:
             await self._handle(scope, body, send, request_id, client_address)
         finally:
             self._shedder.leave(client_address)
-            reservation.close()
+            body.close()
 
     async def _handle(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
@@ -501,6 +506,8 @@ class IncomingBody:
 
     __slots__ = (
         "_awaits_continue",
+        "_budget",
+        "_client_address",
         "_is_reading",
         "_limits",
         "_receive",
@@ -518,10 +525,14 @@ class IncomingBody:
         receive: Receive,
         headers: Iterable[tuple[bytes, bytes]],
         limits: Limits,
-        reservation: BodyReservation,
+        *,
+        budget: BodyBudget,
+        client_address: str,
     ) -> None:
         self._receive = receive
-        self._reservation = reservation
+        self._budget = budget
+        self._client_address = client_address
+        self._reservation: BodyReservation | None = None  # from the first byte that is held
         self._limits = limits
         self._waited_s = 0.0
         self._awaits_continue = False
@@ -557,8 +568,15 @@ class IncomingBody:
         return b""
 
     def reserve(self, size: int) -> None:
+        if self._reservation is None:
+            self._reservation = self._budget.open(self._client_address)
         if problem := self._reservation.reserve(size):
             raise BodyRefused(problem)
+
+    def close(self) -> None:
+        """Nothing of it is held any more."""
+        if self._reservation is not None:
+            self._reservation.close()
 
     async def drop_rest(self) -> bool:
         """Reads what is left of a refused body and drops it, so that the refusal is not lost to a reset.
