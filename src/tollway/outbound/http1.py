@@ -39,34 +39,30 @@ class HeadLimits:
     headers: int
 
 
-@dataclass(
-    slots=True, kw_only=True
-)  # not frozen: one is made on the path of every call, and freezing costs a third of it
 class ResponseHead:
-    """`length`: bytes of the body; None when it is chunked, or else goes on until the connection is closed.
+    """A status and its headers. `length`: bytes of the body; None when it is chunked, or else goes on until the connection is
+    closed. `is_keep_alive`: this side of the wire may keep the connection once the body is here.
 
-    `is_keep_alive`: this side of the wire may keep the connection once the body is here.
+    `fields`: what llhttp has found so far (`on_header`); a parsed head does not change any more. One object for both: one is
+    made on the path of every call.
     """
 
-    status: int
-    headers: Headers
-    length: int | None
-    is_chunked: bool
-    is_keep_alive: bool
+    __slots__ = ("fields", "headers", "is_chunked", "is_keep_alive", "length", "status")
+
+    def __init__(self) -> None:
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.status = 0
+        self.headers: Headers = ()
+        self.length: int | None = None
+        self.is_chunked = False
+        self.is_keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name, value.rstrip(b" \t")))
 
     @property
     def is_interim(self) -> bool:
         return self.status < 200
-
-
-class _Fields:
-    __slots__ = ("found",)
-
-    def __init__(self) -> None:
-        self.found: list[tuple[bytes, bytes]] = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.found.append((name, value.rstrip(b" \t")))
 
 
 def check_partial_head(partial_head: bytes | bytearray, *, seen: int) -> None:
@@ -83,24 +79,25 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
     if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
         raise ResponseMalformed("the status line is too long")
     try:
-        status, headers = _run_parser(head)
+        parsed = _run_parser(head)
     except (HttpParserError, HttpParserUpgrade) as exc:
         raise ResponseMalformed(f"the head is not valid: {exc}") from exc
-    if not 100 <= status <= 599 or status == _SWITCHING:
+    if not 100 <= parsed.status <= 599 or parsed.status == _SWITCHING:
         raise ResponseMalformed("the status is none that was asked for")
-    if len(headers) > limits.headers:
+    if len(parsed.headers) > limits.headers:
         raise ResponseMalformed("there are too many headers")
     if len(head) > limits.field_bytes:
-        _check_fields(headers, limits.field_bytes)
-    return _frame(status, headers, method=method, is_old=head[7:8] == b"0")
+        _check_fields(parsed.headers, limits.field_bytes)
+    _frame(parsed, method=method, is_old=head[7:8] == b"0")
+    return parsed
 
 
-def _run_parser(head: bytes, *, is_lenient: bool = False) -> tuple[int, Headers]:
+def _run_parser(head: bytes, *, is_lenient: bool = False) -> ResponseHead:
     """Control characters in values are let through, all but NUL, CR and LF (RFC 9110 §5.5). llhttp can be lenient about
     them only together with worse; so such a head has to be valid to its strict form with other characters in their place.
     """
-    fields = _Fields()
-    parser = HttpResponseParser(fields)  # a new one each time: nothing of one answer reaches the next
+    parsed = ResponseHead()
+    parser = HttpResponseParser(parsed)  # a new one each time: nothing of one answer reaches the next
     if is_lenient:
         parser.set_dangerous_leniencies(lenient_headers=True)
     try:
@@ -111,7 +108,8 @@ def _run_parser(head: bytes, *, is_lenient: bool = False) -> tuple[int, Headers]
             raise
         _run_parser(replaced)
         return _run_parser(head, is_lenient=True)
-    return parser.get_status_code(), tuple(fields.found)
+    parsed.status, parsed.headers = parser.get_status_code(), tuple(parsed.fields)
+    return parsed
 
 
 def _check_fields(headers: Headers, bytes_max: int) -> None:
@@ -119,11 +117,11 @@ def _check_fields(headers: Headers, bytes_max: int) -> None:
         raise ResponseMalformed("a header is too long")
 
 
-def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> ResponseHead:
+def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
     """RFC 9112 §6.3 and §9.3. Two lengths, or a length beside chunks, have not come through the parser."""
     length: int | None = None
     is_chunked = is_closing = is_kept = False
-    for name, value in headers:
+    for name, value in head.headers:
         if len(name) not in _FRAMING_SIZES:
             continue
         name = name.lower()
@@ -138,15 +136,13 @@ def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> Respo
             if is_chunked or value.lower() != b"chunked":
                 raise ResponseMalformed("the transfer coding is not chunked")
             is_chunked = True
-    if method == "HEAD" or status in BODILESS_STATUSES or status < 200:
+    if method == "HEAD" or head.status in BODILESS_STATUSES or head.status < 200:
         length, is_chunked, has_framing = 0, False, True
     else:
         has_framing = length is not None or is_chunked
+    head.length, head.is_chunked = length, is_chunked
     # An old server that sends chunks knows not what it does (RFC 9112 §6.1).
-    is_keep_alive = has_framing and not is_closing and (not is_old or (is_kept and not is_chunked))
-    return ResponseHead(
-        status=status, headers=headers, length=length, is_chunked=is_chunked, is_keep_alive=is_keep_alive
-    )
+    head.is_keep_alive = has_framing and not is_closing and (not is_old or (is_kept and not is_chunked))
 
 
 class _Chunks:
