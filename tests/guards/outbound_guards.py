@@ -287,7 +287,7 @@ OUTBOUND_GUARDS = (
         "X2",
         "an answer has so many headers",
         "outbound.http1:parse_head",
-        "    if len(headers) > limits.headers:\n",
+        "    if len(parsed.headers) > limits.headers:\n",
         "    if False:\n",
         test="outbound/test_http1.py::test_limits_of_a_head_hold_to_the_byte",
     ),
