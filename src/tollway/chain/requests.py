@@ -26,6 +26,7 @@ from tollway.chain.responses import (
     assemble_facts,
     parse_base_fee,
     parse_block,
+    parse_block_place,
     parse_bytes,
     parse_call,
     parse_estimate,
@@ -180,9 +181,9 @@ async def read_authorization(
             ("eth_estimateGas", [transfer]),
         ],
     )
-    head = parse_block(latest)
+    head_number, head_time = parse_block_place(latest)
     reverted, payload = parse_call(simulation, bytes_max=bytes_max)
-    if reverted and valid_after >= head.time:
+    if reverted and valid_after >= head_time:
         later = await _simulate_later(node, session, transfer, valid_after=valid_after)
         if later is not None:
             simulation, estimate = later
@@ -190,15 +191,19 @@ async def read_authorization(
     payer_code = parse_bytes(code)
     return AuthorizationFacts(
         chain_id=chain_id,
-        head_number=head.number,
-        head_time=head.time,
+        head_number=head_number,
+        head_time=head_time,
         code_size=len(payer_code),
         code_hash=keccak256(payer_code) if payer_code else None,
         balance=parse_word(balance),
         is_used=parse_word(used) != 0,
-        simulation=ContractResult(reverted=reverted, payload=payload),
+        simulation=ContractResult(reverted=reverted, payload=payload) if reverted or payload else _PASSED,
         gas_estimate=None if reverted else parse_estimate(estimate),
     )
+
+
+_PASSED = ContractResult(reverted=False, payload=b"")
+"""A transfer that the token takes; it returns nothing."""
 
 
 async def _simulate_later(

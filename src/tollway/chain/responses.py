@@ -9,7 +9,7 @@ differ between honest nodes; the lowest is taken. Source: Ethereum execution API
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pydantic_core import from_json
@@ -176,11 +176,22 @@ def parse_bytes(value: object, *, length: int | None = None) -> bytes:
 
 def parse_block(value: object) -> BlockHeader:
     """A block's number, hash and time (unix seconds)."""
+    number, block_hash, time = _parse_block_fields(value)
+    return BlockHeader(number=number, block_hash=block_hash, time=time)
+
+
+def parse_block_place(value: object) -> tuple[int, int]:
+    """A block's number and time alone; the rest of it is checked all the same."""
+    number, _, time = _parse_block_fields(value)
+    return number, time
+
+
+def _parse_block_fields(value: object) -> tuple[int, bytes, int]:
     fields = _parse_object(value, "a block")
-    return BlockHeader(
-        number=_parse_number(fields.get("number")),
-        block_hash=parse_bytes(fields.get("hash"), length=32),
-        time=_parse_number(fields.get("timestamp")),
+    return (
+        _parse_number(fields.get("number")),
+        parse_bytes(fields.get("hash"), length=32),
+        _parse_number(fields.get("timestamp")),
     )
 
 
@@ -204,7 +215,7 @@ def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
     """The number of the latest final block; None where the node knows none or not the tag."""
     if value is None or isinstance(value, RpcFault):
         return None
-    number = parse_block(value).number
+    number, _ = parse_block_place(value)
     if number > head.number:
         raise UnusableResponse("the final block is above the head")
     return number
@@ -458,16 +469,27 @@ class BlockVotes:
 
 def _find_agreement(reports: list[ChainFacts], needed: int) -> ChainFacts | None:
     """The facts that the newest answer shares with enough others, seen from the most cautious of them."""
-    alike = [facts for facts in reports if _strip_progress(facts) == _strip_progress(reports[-1])]
+    agreed = _list_agreed(reports[-1])
+    alike = [facts for facts in reports if _list_agreed(facts) == agreed]
     if len(alike) < needed:
         return None
     slowest = min(alike, key=lambda facts: facts.head_number)
-    return replace(slowest, finalized_number=min(facts.finalized_number for facts in alike))
+    finalized_number = min(facts.finalized_number for facts in alike)
+    if slowest.finalized_number == finalized_number:
+        return slowest
+    return replace(slowest, finalized_number=finalized_number)
 
 
-def _strip_progress(facts: ChainFacts) -> ChainFacts:
+def _list_agreed(facts: ChainFacts) -> list[object]:
     """Without what honest nodes may differ in; not all of them tell the fee."""
-    return replace(facts, head_number=0, head_time=0, finalized_number=0, fee_wei=None)
+    return [getattr(facts, name) for name in _AGREED]
+
+
+_AGREED = [
+    one.name
+    for one in fields(ChainFacts)
+    if one.name not in ("head_number", "head_time", "finalized_number", "fee_wei")
+]
 
 
 def assemble_facts(

@@ -373,7 +373,10 @@ class RpcReader:
         )
         slowest = min(alike, key=lambda facts: facts.head_number)
         gas_estimates = [facts.gas_estimate for facts in alike if facts.gas_estimate is not None]
-        return replace(slowest, gas_estimate=max(gas_estimates, default=None))
+        gas_estimate = max(gas_estimates, default=None)
+        return (
+            slowest if slowest.gas_estimate == gas_estimate else replace(slowest, gas_estimate=gas_estimate)
+        )
 
     async def find_authorization_use(
         self,

@@ -115,17 +115,20 @@ def has_settled(
     """
     reported = [log for log in logs if log.address == token and not log.removed]
     used = parse_authorizations_used(reported, token=token)
-    expected = TokenTransfer(sender=payer, recipient=payee, base_units=base_units)
     if used.count((payer, nonce)) != 1:
         return False
     if sum(other == payer for other, _ in used) == 1:
-        return expected in parse_transfers(reported, token=token)
+        return (payer, payee, base_units) in _list_movements(reported, token)
     event = next(
         position
         for position, log in enumerate(reported)
         if parse_authorizations_used((log,), token=token) == ((payer, nonce),)
     )
-    return parse_transfers(reported[event + 1 : event + 2], token=token) == (expected,)
+    return _list_movements(reported[event + 1 : event + 2], token) == [(payer, payee, base_units)]
+
+
+def _list_movements(logs: Iterable[Log], token: Address) -> list[tuple[Address, Address, int]]:
+    return [(one.sender, one.recipient, one.base_units) for one in parse_transfers(logs, token=token)]
 
 
 def has_ended(logs: Iterable[Log], *, token: Address, payer: Address, nonce: bytes) -> bool:
