@@ -38,11 +38,11 @@ class Bound:
         )
 
 
-UNPAID = Bound(in_call=12, in_transactions=0)
-FREE = Bound(in_call=37, in_transactions=16)
-CREDIT_PLAIN = Bound(in_call=49, in_transactions=26)
-CREDIT_BOUND = Bound(in_call=52, in_transactions=30)
-AUTHORIZED = Bound(in_call=103, in_transactions=47)
+UNPAID = Bound(in_call=11, in_transactions=0)
+FREE = Bound(in_call=22, in_transactions=13)
+CREDIT_PLAIN = Bound(in_call=30, in_transactions=23)
+CREDIT_BOUND = Bound(in_call=32, in_transactions=27)
+AUTHORIZED = Bound(in_call=60, in_transactions=36)
 
 OBJECTS = ObjectCounter()
 

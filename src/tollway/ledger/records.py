@@ -237,14 +237,15 @@ class Authorization:
     signature: bytes = field(repr=False)
     dialect: Dialect
     challenge_id: str = ""
+    key: AuthorizationKey = field(init=False, repr=False, compare=False)  # asked for at every step
+
+    def __post_init__(self) -> None:
+        key = AuthorizationKey(self.chain_id, self.asset, self.payer, self.nonce)
+        object.__setattr__(self, "key", key)
 
     @property
     def asset(self) -> str:
         return "0x" + self.token.hex()
-
-    @property
-    def key(self) -> AuthorizationKey:
-        return AuthorizationKey(self.chain_id, self.asset, self.payer, self.nonce)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

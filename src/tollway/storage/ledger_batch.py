@@ -125,13 +125,7 @@ class LedgerBatch:
         self._accounts = accounts
         self._answered_since_ms = now_ms - rules.answer_ttl_ms  # responses stored after that are still kept
         self._locked_rows = LockedRows(connection)
-        self._settling = BatchSettlement(
-            connection,
-            self._locked_rows,
-            owner_id=rules.owner_id,
-            answered_since_ms=self._answered_since_ms,
-            attempts_max=rules.attempts_max,
-        )
+        self._settlement: BatchSettlement | None = None  # until a call of the batch is settled
         self._outcomes: dict[CallId, Outcome] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
@@ -141,7 +135,8 @@ class LedgerBatch:
         calls = self._lock(moves, claims)
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
-        self._settling.write(now_ms=self._now_ms)
+        if self._settlement is not None:
+            self._settlement.write(now_ms=self._now_ms)
         self._locked_rows.write()
         self._finish([entry for entry in entries if isinstance(entry, Finish)])
         if self._is_retry:
@@ -154,15 +149,29 @@ class LedgerBatch:
         nonces."""
         lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
-        settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
+        concludes = [one for one in moves if isinstance(one, Conclude)]
+        settled = self._open_settlement().lock_authorizations(concludes) if concludes else set()
         shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
         others = shown | settled | self._sibling_ids(claims)
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
         short = find_short_accounts(claims, self._locked_rows.payments)
         if not short <= self._accounts:
             raise AccountsShort(short | self._accounts)
-        self._settling.lock_nonces([one for one in moves if isinstance(one, Settle)])
+        settles = [one for one in moves if isinstance(one, Settle)]
+        if settles:
+            self._open_settlement().lock_nonces(settles)
         return calls
+
+    def _open_settlement(self) -> BatchSettlement:
+        if self._settlement is None:
+            self._settlement = BatchSettlement(
+                self._connection,
+                self._locked_rows,
+                owner_id=self._rules.owner_id,
+                answered_since_ms=self._answered_since_ms,
+                attempts_max=self._rules.attempts_max,
+            )
+        return self._settlement
 
     def _move(self, move: Move, call: LockedCall | None) -> Outcome:
         is_retry = self._is_retry or move.call_id in self._retried
@@ -175,9 +184,9 @@ class LedgerBatch:
                 return self._reopen(move, call)
             case Settle():
                 values = {"moved_ms": self._now_ms, **self._end_values(move.close)}
-                return self._settling.settle(move, call, is_retry=is_retry, **values)
+                return self._open_settlement().settle(move, call, is_retry=is_retry, **values)
             case Conclude():
-                return self._settling.conclude(move, call, is_retry=is_retry)
+                return self._open_settlement().conclude(move, call, is_retry=is_retry)
 
     def _sibling_ids(self, claims: Sequence[Claim]) -> set[int]:
         columns = payment_table.c
