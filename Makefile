@@ -39,7 +39,7 @@ test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
 
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture \
-		tests/contracts/test_payments_finality_load.py $(ARGS)
+		tests/contracts/test_finality_load.py $(ARGS)
 
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")

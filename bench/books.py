@@ -32,10 +32,10 @@ from machine import GATEWAY_CORE, LOAD_CORE, describe_machine, pin
 from nodes import Server, cpu_ticks, postgres_pids
 
 from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import keccak256
 from tollway.ledger.ledger import Claimed, Closed
 from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
 
 TICK_US = 10_000
@@ -152,9 +152,9 @@ async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def opened(database: Database) -> AsyncIterator[LedgerStore]:
+async def opened(database: Database) -> AsyncIterator[SqlLedger]:
     await database.open()
-    ledger = LedgerStore(database, owner_id="bench", now_ms=lambda: int(time.time() * 1000))
+    ledger = SqlLedger(database, owner_id="bench", now_ms=lambda: int(time.time() * 1000))
     writing = asyncio.get_running_loop().create_task(ledger.run())
     try:
         await ledger.open()
@@ -224,7 +224,7 @@ async def count(make: Any, server: Server | None, options: argparse.Namespace) -
     }
 
 
-async def pay(ledger: LedgerStore, payments: int, name: str) -> list[Any]:
+async def pay(ledger: SqlLedger, payments: int, name: str) -> list[Any]:
     now_ms = int(time.time() * 1000)
     new = [new_payment(10**12, f"{name} {number} {now_ms}") for number in range(payments)]
     return list(await ledger.record_payments(new, now_ms=now_ms))

@@ -52,8 +52,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database, sqlite_module
 from tollway.storage.encryption import Sealer
-from tollway.storage.history import audit
-from tollway.storage.ledger_store import LedgerReader
+from tollway.storage.history import HistoryStore, audit
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, discovery_router
 from tollway.web.history_routes import history_router
 from tollway.web.listing_json import ListingEncoder
@@ -131,8 +130,9 @@ def routes_over(database: Database) -> FastAPI:
         rate_limiter=unused,
     )
     history = history_router(
-        call_history=LedgerReader(database, now_ms=now_ms),
+        call_history=HistoryStore(database),
         ledger=unused,
+        payment_ledger=unused,
         wallet=who,
         lookup=unused,
         find_asset=lambda chain_id, key: None,

@@ -56,7 +56,7 @@ class Office:
     """A desk whose rooms outlive each command."""
 
     def __init__(self) -> None:
-        self.ledger: Any = FakeLedger()
+        self.operator_ledger: Any = FakeLedger()
         stores = ControlStores()
         self.catalog, self.moderation = stores.catalog, stores.moderation
         self.chains: Any = None
@@ -135,7 +135,7 @@ def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch:
         result = office.run(*command)
         assert result.exit_code == operator.USAGE
         assert len(json.loads(result.stderr)["error"]["problems"]) == 2
-    assert office.ledger.admitted == []
+    assert office.operator_ledger.admitted == []
 
 
 def test_audit_tells_what_the_books_say(office: Office) -> None:
@@ -150,26 +150,26 @@ def test_audit_tells_what_the_books_say(office: Office) -> None:
         "heldPayments": [],
         "released": 0,
     }
-    assert office.ledger.releases == 0
+    assert office.operator_ledger.releases == 0
 
 
 def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: Office) -> None:
-    office.ledger.report = replace(BALANCED, wrong=("payment 7",))
+    office.operator_ledger.report = replace(BALANCED, wrong=("payment 7",))
     assert office.run("audit").exit_code == operator.FAILED
     result = office.run("audit", "--release")
     assert result.exit_code == operator.FAILED
     assert "payment 7" in result.stderr
-    assert office.ledger.releases == 0
+    assert office.operator_ledger.releases == 0
 
 
 def test_the_operator_declares_a_restore_and_sees_what_it_holds(office: Office) -> None:
     assert json.loads(office.run("audit", "--restored").stdout)["heldPayments"] == ["0xheld"]
-    assert office.ledger.restores == 1
+    assert office.operator_ledger.restores == 1
 
 
 def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
     assert office.run("audit", "--restored", "--release").exit_code == operator.USAGE
-    assert (office.ledger.restores, office.ledger.releases) == (0, 0)
+    assert (office.operator_ledger.restores, office.operator_ledger.releases) == (0, 0)
 
 
 def test_audit_releases_what_is_held(office: Office) -> None:
@@ -177,7 +177,7 @@ def test_audit_releases_what_is_held(office: Office) -> None:
 
 
 def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
-    office.ledger.is_away = True
+    office.operator_ledger.is_away = True
     result = office.run("audit")
     assert result.exit_code == operator.LATER
     assert json.loads(result.stderr)["error"]["code"] == "storage_unavailable"
@@ -185,7 +185,7 @@ def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
 
 def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
     assert office.run("admit", str(TX).upper()).exit_code == 0
-    assert office.ledger.admitted == [TX]
+    assert office.operator_ledger.admitted == [TX]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_beside_a_running_gateway_an_old_sqlite_is_not_written(
         gateway.release()
     assert result.exit_code == operator.LATER
     assert "stop the gateway" in result.stderr
-    assert (office.ledger.admitted, office.ledger.releases) == ([], 0)
+    assert (office.operator_ledger.admitted, office.operator_ledger.releases) == ([], 0)
     assert not office.moderation.is_blocked(WALLET)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tollway.cli import operator
 from tollway.storage.database import ProcessLock
-from tollway.storage.recovery import BACKUP_GENERATION, mark_path
+from tollway.storage.restore_detection import BACKUP_GENERATION, mark_path
 
 DATABASE = Path("tollway.sqlite3")
 PAYMENT = (

@@ -24,6 +24,7 @@ from tests.kit.databases import (
     write_newer_migrations,
 )
 from tests.kit.ledger_records import NOW_MS
+from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
@@ -32,7 +33,6 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.ledger_store import LedgerStore
 
 __all__ = ["postgres_server", "postgres_template"]
 
@@ -130,7 +130,7 @@ class Ledgers:
         self.clock = clock
         self._first: MemoryLedger | None = None
         self._shared = Clock(clock.ms)
-        self._stores: dict[str, tuple[LedgerStore, asyncio.Task[None]]] = {}
+        self._stores: dict[str, tuple[SqlLedger, asyncio.Task[None]]] = {}
 
     async def gateway(self, owner_id: str, **options: Any) -> Any:
         """A gateway of that name, alive."""
@@ -142,7 +142,7 @@ class Ledgers:
             await ledger.renew_ownership(now_ms=self.clock())
             return ledger
         options.setdefault("shared_clock", lambda connection, now_ms: self._shared.ms)
-        store = LedgerStore(self.database, owner_id=owner_id, now_ms=self.clock, **options)
+        store = SqlLedger(self.database, owner_id=owner_id, now_ms=self.clock, **options)
         self._stores[owner_id] = store, asyncio.get_running_loop().create_task(store.run())
         await store.open()
         return store

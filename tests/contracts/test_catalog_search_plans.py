@@ -23,7 +23,7 @@ from tollway.storage.catalog_tables import (
     total_table,
 )
 from tollway.storage.database import Database
-from tollway.storage.history import history
+from tollway.storage.history import read_history
 from tollway.storage.ledger_tables import call_table
 from tollway.storage.payments import insert_payment, unfinal_query
 from tollway.storage.reputation_store import find_due, find_owner
@@ -128,7 +128,7 @@ async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
 
             def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
                 as_if_large(connection)
-                return plans_of(connection, lambda it: history(it, query))
+                return plans_of(connection, lambda it: read_history(it, query))
 
             pages = await of_calls.read(ask)
             page = pages[1 if query.before else 0]
@@ -146,7 +146,7 @@ async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_in
 
         def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
             as_if_large(connection)
-            return plans_of(connection, lambda it: history(it, query))[1:]
+            return plans_of(connection, lambda it: read_history(it, query))[1:]
 
         for plan in await of_calls.read(ask):
             if not asked:

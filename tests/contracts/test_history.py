@@ -16,11 +16,11 @@ from tests.kit.ledger_records import (
     new_payment,
     tx_hash,
 )
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallState, Delivery, Rail
 from tollway.storage.database import Database
-from tollway.storage.ledger_store import LedgerStore
 
 STRANGER = Address(b"\x09" * 20)
 
@@ -163,7 +163,7 @@ async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> Non
         " 6, 'r', 'o', 1, 1, '', true, i, i FROM n"
     )
     await database.write(lambda c: c.execute(text(rows), {"who": PAYER}))
-    ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+    ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
     page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2))
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)
     page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, status="failed"))

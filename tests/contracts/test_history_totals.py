@@ -8,11 +8,11 @@ from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.util import await_only
 
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.storage.database import Database
-from tollway.storage.history import count_batch
-from tollway.storage.ledger_store import LedgerReader, LedgerStore
+from tollway.storage.history import HistoryStore, count_batch
 from tollway.storage.ledger_tables import call_table, call_total_table
 
 OTHER = Address(b"\x0c" * 20)
@@ -23,7 +23,7 @@ async def add(database: Database, *rows: dict[str, Any]) -> None:
 
 
 async def totals(database: Database) -> dict[str, int]:
-    reader = LedgerReader(database, now_ms=lambda: NOW_MS)
+    reader = HistoryStore(database)
     asked = {
         "payer": HistoryQuery(wallet=PAYER),
         "provider": HistoryQuery(wallet=PROVIDER, role="provider"),
@@ -59,7 +59,7 @@ async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
     sqlite_url: str, open_database: Any
 ) -> None:
     async with open_database(sqlite_url) as database:
-        ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+        ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
         await add(database, call_row(1), call_row(2))
         await ledger.renew_ownership(now_ms=NOW_MS)
         kept = select(call_total_table.c.calls).where(call_total_table.c.wallet == PAYER)

@@ -19,13 +19,13 @@ from tests.kit.ledger_records import (
     new_payment,
     tx_hash,
 )
+from tests.model.rows import Debt
 from tollway.ids import Address
 from tollway.ledger.claims import TEXT_LENGTH_MAX
 from tollway.ledger.ledger import (
     Claim,
     Claimed,
     Closed,
-    Debt,
     Exhausted,
     Fenced,
     InDebt,

@@ -20,6 +20,7 @@ from tests.kit.ledger_records import (
     new_payment,
     transfer_in,
 )
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState
@@ -28,7 +29,6 @@ from tollway.storage.database import SqliteDatabase
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.ledger_store import LedgerStore
 
 # a piece of the statement -> the search that it must be
 PLANS = {
@@ -89,7 +89,7 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     for engine in (database._read_engine, database._write_engine):
         event.listen(engine, "before_cursor_execute", explain)
     most = {"USDC": 10**12}
-    ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS, unfinal_max_nano=most)
+    ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS, unfinal_max_nano=most)
     writing = asyncio.get_running_loop().create_task(ledger.run())
     await ledger.open()
     (payment,) = await ledger.record_payments([new_payment(10)], now_ms=NOW_MS)
@@ -109,7 +109,7 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     return found
 
 
-async def settle_some(ledger: LedgerStore, database: SqliteDatabase) -> None:
+async def settle_some(ledger: SqlLedger, database: SqliteDatabase) -> None:
     gas = GasStore(database)
     limits = Limits(answers_bytes_max=40, answers_per_payer_bytes_max=40)
     answers = ResponseStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)

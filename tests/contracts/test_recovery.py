@@ -13,22 +13,21 @@ from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
+from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import ledger_store
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.recovery import (
     OWNER_KEPT_MS,
     AbandonedCall,
-    mark_as_backup,
-    mark_path,
     prune_owners,
     read_shared_clock,
     recover_calls,
 )
+from tollway.storage.restore_detection import mark_as_backup, mark_path
 
 HOLD_MS = 86_400_000
 LIFE_ONE: Callable[[Connection], str] = lambda _: "life-1"  # noqa: E731
@@ -53,7 +52,7 @@ class Gateway:
     """One gateway's books, from start to stop."""
 
     def __init__(self, database: Database, owner_id: str = "one", **options: Any) -> None:
-        self.ledger: Any = LedgerStore(database, owner_id=owner_id, now_ms=lambda: NOW_MS, **options)
+        self.ledger: Any = SqlLedger(database, owner_id=owner_id, now_ms=lambda: NOW_MS, **options)
 
     async def __aenter__(self) -> Any:
         self._task = asyncio.get_running_loop().create_task(self.ledger.run())
@@ -366,7 +365,7 @@ import asyncio, sys
 from pathlib import Path
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
-from tollway.storage.ledger_store import LedgerStore
+from tests.kit.sql_ledger import SqlLedger
 from tollway.storage.database import SqliteDatabase
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 
@@ -381,7 +380,7 @@ async def call(ledger, payment, price):
         print(after.value, claim.call_id, flush=True)
 
 async def main():
-    ledger = LedgerStore(SqliteDatabase(Path(sys.argv[1])), owner_id="child", now_ms=lambda: NOW_MS)
+    ledger = SqlLedger(SqliteDatabase(Path(sys.argv[1])), owner_id="child", now_ms=lambda: NOW_MS)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ledger.run())
         await ledger.open()

@@ -18,12 +18,12 @@ from tests.kit.ledger_records import (
     new_payment,
     transfer_in,
 )
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claimed, Closed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import POSTPONE_MAX_MS
 from tollway.storage.database import Database, connect_database
-from tollway.storage.ledger_store import LedgerStore
 
 HOUR = 3_600_000
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
@@ -46,7 +46,7 @@ class Clocks:
 class Gateway:
     def __init__(self, database: Database, clocks: Clocks, owner_id: str, *, skew_ms: int = 0) -> None:
         self.skew_ms, self._clocks = skew_ms, clocks
-        self.ledger: Any = LedgerStore(
+        self.ledger: Any = SqlLedger(
             database,
             owner_id=owner_id,
             now_ms=self.now_ms,

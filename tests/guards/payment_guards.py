@@ -673,7 +673,7 @@ PAYMENT_GUARDS = (
         "storage.payments:_in_block",
         "        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]\n",
         "",
-        test="contracts/test_payments_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
+        test="contracts/test_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
     ),
     guard(
         "P6",
@@ -689,7 +689,7 @@ PAYMENT_GUARDS = (
         "storage.payments:raise_payment",
         "            is_authorized=is_authorized,\n            checked_ms=NEVER_MS,\n",
         "            is_authorized=is_authorized,\n",
-        test="contracts/test_payments_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
+        test="contracts/test_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
     ),
     guard(
         "P6",
@@ -722,7 +722,7 @@ PAYMENT_GUARDS = (
         "storage.payments:free_disputed",
         "columns.id.in_(locked), ~IS_RESTORED)",
         "columns.id.in_(locked))",
-        test="contracts/test_payments_finality.py::"
+        test="contracts/test_finality.py::"
         "test_what_is_held_after_a_restore_is_freed_by_the_operator_alone[sqlite]",
     ),
     guard(
@@ -731,7 +731,7 @@ PAYMENT_GUARDS = (
         "storage.payments:finish_block",
         "*_in_block(_other.c, block), is_free\n",
         "*_in_block(_other.c, block)\n",
-        test="contracts/test_payments_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
+        test="contracts/test_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
     ),
     guard(
         "P6",
@@ -739,7 +739,7 @@ PAYMENT_GUARDS = (
         "storage.payments:reinstate_payment",
         "    is_held = payment.is_held and bool(",
         "    is_held = payment.is_held or bool(",
-        test="contracts/test_payments_finality.py::"
+        test="contracts/test_finality.py::"
         "test_what_left_its_chain_while_held_by_dispute_comes_back_spendable[sqlite]",
     ),
     guard(

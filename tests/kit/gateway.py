@@ -141,7 +141,8 @@ class InProcessGateway:
         self._open_sign_in()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.transaction_verifier = TransactionVerifier(
-            ledger=self.ledger,
+            payments=self.ledger,
+            readiness=self.ledger,
             chains=self.chain,
             rules=self.rules,
             signature_verifier=SignatureVerifier(self.chain, limits=limits),

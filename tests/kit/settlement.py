@@ -24,6 +24,7 @@ from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import authorized_claim, close_of
 from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
+from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules, ConfirmationSteps
@@ -45,7 +46,6 @@ from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
@@ -110,7 +110,7 @@ class SettlementServices:
         )
         self.receipt_poller = ReceiptPoller(chains, (chain_id,), **pauses)
         self.orphans = Orphans(ledger)
-        replacer = TransactionReplacer(ledger, gas, chains, self.gas_budget, limits=limits, now_ms=now_ms)
+        replacer = TransactionReplacer(gas, chains, self.gas_budget, limits=limits, now_ms=now_ms)
         shared |= {"ledger": ledger, "rules": rules, "gas_budget": self.gas_budget, "replacer": replacer}
         self.settlement = Settlement(
             receipt_poller=self.receipt_poller, orphans=self.orphans, rate_limiter=RateLimiter(), **shared
@@ -361,7 +361,7 @@ class NodeSettlement:
         self.rules = {
             chain_id: ChainRules(chain_id=chain_id, kind="test", confirmations=confirmations, assets=(asset,))
         }
-        self.ledger = LedgerStore(
+        self.ledger = SqlLedger(
             self.database, owner_id=secrets.token_hex(8), now_ms=self.read_clock, limits=limits
         )
         self.gas = GasStore(self.database)

@@ -14,6 +14,7 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import InProcessGateway, Stores
 from tests.kit.ledger_records import NOW_MS, new_payment
 from tests.kit.payer import has_terms
+from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
 from tollway.errors import StorageUnavailable
@@ -22,7 +23,6 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.ledger_store import LedgerStore
 
 
 class FaultyDatabase:
@@ -78,7 +78,7 @@ class FaultyLedger:
         self.sizes: list[int] = []
         self.database = FaultyDatabase(database)
         self.ticks_ms = NOW_MS
-        self.ledger: Any = LedgerStore(
+        self.ledger: Any = SqlLedger(
             self.database,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
@@ -162,7 +162,7 @@ class FaultyGateway:
         short = {"connect_deadline_s": 5.0, "settle_wait_s": 2.0, "close_patience_s": 0.0, **limits}
         kept = replace(DEFAULT_LIMITS, **{name: value for name, value in short.items() if name != "retry_s"})
         self.clock: Clock = before.clock if before else Clock(NOW_MS)
-        self.ledger = LedgerStore(
+        self.ledger = SqlLedger(
             self.database,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=self.clock,

@@ -16,6 +16,7 @@ from tests.kit.ledger_records import (
     authorized_claim,
     claim_on,
 )
+from tests.model.rows import sum_unfinal
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.claims import (
     EXPIRY_SLACK_S,
@@ -26,7 +27,6 @@ from tollway.ledger.claims import (
     decide_claims,
     find_short_accounts,
     nonce_key,
-    sum_unfinal,
 )
 from tollway.ledger.ledger import (
     AuthorizationTaken,

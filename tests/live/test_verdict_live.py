@@ -75,7 +75,8 @@ class Counter:
             return entry
 
         return TransactionVerifier(
-            ledger=self.ledger,
+            payments=self.ledger,
+            readiness=self.ledger,
             chains=self.reader,
             rules={self.chain_id: rules},
             signature_verifier=SignatureVerifier(self.reader, limits=LIMITS),

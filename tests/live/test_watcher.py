@@ -28,7 +28,13 @@ class Watch:
         chain_id = self.usdc.chain_id
         rules = ChainRules(chain_id=chain_id, kind="test", confirmations=((0, 1),), assets=(self.usdc,))
         self.watcher = ReorgWatcher(
-            self.ledger, reader, {chain_id: rules}, limits=LIMITS, now_ms=now_ms, on_gone=self.gone.append
+            self.ledger,
+            self.ledger,
+            reader,
+            {chain_id: rules},
+            limits=LIMITS,
+            now_ms=now_ms,
+            on_gone=self.gone.append,
         )
 
     async def record(self, tx_hash, payer, payee, units: int) -> None:

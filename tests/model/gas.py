@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from tests.model.rows import MemoryAttempt, MemoryRows, MemoryWalletGas
+from tests.model.rows import MemoryAttempt, MemoryRows, MemoryWalletGas, add_attempt, attempts_of_call
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, ChainId, ListingId
-from tollway.ledger.ledger import CodeRecord
+from tollway.ids import Address, CallId, ChainId, ListingId
+from tollway.ledger.ledger import CodeRecord, NonceUnavailable
 from tollway.ledger.records import SettlementAttempt
 
 
@@ -35,6 +35,16 @@ class MemoryGas:
         if is_free:
             self._rows.lanes[lane] = min(nonce, self._rows.lanes.get(lane, 0))
         return self._rows.lanes.get(lane, 0)
+
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
+        self._answer()
+        return add_attempt(self._rows, attempt, is_filling=is_filling)
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        self._answer()
+        return attempts_of_call(self._rows, call_id)
 
     async def open_attempts(
         self, chain_id: ChainId, sender: Address, *, limit: int

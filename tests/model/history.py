@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from tests.model.rows import (
+    Debt,
     MemoryCall,
     MemoryRows,
     call_record,
+    debts_from,
     debts_of,
     is_asked_for,
     named_calls,
@@ -14,7 +16,6 @@ from tests.model.rows import (
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery
-from tollway.ledger.ledger import Debt
 from tollway.ledger.records import CallRecord, CallState, KeyedCall, KeyName, Payment, RecordedTransaction
 from tollway.limits import DEFAULT_LIMITS, Limits
 
@@ -88,11 +89,8 @@ class MemoryStatement:
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()
-        return tuple(
-            Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
-            for account, units in sorted(debts_of(self._rows.calls.values()).items())
-            if account.payer == payer
-        )
+        owed = debts_of(self._rows.calls.values())
+        return debts_from({account: units for account, units in owed.items() if account.payer == payer})
 
     async def find_keyed_call(
         self, payer: Address, idempotency_key: str, *, since_ms: int

@@ -21,12 +21,13 @@ from tests.model.rows import (
     known_authorizations,
     payment_key,
     shown_payment,
+    sum_unfinal,
     used_nonces,
 )
 from tests.model.settling import Dropped
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
-from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name, sum_unfinal
+from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
 from tollway.ledger.ledger import (
     AuditReport,
     Claim,

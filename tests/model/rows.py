@@ -1,12 +1,20 @@
 """The rows of the ledger in memory, and what they mean to a reader. Never moves one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
-from tollway.ledger.claims import CreditAccount, KnownAuthorization, NonceKey, key_name, nonce_key
+from tollway.ledger.claims import (
+    CreditAccount,
+    KnownAuthorization,
+    NonceKey,
+    PayerAccount,
+    key_name,
+    nonce_key,
+)
 from tollway.ledger.history import HistoryQuery, HistoryStatus
-from tollway.ledger.ledger import Claim, Close, Finish, NonceUsed, StoredResponse
+from tollway.ledger.ledger import Claim, Close, Finish, NonceUnavailable, NonceUsed, StoredResponse
 from tollway.ledger.records import (
     TAKING,
     Authorization,
@@ -141,6 +149,34 @@ def debts_of(calls: Iterable[MemoryCall]) -> dict[CreditAccount, int]:
             account = account_of_claim(call.claim)
             owed[account] = owed.get(account, 0) + owed_units(call)
     return owed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debt:
+    """What a payer owes a payee because paying transactions left the chain after service."""
+
+    chain_id: ChainId
+    asset: str
+    payee: Address
+    units: int
+
+
+def debts_from(owed: Mapping[CreditAccount, int]) -> tuple[Debt, ...]:
+    """One payer's debts, by account."""
+    return tuple(
+        Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
+        for account, units in sorted(owed.items())
+    )
+
+
+def sum_unfinal(payments: Iterable[Payment]) -> dict[PayerAccount, int]:
+    """What is taken from the unfinal ones, by wallet, in ledger units."""
+    found: dict[PayerAccount, int] = {}
+    for payment in payments:
+        if payment.state is PaymentState.UNFINAL:
+            wallet = PayerAccount(payment.chain_id, payment.asset, payment.payer)
+            found[wallet] = found.get(wallet, 0) + payment.taken_units
+    return found
 
 
 def held_of(calls: Iterable[MemoryCall], payment_id: int) -> int:
@@ -301,3 +337,53 @@ def call_record(call: MemoryCall) -> CallRecord:
         created_ms=claim.created_ms,
         completed_ms=call.completed_ms,
     )
+
+
+# ---- Transactions of gas keys: of the ledger and of the gas ledger.
+
+
+def attempts_of_call(rows: MemoryRows, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+    own = [one.attempt for one in rows.attempts.values() if one.attempt.call_id == call_id]
+    return tuple(sorted(own, key=lambda one: (one.created_ms, one.nonce, one.tx_hash)))
+
+
+def add_attempt(rows: MemoryRows, attempt: SettlementAttempt, *, is_filling: bool) -> bool | NonceUnavailable:
+    call = rows.calls.get(attempt.call_id)
+    if call is None or (call.state is not CallState.SETTLING and not is_filling):
+        return False
+    signed = (attempt.chain_id, attempt.sender, attempt.nonce)
+    if (attempt.chain_id, attempt.tx_hash) in rows.attempts:
+        return True
+    own = [one.attempt for one in rows.attempts.values() if one.attempt.call_id == attempt.call_id]
+    if signed in [(one.chain_id, one.sender, one.nonce) for one in own]:
+        store_attempt(rows, attempt)
+        return True
+    if not is_filling:
+        return take_nonce(rows, attempt) or True
+    is_passed = attempt.nonce < rows.lanes.get((attempt.chain_id, attempt.sender), 0)
+    waiting = [one.attempt for one in rows.attempts.values() if one.is_open]
+    if not is_passed or signed in [(one.chain_id, one.sender, one.nonce) for one in waiting]:
+        return False
+    store_attempt(rows, attempt)
+    return True
+
+
+def take_nonce(rows: MemoryRows, attempt: SettlementAttempt) -> NonceUnavailable | None:
+    sequence = (attempt.chain_id, attempt.sender)
+    next_nonce = rows.lanes.get(sequence, 0)
+    if attempt.nonce != next_nonce:
+        return NonceUnavailable(next_nonce=next_nonce)
+    store_attempt(rows, attempt)
+    rows.lanes[sequence] = next_nonce + 1
+    return None
+
+
+def store_attempt(rows: MemoryRows, attempt: SettlementAttempt) -> None:
+    key = (attempt.chain_id, attempt.tx_hash)
+    if key in rows.attempts:
+        raise StorageUnavailable
+    rows.attempts[key] = MemoryAttempt(attempt=attempt, cost_wei=attempt.fee_max_wei)
+    if attempt.code_hash is not None:
+        rows.wallet_gas[attempt.chain_id, attempt.sender, attempt.nonce] = MemoryWalletGas(
+            attempt=attempt, code_hash=attempt.code_hash, cost_wei=attempt.fee_max_wei
+        )

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from tests.model.moves import MemoryMoves
 from tests.model.rows import (
-    MemoryAttempt,
     MemoryAuthorization,
     MemoryCall,
-    MemoryWalletGas,
     account_of_claim,
+    add_attempt,
+    attempts_of_call,
     is_cut,
     is_unpaid,
     shown_payment,
+    take_nonce,
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
@@ -112,7 +113,7 @@ class MemorySettling(MemoryMoves):
         if (call.state, call.epoch, call.owner_id) != expected:
             return Fenced()
         if attempt is not None:
-            taken = self._take_nonce(attempt)
+            taken = take_nonce(self._rows, attempt)
             if taken is not None:
                 return taken
         self._move(call, CallState.SETTLING)
@@ -125,24 +126,11 @@ class MemorySettling(MemoryMoves):
         self, attempt: SettlementAttempt, *, is_filling: bool = False
     ) -> bool | NonceUnavailable:
         self._answer()
-        call = self._rows.calls.get(attempt.call_id)
-        if call is None or (call.state is not CallState.SETTLING and not is_filling):
-            return False
-        lane = (attempt.chain_id, attempt.sender, attempt.nonce)
-        if (attempt.chain_id, attempt.tx_hash) in self._rows.attempts:
-            return True
-        own = [one.attempt for one in self._attempts() if one.attempt.call_id == attempt.call_id]
-        if lane in [(one.chain_id, one.sender, one.nonce) for one in own]:
-            self._add_attempt(attempt)
-            return True
-        if not is_filling:
-            return self._take_nonce(attempt) or True
-        is_passed = attempt.nonce < self._rows.lanes.get((attempt.chain_id, attempt.sender), 0)
-        waiting = [one.attempt for one in self._attempts() if one.is_open]
-        if not is_passed or lane in [(one.chain_id, one.sender, one.nonce) for one in waiting]:
-            return False
-        self._add_attempt(attempt)
-        return True
+        return add_attempt(self._rows, attempt, is_filling=is_filling)
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        self._answer()
+        return attempts_of_call(self._rows, call_id)
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
@@ -212,11 +200,6 @@ class MemorySettling(MemoryMoves):
             is_unknown = self._rows.calls[held.call_id].state is CallState.UNKNOWN
             if held.call_id == call_id and (held.is_orphaned or is_unknown):
                 held.looked_ms = until_ms
-
-    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
-        self._answer()
-        own = [one.attempt for one in self._attempts() if one.attempt.call_id == call_id]
-        return tuple(sorted(own, key=lambda one: (one.created_ms, one.nonce, one.tx_hash)))
 
     def _note_authorization(self, claim: Claim) -> None:
         if claim.authorization is not None and claim.cover is not None:
@@ -307,28 +290,6 @@ class MemorySettling(MemoryMoves):
         """Unknown for so long that the clock would release it, if only nothing had moved."""
         call = self._rows.calls[held.call_id]
         return call.state is CallState.UNKNOWN and is_unpaid(call) and call.moved_ms <= before_ms
-
-    def _attempts(self) -> Collection[MemoryAttempt]:
-        return self._rows.attempts.values()
-
-    def _take_nonce(self, attempt: SettlementAttempt) -> NonceUnavailable | None:
-        lane = (attempt.chain_id, attempt.sender)
-        next_nonce = self._rows.lanes.get(lane, 0)
-        if attempt.nonce != next_nonce:
-            return NonceUnavailable(next_nonce=next_nonce)
-        self._add_attempt(attempt)
-        self._rows.lanes[lane] = next_nonce + 1
-        return None
-
-    def _add_attempt(self, attempt: SettlementAttempt) -> None:
-        key = (attempt.chain_id, attempt.tx_hash)
-        if key in self._rows.attempts:
-            raise StorageUnavailable
-        self._rows.attempts[key] = MemoryAttempt(attempt=attempt, cost_wei=attempt.fee_max_wei)
-        if attempt.code_hash is not None:
-            self._rows.wallet_gas[attempt.chain_id, attempt.sender, attempt.nonce] = MemoryWalletGas(
-                attempt=attempt, code_hash=attempt.code_hash, cost_wei=attempt.fee_max_wei
-            )
 
     def _held_by(self, call: MemoryCall) -> MemoryAuthorization | None:
         """The authorisation that this call holds; a released one may pay another by now."""

@@ -82,7 +82,8 @@ class VerifierHarness:
     def make_till(self) -> TransactionVerifier:
         """Another one over the same books and chains: a restart, or a second gateway."""
         return TransactionVerifier(
-            ledger=self.ledger,
+            payments=self.ledger,
+            readiness=self.ledger,
             chains=self.chain,
             rules=self.rules,
             signature_verifier=SignatureVerifier(self.chain, limits=DEFAULT_LIMITS),

@@ -56,6 +56,7 @@ class Watch:
         others = {} if is_alone else {OTHER: rules_of(OTHER)}
         return ReorgWatcher(
             self.ledger,
+            self.ledger,
             self.chain,
             {CHAIN: rules or rules_of(CHAIN), **others},
             limits=replace(DEFAULT_LIMITS, **limits) if limits else Limits(),

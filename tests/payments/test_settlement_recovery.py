@@ -369,14 +369,14 @@ async def test_one_call_that_cannot_be_looked_at_does_not_stop_the_others(harnes
         assert await harness.settlement.settle(call.order()) == Undecided()
         await call.mark_orphaned()
     harness.chain.mine_sent(CHAIN)
-    attempts_of = harness.ledger.attempts_of
+    attempts_of = harness.gas.attempts_of
 
     async def fail(call_id: object) -> object:
         if call_id == bad.claim.call_id:
             raise RuntimeError("a bug")
         return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
 
-    harness.ledger.attempts_of = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
+    harness.gas.attempts_of = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
     await sweep(harness)
     assert await good.read_state() is CallState.CONSUMED
     assert await bad.read_state() is CallState.SETTLING
@@ -545,7 +545,7 @@ async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
         for call in await harness.claim_many(6):
             await harness.settlement.settle(call.order())
             await call.mark_orphaned()
-        attempts_of, together, most = harness.ledger.attempts_of, 0, 0
+        attempts_of, together, most = harness.gas.attempts_of, 0, 0
 
         async def count(call_id: object) -> object:
             nonlocal together, most
@@ -555,7 +555,7 @@ async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
             together -= 1
             return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
 
-        harness.ledger.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
+        harness.gas.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
         await sweep(harness)
         assert most == 2
 

@@ -786,14 +786,14 @@ class TestEdits:
 
     async def test_the_books_are_asked_once_before_a_chain_is(self, harness) -> None:
         asked: list[str] = []
-        behind = harness.transaction_verifier._ledger
+        behind = harness.transaction_verifier._payments
 
         class Counting:
             def __getattr__(self, name: str) -> object:
                 asked.append(name)
                 return getattr(behind, name)
 
-        harness.transaction_verifier._ledger = Counting()
+        harness.transaction_verifier._payments = Counting()
         await harness.find_spendable(harness.proof(harness.pay()))
         assert asked == ["find_transaction", "record_payments"]
 

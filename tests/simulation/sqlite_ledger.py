@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.kit.sql_ledger import SqlLedger
 from tests.simulation.fake_ledger import Fate, SharedContext
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
@@ -18,7 +19,6 @@ from tollway.storage.database import SqliteDatabase, sqlite_module
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import upgrade
 
 Image = Any
@@ -154,7 +154,7 @@ class SqliteGateway:
         context = machine.context
         self.owner_id = owner_id
         self._machine = machine
-        self.ledger: Any = LedgerStore(
+        self.ledger: Any = SqlLedger(
             machine,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=machine.clock,

@@ -12,8 +12,8 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.records import RecordedTransaction
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import upgrade
-from tollway.storage.payments import Recording, find_transaction, record_each
-from tollway.storage.recovery import mark_restored
+from tollway.storage.operator_store import mark_restored
+from tollway.storage.payments import Recording, read_transaction, record_each
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
 
@@ -45,6 +45,6 @@ async def test_one_that_was_judged_too_early_takes_the_others_along(database: Sq
         await database.write(partial(record_each, recordings=both))
     for one in both:
         (new,) = one.payments
-        assert await database.read(partial(find_transaction, tx_hash=new.tx_hash)) == known
+        assert await database.read(partial(read_transaction, tx_hash=new.tx_hash)) == known
     recorded = await database.write(partial(record_each, recordings=[both[0], recording("c", None)]))
     assert [payments[0].value_units for payments in recorded] == [10, 10]

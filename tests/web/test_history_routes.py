@@ -159,6 +159,7 @@ async def ask(
     router = history_router(
         call_history=shelves,
         ledger=shelves,  # type: ignore[arg-type]  # only `resolve` is asked here
+        payment_ledger=shelves,  # type: ignore[arg-type]  # only `find_transaction` is asked here
         wallet=authenticate,
         lookup=lookup,
         find_asset=lambda chain_id, key: next(

@@ -51,10 +51,14 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
 from tollway.storage.encryption import Sealer
+from tollway.storage.finality import FinalityStore
+from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck
+from tollway.storage.operator_store import OperatorStore
+from tollway.storage.payments import PaymentStore
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
@@ -106,6 +110,9 @@ class App:
         )
         self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
         self.ledger = self._make_ledger()
+        self.payments = PaymentStore(self.database)
+        self.call_history = HistoryStore(self.database)
+        self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
         self.chains = self._make_chains()
@@ -123,7 +130,8 @@ class App:
         self.call_limits = CallRateLimits(limits=limits, rate_limiter=self.rate_limiter)
         verifier = SignatureVerifier(self.chains, limits=limits)
         self.transaction_verifier = TransactionVerifier(
-            ledger=self.ledger,
+            payments=self.payments,
+            readiness=self.operator_ledger,
             chains=self.chains,
             rules=self.rules,
             signature_verifier=verifier,
@@ -174,6 +182,8 @@ class App:
             catalog=self.catalog,
             creations=self.creations,
             ledger=self.ledger,
+            payments=self.payments,
+            call_history=self.call_history,
             sessions=self.sessions,
             moderation=self.moderation,
             chains=self.chains,
@@ -229,7 +239,8 @@ class App:
 
     def _make_watcher(self) -> ReorgWatcher:
         return ReorgWatcher(
-            self.ledger,
+            self.payments,
+            FinalityStore(self.database, now_ms=self.ledger.shared_ms, limits=self.settings.limits),
             self.chains,
             self.rules,
             limits=self.settings.limits,
@@ -397,7 +408,7 @@ class App:
         is_running = not self.background.ended
         checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
         try:
-            await self.ledger.find_payments(_NO_TRANSACTION)
+            await self.payments.find_payments(_NO_TRANSACTION)
             checks["storage"] = self._is_writing and self.schema.is_served
         except StorageUnavailable:
             checks["storage"] = False
@@ -435,7 +446,7 @@ class App:
 
     async def _record_readiness(self) -> None:
         if all((await self.check_ready()).values()):
-            await self.ledger.mark_ready(now_ms=now_ms())
+            await self.operator_ledger.mark_ready(now_ms=now_ms())
 
 
 async def run(settings: Settings) -> None:

@@ -61,10 +61,12 @@ from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
+from tollway.storage.history import HistoryStore
 from tollway.storage.idempotency import ResponseStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.payments import PaymentStore
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
 from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
@@ -138,7 +140,7 @@ class SettlementServices:
         )
         self._receipt_poller = ReceiptPoller(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
         self._orphans = Orphans(ledger)
-        replacer = TransactionReplacer(ledger, gas_ledger, chains, gas_budget, limits=limits, now_ms=now_ms)
+        replacer = TransactionReplacer(gas_ledger, chains, gas_budget, limits=limits, now_ms=now_ms)
         self.settlement = Settlement(
             ledger=ledger,
             gas_ledger=gas_ledger,
@@ -314,6 +316,8 @@ class Services:
     catalog: CatalogStore
     creations: CreationStore
     ledger: LedgerStore
+    payments: PaymentStore
+    call_history: HistoryStore
     sessions: SqlSessions
     moderation: ModerationStore
     chains: RpcReader
@@ -367,15 +371,16 @@ class AsgiBuilder:
             routers=[
                 listing_router(listing_services),
                 history_router(
-                    call_history=services.ledger,
+                    call_history=services.call_history,
                     ledger=services.ledger,
+                    payment_ledger=services.payments,
                     wallet=wallet,
                     lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
                     find_asset=self._find_asset,
                     now_ms=self._now_ms,
                 ),
                 x402_history_router(
-                    call_history=services.ledger,
+                    call_history=services.call_history,
                     wallet=wallet,
                     find_asset=self._find_asset,
                     now_ms=self._now_ms,
@@ -536,7 +541,7 @@ class AsgiBuilder:
         return McpServices(
             catalog=services.catalog,
             encoder=encoder,
-            call_history=services.ledger,
+            call_history=services.call_history,
             call_app=calls,
             wallet=wallet,
             find_asset=self._find_asset,

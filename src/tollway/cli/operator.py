@@ -27,7 +27,7 @@ from tollway.config.settings import Settings, load_settings
 from tollway.config.values import Secret
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import Address, ListingId, TxHash
-from tollway.ledger.ledger import Ledger
+from tollway.ledger.ledger import OperatorLedger
 from tollway.registry.catalog import Catalog, Moderation, Revised
 from tollway.registry.listing import Listing
 from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
@@ -66,7 +66,7 @@ class OperatorServices(Protocol):
     @property
     def catalog(self) -> Catalog: ...
     @property
-    def ledger(self) -> Ledger: ...
+    def operator_ledger(self) -> OperatorLedger: ...
     @property
     def moderation(self) -> Moderation: ...
     @property
@@ -188,13 +188,13 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
 
         async def work(services: OperatorServices) -> None:
             if restored:
-                await services.ledger.mark_restored(now_ms=_now_ms())
-            report = await services.ledger.audit()
+                await services.operator_ledger.mark_restored(now_ms=_now_ms())
+            report = await services.operator_ledger.audit()
             if release and not report.is_balanced:
                 raise CommandFailed(
                     "the books do not balance; nothing was released: " + "; ".join(report.wrong)
                 )
-            released = await services.ledger.release_held() if release else 0
+            released = await services.operator_ledger.release_held() if release else 0
             answer = {
                 "balanced": report.is_balanced,
                 "payments": report.payments,
@@ -228,7 +228,7 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
         tx_hash = _parse(TxHash.parse, transaction)
 
         async def work(services: OperatorServices) -> None:
-            await services.ledger.admit(tx_hash, now_ms=_now_ms())
+            await services.operator_ledger.admit(tx_hash, now_ms=_now_ms())
             print_result(
                 {"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json
             )

@@ -254,16 +254,6 @@ def find_limited_accounts(
     )
 
 
-def sum_unfinal(payments: Iterable[Payment]) -> dict[PayerAccount, int]:
-    """What is taken from the unfinal ones, by wallet, in ledger units."""
-    found: dict[PayerAccount, int] = {}
-    for payment in payments:
-        if payment.state is PaymentState.UNFINAL:
-            wallet = _payer_account_of_payment(payment)
-            found[wallet] = found.get(wallet, 0) + payment.taken_units
-    return found
-
-
 def _payer_account_of_payment(payment: Payment) -> PayerAccount:
     return PayerAccount(payment.chain_id, payment.asset, payment.payer)
 

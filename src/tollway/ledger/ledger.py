@@ -1,14 +1,17 @@
-"""The ledger of payments and calls, its gas ledger and its stored responses: ports. `storage` keeps them in SQL, the
-tests have a twin in memory. Both pass one contract suite, and both decide a batch of claims with the same pure function
-(`ledger/claims.py`).
+"""The ports of the ledger, and the records that pass through them. `storage` keeps them in SQL; the tests have a model in memory.
+Both pass one contract suite, and both decide a batch of claims with the same pure function (`ledger/claims.py`).
 
-Laws. A claim and its call row are one durable transaction. A close is written before its caller sees the head and
-flushed by the next durable commit. Every move names the state and the epoch that it expects; a move that finds another
-is *fenced* and must stop. taken(payment) = sum of the prices of the calls that take from it, at any moment.
+A reader names the port that it needs: `Ledger` (the calls of the pipeline) and `SettlementLedger` (their settlements), `PaymentLedger`
+(payments), `Finality` (what a reorganisation changes), `GasLedger` (nonces and transactions of gas keys), `OperatorLedger` and
+`Readiness` (records of the operator and of the gateways), `StoredResponses`; `CallHistory` is in `ledger/history.py`.
 
-A block decides the finality of all its payments. A reorganisation may move a transfer to another transaction: the same
-money was paid once, so no debt follows. A nonce of a gas key is taken in the transaction that stores what is signed with it.
-Stored responses are bounded in size and time and encrypted at rest; losing one costs a repeat, never money.
+Laws. A claim and its call row are one durable transaction. A close is written before its caller receives the head and flushed by
+the next durable commit. Every move names the state and the epoch that it expects; a move that finds another is *fenced* and must
+stop. taken(payment) = sum of the prices of the calls that take from it, at any moment.
+
+A block decides the finality of all its payments. A reorganisation can move a transfer to another transaction: the same money was
+paid once, so no debt follows. A nonce of a gas key is taken in the transaction that stores what is signed with it. Stored responses
+are bounded in size and time and encrypted at rest; losing one costs a repeat, never money.
 """
 
 import struct
@@ -67,6 +70,19 @@ class GasLedger(Protocol):
     async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
         """Lets the sequence go on at `nonce` again where nothing of ours waits with that nonce or a later one: the chain never
         counted as far as the sequence did. Returns what holds."""
+        ...
+
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
+        """Stores a further attempt of a call in `settling`, durable: the next nonce of its key, or a nonce that an
+        earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
+        the call is by now, but only with such an earlier nonce, or with one that its sequence has passed and for which no
+        call has anything that waits (otherwise False): the sequence waits for it."""
+        ...
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        """Every attempt to settle that call, oldest first."""
         ...
 
     async def open_attempts(
@@ -174,10 +190,6 @@ class Finality(Protocol):
     async def free_disputed(self, payment_ids: Sequence[int]) -> int:
         """Nodes agree about these payments again. Frees nothing while balances are held after a restore. Returns how many."""
         ...
-
-
-class Reorgs(Protocol):
-    """Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
     async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
         """The calls whose authorisations made that payment, as far as the ledger knows."""
@@ -371,16 +383,6 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debt:
-    """What a payer owes a payee because paying transactions left the chain after service."""
-
-    chain_id: ChainId
-    asset: str
-    payee: Address
-    units: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The balance equation, checked. `wrong`: a line for each payment that differs from the sum of its calls, and for
     each call that holds more or less than its state says. `held_calls`: `unknown` and `settling`, oldest first."""
@@ -396,14 +398,8 @@ class AuditReport:
         return not self.wrong
 
 
-class Ledger(Reorgs, Finality, Protocol):
-    """Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
-    `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
-    nothing was sent, so the call is released when its owner is next seen or found dead."""
-
-    def shared_ms(self) -> int:
-        """The time that all gateways of this ledger go by, as of the last renewal. Moments in them are of that clock."""
-        ...
+class PaymentLedger(Protocol):
+    """The recorded payments. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         """Every recorded payment of a transaction, on any chain, by any payer."""
@@ -424,16 +420,13 @@ class Ledger(Reorgs, Finality, Protocol):
         `based_on`: where the database was found to be an older one since, nothing is written (`StorageUnavailable`)."""
         ...
 
-    async def claim(self, claim: Claim) -> ClaimOutcome:
-        """Takes the price and opens the call in one durable transaction, grouped with other claims.
 
-        Between any number of claims on one payment, the sum granted never exceeds its value. When the shown
-        payment has something left but less than the price, the difference comes from the same payer's other
-        payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
-        claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
-        (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
-        when that one is `unknown`, or was cut short and no repeat has brought it again (`RepeatsOpenCall`).
-        """
+class SettlementLedger(Protocol):
+    """The calls that an authorisation pays. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Raises
+    `StorageUnavailable`."""
+
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        """The newest call that this authorisation was claimed for; it holds it unless it is `released`."""
         ...
 
     async def close(self, close: Close) -> Closed | Fenced:
@@ -444,6 +437,62 @@ class Ledger(Reorgs, Finality, Protocol):
         is tried again for `close_patience_s`. When it raises `StorageUnavailable`, its caller must drop that answer: a
         close to `consumed` is then written as `decide_dropped_call` says, as soon as the store takes writes again, and before
         this gateway claims, reopens or looks up that call."""
+        ...
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | NonceUnavailable:
+        """`forwarding` -> `settling` (`close.after`), durable: the upstream's head costs, and from here on money may
+        move. `attempt`: the signed transaction, its nonce taken in the same commit; None: there is none yet. `digest`:
+        replaces the claim's, when the body's hash is known only now. Tried again, and dropped, as `close` is."""
+        ...
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
+    ) -> CallState | None:
+        """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
+        surely never will, and the call is `released`. The gateway that waits (`is_orphaned` False; its call and epoch,
+        not orphaned): `consumed`. Whoever looked instead (`is_orphaned` True; an orphaned call, or one that is `unknown` and
+        unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
+        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first. Of
+        the gateway that waits it is tried again, and dropped, as `close` is."""
+        ...
+
+    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
+        """This gateway stops waiting for its settlement (also when `settle` or `conclude` raised); settlement recovery goes
+        on. `recover` does the same for those of dead gateways."""
+        ...
+
+    async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        """The orphaned calls in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
+        are postponed; least recently looked at first. No unknown call is to be helped along: it may never have cost."""
+        ...
+
+    async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
+        """That call is not `unsettled` before then: there is nothing to do for it. A moment further ahead than
+        `POSTPONED_MS_MAX` counts for nothing: the clock that it was set by has been set back."""
+        ...
+
+
+class Ledger(SettlementLedger, Protocol):
+    """The calls. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
+    `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
+    nothing was sent, so the call is released when its owner is next seen or found dead."""
+
+    def shared_ms(self) -> int:
+        """The time that all gateways of this ledger go by, as of the last renewal. Moments in them are of that clock."""
+        ...
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        """Takes the price and opens the call in one durable transaction, grouped with other claims.
+
+        Between any number of claims on one payment, the sum granted never exceeds its value. When the shown
+        payment has something left but less than the price, the difference comes from the same payer's other
+        payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
+        claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
+        (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
+        when that one is `unknown`, or was cut short and no repeat has brought it again (`RepeatsOpenCall`).
+        """
         ...
 
     def finish(self, finish: Finish) -> None:
@@ -474,73 +523,29 @@ class Ledger(Reorgs, Finality, Protocol):
         (`is_plain`) reopens nothing once a bound one has ended its payment's plain form."""
         ...
 
-    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        """The newest call that this authorisation was claimed for; it holds it unless it is `released`."""
-        ...
-
-    async def settle(
-        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
-    ) -> Closed | Fenced | NonceUnavailable:
-        """`forwarding` -> `settling` (`close.after`), durable: the upstream's head costs, and from here on money may
-        move. `attempt`: the signed transaction, its nonce taken in the same commit; None: there is none yet. `digest`:
-        replaces the claim's, when the body's hash is known only now. Tried again, and dropped, as `close` is."""
-        ...
-
-    async def add_attempt(
-        self, attempt: SettlementAttempt, *, is_filling: bool = False
-    ) -> bool | NonceUnavailable:
-        """Stores a further attempt of a call in `settling`, durable: the next nonce of its key, or a nonce that an
-        earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
-        the call is by now, but only with such an earlier nonce, or with one that its sequence has passed and for which no
-        call has anything that waits (otherwise False): the sequence waits for it."""
-        ...
-
-    async def conclude(
-        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
-    ) -> CallState | None:
-        """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
-        surely never will, and the call is `released`. The gateway that waits (`is_orphaned` False; its call and epoch,
-        not orphaned): `consumed`. Whoever looked instead (`is_orphaned` True; an orphaned call, or one that is `unknown` and
-        unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
-        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first. Of
-        the gateway that waits it is tried again, and dropped, as `close` is."""
-        ...
-
-    async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
-        """This gateway stops waiting for its settlement (also when `settle` or `conclude` raised); settlement recovery goes
-        on. `recover` does the same for those of dead gateways."""
-        ...
-
-    async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        """The orphaned calls in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
-        are postponed; least recently looked at first. No unknown call is to be helped along: it may never have cost."""
-        ...
-
-    async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        """That call is not `unsettled` before then: there is nothing to do for it. A moment further ahead than
-        `POSTPONED_MS_MAX` counts for nothing: the clock that it was set by has been set back."""
-        ...
-
-    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
-        """Every attempt to settle that call, oldest first."""
-        ...
-
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         """The calls that take from a payment, newest first."""
         ...
-
-    async def debts(self, payer: Address) -> tuple[Debt, ...]: ...
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         """The provider decides an `unknown` call: `released` or `consumed`. False when it is not unknown."""
         ...
 
-    async def renew_ownership(self, *, now_ms: int) -> None: ...
 
-    async def recover(self, *, now_ms: int) -> int:
-        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except those
-        that a power loss may have made or that an authorisation may have paid. Returns how many. Any gateway may."""
+class Readiness(Protocol):
+    """When a gateway was ready. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
+
+    async def mark_ready(self, *, now_ms: int) -> None:
+        """The gateway is ready now. A payment's age stands still between notes more than a minute apart."""
         ...
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        """For how long since that moment no gateway was ready."""
+        ...
+
+
+class OperatorLedger(Protocol):
+    """The operator's view of the ledger. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
     async def audit(self) -> AuditReport: ...
 
@@ -551,14 +556,6 @@ class Ledger(Reorgs, Finality, Protocol):
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         """The operator lets a transaction be shown although it is too old, or mined before a restore."""
-        ...
-
-    async def mark_ready(self, *, now_ms: int) -> None:
-        """The gateway is ready now. A payment's age stands still between notes more than a minute apart."""
-        ...
-
-    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        """For how long since that moment no gateway was ready."""
         ...
 
     async def mark_restored(self, *, now_ms: int) -> None:

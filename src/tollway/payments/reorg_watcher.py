@@ -33,7 +33,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, ChainTip, Disputed, NotMined, Quorum, WatchedChain
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.ids import ChainId
-from tollway.ledger.ledger import Ledger, UnfinalBlock
+from tollway.ledger.ledger import Finality, PaymentLedger, UnfinalBlock
 from tollway.ledger.records import (
     AuthorizedCall,
     NewPayment,
@@ -87,7 +87,8 @@ class ReorgWatcher:
 
     def __init__(
         self,
-        ledger: Ledger,
+        payments: PaymentLedger,
+        finality: Finality,
         chains: WatchedChain,
         rules: Mapping[ChainId, ChainRules],
         *,
@@ -105,7 +106,7 @@ class ReorgWatcher:
         self._running_since_s: float | None = None
         self._networks = {
             chain_id: NetworkWatcher(
-                ledger, chains, one, limits=limits, now_ms=now_ms, on_gone=on_gone, clock=clock
+                payments, finality, chains, one, limits=limits, now_ms=now_ms, on_gone=on_gone, clock=clock
             )
             for chain_id, one in rules.items()
         }
@@ -143,7 +144,8 @@ class NetworkWatcher:
 
     def __init__(
         self,
-        ledger: Ledger,
+        payments: PaymentLedger,
+        finality: Finality,
         chains: WatchedChain,
         rules: ChainRules,
         *,
@@ -152,7 +154,8 @@ class NetworkWatcher:
         on_gone: Callable[[Payment], None],
         clock: Callable[[], float],
     ) -> None:
-        self._ledger = ledger
+        self._payments = payments
+        self._finality = finality
         self._chains = chains
         self._rules = rules
         self._chain_id = rules.chain_id
@@ -196,7 +199,7 @@ class NetworkWatcher:
 
     async def _check_blocks_and_gone(self) -> None:
         blocks = await self._read_blocks()
-        gone = await self._ledger.gone_payments(
+        gone = await self._finality.gone_payments(
             self._chain_id,
             after_id=self._gone_after_id,
             limit=self._limits.watch_batch_max,
@@ -219,7 +222,7 @@ class NetworkWatcher:
     async def _read_blocks(self) -> list[UnfinalBlock]:
         blocks: list[UnfinalBlock] = []
         while True:
-            page = await self._ledger.unfinal_blocks(
+            page = await self._finality.unfinal_blocks(
                 self._chain_id, after=blocks[-1] if blocks else None, limit=BLOCKS_PER_PAGE
             )
             blocks += page
@@ -228,7 +231,7 @@ class NetworkWatcher:
 
     async def _check_blocks(self, blocks: Sequence[UnfinalBlock]) -> None:
         final_number = self._find_final(await self._chains.fetch_tip(self._chain_id))
-        held = await self._ledger.held_unfinal(self._chain_id, limit=HELD_MAX)
+        held = await self._finality.held_unfinal(self._chain_id, limit=HELD_MAX)
         held_ids: dict[BlockId, list[int]] = {}
         for payment in held:
             held_ids.setdefault((payment.block_number, payment.block_hash), []).append(payment.id)
@@ -319,7 +322,7 @@ class NetworkWatcher:
         elif held_ids:
             await self._free(held_ids)
         if is_final:
-            await self._ledger.finish_block(
+            await self._finality.finish_block(
                 block, is_checked_only=self._is_one_node_enough, now_ms=self._now_ms()
             )
             self._seen.pop(block, None)
@@ -335,12 +338,12 @@ class NetworkWatcher:
 
     async def _hold(self, payments: Sequence[Payment]) -> None:
         held = [payment for payment in payments if not payment.is_held]
-        if held and await self._ledger.hold_disputed([payment.id for payment in held]):
+        if held and await self._finality.hold_disputed([payment.id for payment in held]):
             first = str(held[0].tx_hash)
             _log.warning("payments_held", chain_id=self._chain_id, count=len(held), transaction=first)
 
     async def _free(self, payment_ids: Sequence[int]) -> None:
-        if freed := await self._ledger.free_disputed(payment_ids):
+        if freed := await self._finality.free_disputed(payment_ids):
             _log.info("payments_freed", chain_id=self._chain_id, count=freed)
 
     # ---- Receipts.
@@ -350,7 +353,7 @@ class NetworkWatcher:
     ) -> AsyncIterator[Sequence[Payment]]:
         after_id, limit = 0, self._limits.watch_batch_max
         while True:
-            page = await self._ledger.unfinal_in(
+            page = await self._finality.unfinal_in(
                 block, after_id=after_id, limit=limit, is_unchecked_only=is_unchecked_only
             )
             if page:
@@ -399,7 +402,7 @@ class NetworkWatcher:
                 _log.error("payment_check_failed", transaction=str(payment.tx_hash), **describe_failure(exc))
         for (number, block_hash), found in standing_at.items():
             self._forget_found(found)
-            await self._ledger.mark_checked(
+            await self._finality.mark_checked(
                 [one.id for one in found], block_number=number, block_hash=block_hash, now_ms=self._now_ms()
             )
             if held := [one.id for one in found if one.is_held]:
@@ -450,12 +453,12 @@ class NetworkWatcher:
                 assert_never(outcome)
 
     async def _bring_back(self, payment: Payment, found: NewPayment) -> None:
-        await self._ledger.record_payments((found,), now_ms=self._now_ms())
+        await self._payments.record_payments((found,), now_ms=self._now_ms())
         _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
 
     async def _raise(self, payment: Payment, found: NewPayment) -> None:
         """Before it is final: then it stays as it is."""
-        await self._ledger.record_payments((found,), now_ms=self._now_ms())
+        await self._payments.record_payments((found,), now_ms=self._now_ms())
         _log.info(
             "payment_worth_more",
             transaction=str(payment.tx_hash),
@@ -472,7 +475,7 @@ class NetworkWatcher:
         missed = self._missed.count(key)
         if missed < CHECKS_UNTIL_GONE or await self._may_stay(payment, missed):
             return
-        debt_units = await self._ledger.mark_gone(payment.id, now_ms=self._now_ms())
+        debt_units = await self._finality.mark_gone(payment.id, now_ms=self._now_ms())
         self._missed.drop_if(lambda other: other == key)
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
         self._on_gone(payment)
@@ -485,14 +488,14 @@ class NetworkWatcher:
         """Whether authorisations of that payment have moved their money in other transactions: then the ledger says so
         too, and what is left here is for the next check. None: no node says."""
         is_moved, is_seen = False, True
-        for call in await self._ledger.authorizations_in(payment.id, limit=AUTHORIZATIONS_MAX):
+        for call in await self._finality.authorizations_in(payment.id, limit=AUTHORIZATIONS_MAX):
             try:
                 transfer = await self._find_transfer(payment, call)
             except ChainUnavailable as exc:
                 _log.warning("authorization_unseen", call_id=call.call_id, detail=str(exc))
                 is_seen = False
                 break
-            if transfer is not None and await self._ledger.move_transfer(
+            if transfer is not None and await self._finality.move_transfer(
                 call.call_id, before=payment.tx_hash, transfer=transfer, now_ms=self._now_ms()
             ):
                 is_moved = True

@@ -19,7 +19,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ids import CallId, ChainId, ListingId, TxHash
-from tollway.ledger.ledger import Close, Closed, Fenced, GasLedger, Ledger, NonceUnavailable
+from tollway.ledger.ledger import Close, Closed, Fenced, GasLedger, NonceUnavailable, SettlementLedger
 from tollway.ledger.records import (
     Authorization,
     CallState,
@@ -123,7 +123,7 @@ class Settlement:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        ledger: SettlementLedger,
         gas_ledger: GasLedger,
         chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
@@ -498,7 +498,7 @@ class Orphans:
     """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds; a clock
     that is set back must not keep a call waiting."""
 
-    def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: SettlementLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
         self._due_s: dict[CallId, tuple[Close, float]] = {}

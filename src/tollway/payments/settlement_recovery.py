@@ -25,7 +25,7 @@ from tollway.chain.port import (
 )
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
-from tollway.ledger.ledger import GasLedger, Ledger
+from tollway.ledger.ledger import GasLedger, SettlementLedger
 from tollway.ledger.records import AuthorizedCall, CallState, SettledTransfer, SettlementAttempt
 from tollway.limits import Limits
 from tollway.money import Asset
@@ -91,7 +91,7 @@ class SettlementRecovery:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        ledger: SettlementLedger,
         gas_ledger: GasLedger,
         chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
@@ -179,7 +179,7 @@ class SettlementRecovery:
             _log.warning("sweep_without_network", call_id=call.call_id, chain_id=authorization.chain_id)
             await self._postpone(call, since_ms=call.created_ms)
             return None
-        attempts = await self._ledger.attempts_of(call.call_id)
+        attempts = await self._gas_ledger.attempts_of(call.call_id)
         hashes = [attempt.tx_hash for attempt in attempts]
         quorum = rules.quorum_for(asset, call.price_units)
         receipts: Receipts = {}
@@ -346,7 +346,7 @@ class SettlementRecovery:
                 code_hash=facts.code_hash,
             ),
             sequence,
-            store=self._ledger.add_attempt,
+            store=self._gas_ledger.add_attempt,
             gas_ledger=self._gas_ledger,
             gas_budget=self._gas_budget,
             now_ms=self._now_ms,

@@ -19,7 +19,7 @@ from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Q
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, StorageUnavailable, TollwayError
 from tollway.identity.signatures import SignatureVerifier, paid_call_digest, recover, transaction_digests
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, TxHash, format_network
-from tollway.ledger.ledger import Ledger
+from tollway.ledger.ledger import PaymentLedger, Readiness
 from tollway.ledger.records import Payment, PaymentState, RecordedTransaction
 from tollway.limits import Limits
 from tollway.money import Asset
@@ -236,7 +236,8 @@ class TransactionVerifier:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        payments: PaymentLedger,
+        readiness: Readiness,
         chains: ChainReader,
         rules: Mapping[ChainId, ChainRules],
         signature_verifier: SignatureVerifier,
@@ -247,7 +248,8 @@ class TransactionVerifier:
         on_outcome: Callable[[str, str], None] = lambda network, outcome: None,
     ) -> None:
         """`on_outcome` hears of each payment that a chain was asked about: the network, and `accepted` or the code."""
-        self._ledger = ledger
+        self._payments = payments
+        self._readiness = readiness
         self._chains = chains
         self._rules = rules
         self._quota = quota
@@ -288,7 +290,7 @@ class TransactionVerifier:
         try:
             if found := await self._match_wallets(remembered, presented):
                 return found
-            recorded = await self._ledger.find_transaction(proof.tx_hash)
+            recorded = await self._payments.find_transaction(proof.tx_hash)
             if found := await self._find_known(recorded.payments, presented, entry):
                 return found
             verification = _Verification(presented=presented, entry=entry, recorded=recorded)
@@ -304,7 +306,7 @@ class TransactionVerifier:
         buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Asks no chain."""
         if proof.binding is not None or not signers:
             return tuple(signers)
-        recorded = await self._ledger.find_payments(proof.tx_hash)
+        recorded = await self._payments.find_payments(proof.tx_hash)
         key_wallets = [
             payment.payer
             for payment in recorded
@@ -403,7 +405,7 @@ class TransactionVerifier:
             or proof.chain_id is None
         ):
             return outcome
-        for payment in await self._ledger.find_payments(proof.tx_hash):
+        for payment in await self._payments.find_payments(proof.tx_hash):
             if payment.state is not PaymentState.GONE and await self._is_credit_here(payment, entry):
                 return other_network(format_network(payment.chain_id))
         return outcome
@@ -526,7 +528,7 @@ class TransactionVerifier:
         block_ms = facts.block_time * 1000
         if now_ms - block_ms <= self._limits.payment_age_s * 1000:
             return 0
-        return await self._ledger.downtime_ms(since_ms=block_ms, now_ms=now_ms) // 1000
+        return await self._readiness.downtime_ms(since_ms=block_ms, now_ms=now_ms) // 1000
 
     async def _name_internal_transfer(
         self, result: VerificationResult, facts: ChainFacts, given: VerificationInput
@@ -545,7 +547,7 @@ class TransactionVerifier:
     async def _record(
         self, accepted: Accepted, based_on: RecordedTransaction
     ) -> tuple[SpendablePayment, ...]:
-        recorded = await self._ledger.record_payments(
+        recorded = await self._payments.record_payments(
             accepted.payments, now_ms=self._now_ms(), based_on=based_on
         )
         return self._to_spendable(recorded)

@@ -23,7 +23,7 @@ from tollway.chain.signer import GasKey, read_transaction
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.ids import Address, CallId, ListingId, TxHash
-from tollway.ledger.ledger import Fenced, GasLedger, Ledger, NonceUnavailable
+from tollway.ledger.ledger import Fenced, GasLedger, NonceUnavailable
 from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.limits import Limits
 from tollway.payments.gas import GasBudget
@@ -270,7 +270,6 @@ class TransactionReplacer:
 
     def __init__(
         self,
-        ledger: Ledger,
         gas_ledger: GasLedger,
         chains: SettlementChain,
         gas_budget: GasBudget,
@@ -278,7 +277,6 @@ class TransactionReplacer:
         limits: Limits,
         now_ms: Callable[[], int],
     ) -> None:
-        self._ledger = ledger
         self._gas_ledger = gas_ledger
         self._chains = chains
         self._gas_budget = gas_budget
@@ -389,7 +387,7 @@ class TransactionReplacer:
         filler = sign_filler(
             replace(above, nonce=nonce), sequence.key, tx_fees=tx_fees, now_ms=self._now_ms()
         )
-        if await self._ledger.add_attempt(filler, is_filling=True) is True:
+        if await self._gas_ledger.add_attempt(filler, is_filling=True) is True:
             _log.warning(
                 "lane_nonce_filled",
                 chain_id=sequence.chain_id,
@@ -435,18 +433,18 @@ class TransactionReplacer:
         if tx_fees is None:
             return
         replacement = sign_replacement(last, sequence.key, tx_fees=tx_fees, now_ms=self._now_ms())
-        is_stored = await self._ledger.add_attempt(replacement)
+        is_stored = await self._gas_ledger.add_attempt(replacement)
         if is_stored is False:
             if self._is_expired(last):
                 replacement = sign_filler(last, sequence.key, tx_fees=tx_fees, now_ms=self._now_ms())
-            is_stored = await self._ledger.add_attempt(replacement, is_filling=True)
+            is_stored = await self._gas_ledger.add_attempt(replacement, is_filling=True)
         if is_stored is True:
             _log.info("settlement_fee_bumped", call_id=last.call_id, transaction=str(replacement.tx_hash))
             await resend(self._chains, replacement)
 
     async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
         """The newest of that nonce: there may be more than were listed."""
-        attempts = await self._ledger.attempts_of(attempt.call_id)
+        attempts = await self._gas_ledger.attempts_of(attempt.call_id)
         place = (attempt.chain_id, attempt.sender, attempt.nonce)
         return next(one for one in reversed(attempts) if (one.chain_id, one.sender, one.nonce) == place)
 

@@ -31,10 +31,9 @@ from tollway.ledger.records import (
     AuthorizedCall,
     CallState,
     Dialect,
-    SettlementAttempt,
 )
 from tollway.storage.idempotency import has_stored_response
-from tollway.storage.ledger_tables import MOVING, attempt_table, authorization_table, call_table
+from tollway.storage.ledger_tables import MOVING, authorization_table, call_table
 from tollway.storage.locked_rows import check_count
 from tollway.storage.postgres import take_advisory_locks
 
@@ -56,9 +55,9 @@ def find_authorized_call(
 
 
 def read_authorized(
-    connection: Connection, *which: ColumnElement[bool], limit: int, answered_since_ms: int
+    connection: Connection, *, which: ColumnElement[bool], limit: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    query = _authorized_query(answered_since_ms).where(*which).order_by(call_table.c.id).limit(limit)
+    query = _authorized_query(answered_since_ms).where(which).order_by(call_table.c.id).limit(limit)
     return tuple(map(_parse_authorized, connection.execute(query)))
 
 
@@ -101,13 +100,6 @@ def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
         columns.call_id == call_id, or_(columns.is_adrift, columns.call_id.in_(unknown))
     )
     connection.execute(at.values(looked_ms=until_ms))
-
-
-def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAttempt, ...]:
-    columns = attempt_table.c
-    query = select(attempt_table).where(columns.call_id == call_id)
-    rows = connection.execute(query.order_by(columns.created_ms, columns.nonce, columns.tx_hash))
-    return tuple(map(parse_attempt, rows))
 
 
 def lock_wallets(
@@ -226,20 +218,6 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
         # Due at once: it may have been postponed while it was unknown.
         connection.execute(at.values(is_adrift=True, looked_ms=0))
     return len(settling)
-
-
-def parse_attempt(row: Row[Any]) -> SettlementAttempt:
-    return SettlementAttempt(
-        chain_id=ChainId(row.chain_id),
-        tx_hash=TxHash(row.tx_hash),
-        call_id=CallId(row.call_id),
-        listing_id=ListingId(row.listing_id),
-        sender=Address(row.sender),
-        nonce=row.nonce,
-        raw=bytes(row.raw),
-        fee_max_wei=int(row.fee_max_wei),
-        created_ms=row.created_ms,
-    )
 
 
 def _authorized_query(answered_since_ms: int) -> Select[Any]:

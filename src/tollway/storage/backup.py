@@ -23,7 +23,7 @@ from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restr
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
-from tollway.storage.recovery import (
+from tollway.storage.restore_detection import (
     bump_generation,
     mark_as_backup,
     mark_path,

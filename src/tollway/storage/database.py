@@ -376,6 +376,21 @@ def is_retryable(exc: StorageUnavailable) -> bool:
     return state in ("40001", "40P01")
 
 
+ROLLBACKS_MAX = 8
+"""How often a transaction runs again that the database rolled back (deadlock)."""
+
+
+async def write_retried(database: Database, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
+    """`database.write`, again where the database itself rolled the transaction back. Raises `StorageUnavailable`."""
+    for _ in range(ROLLBACKS_MAX - 1):
+        try:
+            return await database.write(work, flush=flush, is_long=is_long)
+        except StorageUnavailable as exc:
+            if not is_retryable(exc):
+                raise
+    return await database.write(work, flush=flush, is_long=is_long)
+
+
 class ProcessLock:
     """Held by the one gateway process that may serve from a SQLite file. Freed by the kernel when it dies."""
 

@@ -1,14 +1,17 @@
-"""Gas keys in SQL: their next nonces, their pending transactions, and what those cost. Signs and sends nothing.
+"""Gas keys in SQL: their next nonces, their transactions (attempts to settle a call), and what those cost. Signs and sends nothing.
 
 The functions over a connection are shared with `settlement`, which takes a nonce in the commit that stores its hash.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Row,
+    Select,
     and_,
     bindparam,
     case,
@@ -20,15 +23,15 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from tollway.ids import Address, ChainId, ListingId
-from tollway.ledger.ledger import CodeRecord
-from tollway.ledger.records import SettlementAttempt
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.ledger import CodeRecord, NonceUnavailable
+from tollway.ledger.records import CallState, SettlementAttempt
 from tollway.money import UNITS_MAX
-from tollway.storage.authorizations import parse_attempt
-from tollway.storage.database import Database
+from tollway.storage.database import Database, write_retried
 from tollway.storage.ledger_tables import attempt_table, settlement_nonce_table, wallet_gas_table
+from tollway.storage.locked_rows import LockedRows
+from tollway.storage.statements import insert_for
 
 SignerKey = tuple[Address, ChainId]
 _GWEI = 10**9
@@ -73,6 +76,18 @@ class GasStore:
 
         return await self._database.write(work)
 
+    async def add_attempt(
+        self, attempt: SettlementAttempt, *, is_filling: bool = False
+    ) -> bool | NonceUnavailable:
+        return await write_retried(
+            self._database, partial(_add_attempt, attempt=attempt, is_filling=is_filling)
+        )
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        columns = attempt_table.c
+        query = select(attempt_table).where(columns.call_id == call_id)
+        return await self._read_attempts(query.order_by(columns.created_ms, columns.nonce, columns.tx_hash))
+
     async def open_attempts(
         self, chain_id: ChainId, sender: Address, *, limit: int
     ) -> tuple[SettlementAttempt, ...]:
@@ -83,8 +98,7 @@ class GasStore:
             .order_by(columns.nonce, columns.created_ms, columns.tx_hash)
             .limit(limit)
         )
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
-        return tuple(map(parse_attempt, rows))
+        return await self._read_attempts(query)
 
     async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None:
         columns = attempt_table.c
@@ -168,6 +182,52 @@ class GasStore:
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return {bytes(row[0]): CodeRecord(signed=int(row[1]), reverted=int(row[2])) for row in rows}
 
+    async def _read_attempts(self, query: Select[Any]) -> tuple[SettlementAttempt, ...]:
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return tuple(map(_parse_attempt, rows))
+
+
+def _add_attempt(
+    connection: Connection, *, attempt: SettlementAttempt, is_filling: bool
+) -> bool | NonceUnavailable:
+    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
+    one below the signer's next nonce that no transaction has."""
+    locked_rows = LockedRows(connection)
+    call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
+    if call is None or (call.state is not CallState.SETTLING and not is_filling):
+        return False
+    if is_attempt_stored(connection, attempt):
+        return True
+    columns = attempt_table.c
+    earlier = select(columns.tx_hash).where(
+        columns.call_id == attempt.call_id,
+        columns.chain_id == attempt.chain_id,
+        columns.sender == attempt.sender,
+        columns.nonce == attempt.nonce,
+    )
+    signer = (attempt.sender, attempt.chain_id)
+    if connection.execute(earlier.limit(1)).first() is None:
+        next_nonce = lock_nonces(connection, [signer])[signer]
+        if is_filling:
+            if attempt.nonce >= next_nonce or is_nonce_open(connection, attempt):
+                return False
+        elif attempt.nonce != next_nonce:
+            return NonceUnavailable(next_nonce=next_nonce)
+        else:
+            write_nonces(connection, {signer: next_nonce + 1})
+    write_attempts(connection, [attempt])
+    return True
+
+
+def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> bool:
+    columns = attempt_table.c
+    query = select(columns.call_id).where(
+        columns.tx_hash == attempt.tx_hash,
+        columns.chain_id == attempt.chain_id,
+        columns.call_id == attempt.call_id,
+    )
+    return connection.execute(query).first() is not None
+
 
 def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[SignerKey, int]:
     """The next nonce of each signer, locked, in one order; a new signer begins at 0."""
@@ -175,8 +235,7 @@ def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[
         return {}
     wanted = sorted(set(signers))
     rows = [{"sender": sender, "chain_id": chain_id, "next_nonce": 0} for sender, chain_id in wanted]
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(settlement_nonce_table).on_conflict_do_nothing(), rows)
+    connection.execute(insert_for(connection, settlement_nonce_table).on_conflict_do_nothing(), rows)
     columns = settlement_nonce_table.c
     where = or_(
         *(and_(columns.sender == sender, columns.chain_id == chain_id) for sender, chain_id in wanted)
@@ -243,8 +302,7 @@ def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttem
     """A nonce that was taken before belongs to whatever was signed with it last."""
     if not attempts:
         return
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    fresh = dialect.insert(wallet_gas_table)
+    fresh = insert_for(connection, wallet_gas_table)
     new_values = {name: fresh.excluded[name] for name in _OF_WALLET_GAS}
     key = [column.name for column in wallet_gas_table.primary_key]
     rows = [
@@ -261,3 +319,17 @@ def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttem
         for attempt in attempts
     ]
     connection.execute(fresh.on_conflict_do_update(index_elements=key, set_=new_values), rows)
+
+
+def _parse_attempt(row: Row[Any]) -> SettlementAttempt:
+    return SettlementAttempt(
+        chain_id=ChainId(row.chain_id),
+        tx_hash=TxHash(row.tx_hash),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        sender=Address(row.sender),
+        nonce=row.nonce,
+        raw=bytes(row.raw),
+        fee_max_wei=int(row.fee_max_wei),
+        created_ms=row.created_ms,
+    )

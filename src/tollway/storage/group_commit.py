@@ -1,21 +1,17 @@
-"""Writes the ledger in batches, and reads in batches: the entries that wait when a batch is committed are the next batch.
+"""Writes the ledger in batches: the entries that wait when a batch is committed are the next batch.
 
 There is no timer for an entry that a caller waits for. Callers wait on a future; the writer is `GroupCommit.run`, a background
 task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
 fails the others; a close is lost because the database was unavailable for a moment; a call stays charged whose response was
 dropped; a claim of unknown outcome is answered without a look at the database; one grant is given to two callers.
-
-`BatchLoader` does the same for reads: equal keys are read once for all callers, different keys share a transaction, and no
-result is older than its request.
 """
 
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Generic, TypeVar
 
 import structlog
 from sqlalchemy import Connection, update
@@ -27,7 +23,7 @@ from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
-from tollway.storage.database import Database, is_retryable
+from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
     BatchRules,
@@ -40,65 +36,12 @@ from tollway.storage.ledger_batch import (
 )
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.outage import ValueRefused
-from tollway.storage.recovery import AcknowledgedWrites, ClusterClock, RestoreDetected
+from tollway.storage.recovery import ClusterClock
+from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
 from tollway.storage.settlement import Conclude, Settle
-
-Q = TypeVar("Q", bound=Hashable)
-A = TypeVar("A")
-
-
-class BatchLoader(Generic[Q, A]):
-    """One round at a time, asked by one of those who wait. Who leaves takes nothing from the others: they ask again."""
-
-    def __init__(self, fetch: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
-        """`fetch`: gets distinct questions, and gives an answer for each, in order. What it raises, all of them hear; an
-        exception in place of an answer is raised for that question alone."""
-        self._fetch = fetch
-        self._waiting: dict[Q, asyncio.Future[A]] = {}
-        self._batch_done: asyncio.Event | None = None
-
-    async def load(self, question: Q) -> A:
-        while True:
-            future = self._waiting.get(question)
-            if future is None:
-                future = self._waiting[question] = asyncio.get_running_loop().create_future()
-            while not future.done():
-                if self._batch_done is None:
-                    await self._run_batch()
-                else:
-                    await self._batch_done.wait()
-            if not future.cancelled():  # else whoever asked for all has left
-                return future.result()
-
-    async def _run_batch(self) -> None:
-        batch, self._waiting = self._waiting, {}
-        done = self._batch_done = asyncio.Event()
-        try:
-            answers = await self._fetch(tuple(batch))
-            for future, answer in zip(batch.values(), answers, strict=True):
-                if isinstance(answer, Exception):
-                    _set_exception(future, answer)
-                else:
-                    future.set_result(answer)
-        except Exception as exc:  # noqa: BLE001 - told to everybody who asked
-            for future in batch.values():
-                _set_exception(future, exc)
-        finally:
-            for future in batch.values():
-                future.cancel()  # those that are not answered
-            self._batch_done = None
-            done.set()
-
-
-def _set_exception(future: asyncio.Future[A], exc: Exception) -> None:
-    future.set_exception(exc)
-    future.exception()  # seen here: some may have left
-
 
 _log = structlog.get_logger(__name__)
 
-ROLLBACKS_MAX = 8
-"""How often a batch that the database rolled back (deadlock) is tried again."""
 FINISH_DELAY_S = 0.02
 RETRY_S = 0.25
 """Between two looks whether the database takes the ends of calls again that it did not take."""

@@ -14,6 +14,7 @@ The audit checks the balance equation over every row: what a payment says is tak
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -40,6 +41,7 @@ from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery, HistoryRole, HistoryStatus
 from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
+from tollway.storage.database import Database
 from tollway.storage.ledger_tables import (
     FAILED,
     REPEATABLE,
@@ -101,6 +103,51 @@ def _read_mark(connection: Connection) -> int:
     return connection.scalar(select(kept.calls).where(*whose)) or 0
 
 
+class HistoryStore:
+    """Keeps the promises of `CallHistory`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        return await self._database.read(partial(read_history, query=query))
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        query = select(call_table).where(call_table.c.id == call_id)
+        row = await self._database.read(lambda connection: connection.execute(query).first())
+        return None if row is None else parse_call(row)
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        columns = payment_table.c
+        query = (
+            select(payment_table)
+            .where(columns.payer == payer)
+            .order_by(columns.block_time.desc(), columns.id.desc())
+            .limit(limit)
+            .offset(offset)
+        )
+        return await self._read_payments(query)
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        columns = payment_table.c
+        query = select(payment_table).where(columns.tx_hash == tx_hash, columns.payer == payer)
+        return await self._read_payments(query.order_by(columns.id))
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        """Every call that was claimed on a payment or helped by it, newest first, whatever its end."""
+        is_shown = call_table.c.payment_id == payment_id
+        work = partial(_newest, is_shown=is_shown, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
+    async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        return await self._database.read(partial(_unknown_calls, payment_id=payment_id, limit=limit))
+
+    async def _read_payments(self, query: Select[Any]) -> tuple[Payment, ...]:
+        return await self._database.read(
+            lambda connection: tuple(map(parse_payment, connection.execute(query)))
+        )
+
+
 TOTAL_MAX = 10_000
 """With filters, the total is counted up to here."""
 FAILED_STATUS_MIN = 400
@@ -111,7 +158,7 @@ RUNNING_MAX = 100_000
 _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 
-def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
+def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     found = _calls(query)
     columns = found.calls.c
     newest = (columns.created_ms.desc(), columns.id.desc())
@@ -239,39 +286,10 @@ def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
     return connection.scalar(select(func.count()).select_from(some)) or 0
 
 
-def find_call(connection: Connection, call_id: CallId) -> CallRecord | None:
-    row = connection.execute(select(call_table).where(call_table.c.id == call_id)).first()
-    return None if row is None else parse_call(row)
-
-
-def payments_of(connection: Connection, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    query = (
-        select(payment_table)
-        .where(columns.payer == payer)
-        .order_by(columns.block_time.desc(), columns.id.desc())
-        .limit(limit)
-        .offset(offset)
-    )
-    return tuple(map(parse_payment, connection.execute(query)))
-
-
-def payments_in(connection: Connection, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    query = select(payment_table).where(columns.tx_hash == tx_hash, columns.payer == payer)
-    return tuple(map(parse_payment, connection.execute(query.order_by(columns.id))))
-
-
-def calls_of(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """Every call that was claimed on a payment or helped by it, newest first, whatever became of it."""
-    columns = call_table.c
-    return _newest(connection, columns.payment_id == payment_id, payment_id, limit=limit)
-
-
 def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
     """Those that hold something of it now."""
     is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
-    return _newest(connection, is_spending, payment_id, limit=limit)
+    return _newest(connection, is_shown=is_spending, payment_id=payment_id, limit=limit)
 
 
 def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
@@ -296,7 +314,7 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
     return {payment_id: units for payment_id, units in held.items() if units > 0}
 
 
-def unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
     """Sorted here: asked for in order, all calls of the payment would be walked through for the few that hold it."""
     calls, topups = call_table.c, topup_table.c
     is_unknown = calls.state == CallState.UNKNOWN.value
@@ -316,7 +334,7 @@ def unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tup
 
 
 def _newest(
-    connection: Connection, is_shown: ColumnElement[bool], payment_id: int, *, limit: int
+    connection: Connection, *, is_shown: ColumnElement[bool], payment_id: int, limit: int
 ) -> tuple[CallId, ...]:
     columns = call_table.c
     newest = (columns.created_ms.desc(), columns.id.desc())

@@ -34,7 +34,6 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.ids import Address, CallId, ChainId, ListingId
@@ -46,7 +45,7 @@ from tollway.storage.database import Database, metadata
 from tollway.storage.encryption import Sealer
 from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table
 from tollway.storage.postgres import take_advisory_locks
-from tollway.storage.statements import Prepared, Rows
+from tollway.storage.statements import Prepared, Rows, insert_for
 
 answer_table = Table(
     "answer",
@@ -118,8 +117,7 @@ class ResponseStore:
             # Space for what may be added before the next count is freed now.
             ahead = limits.answers_bytes_max // RECOUNT_PART
             _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        connection.execute(dialect.insert(answer_table).on_conflict_do_nothing(), row)
+        connection.execute(insert_for(connection, answer_table).on_conflict_do_nothing(), row)
 
     def _oldest_ms(self, now_ms: int) -> int:
         return now_ms - self._limits.answer_ttl_s * 1000

@@ -1,8 +1,9 @@
-"""The ledger in SQL: `Ledger` and `CallHistory` over one database, SQLite or PostgreSQL.
+"""The calls of one gateway in SQL: `Ledger` over one database, SQLite or PostgreSQL.
 
-Claims, closes, reopens and finishes go through one queue and are written in batches (`group_commit`), so `run` must be running
-while they are used; every other write is a transaction of its own. `LedgerReader` only reads. The rules about money are in
-`ledger/`, not here.
+Claims, closes, reopens, finishes, settles and concludes go through one queue and are written in batches (`group_commit`), so `run`
+must be running while they are used; every other write is a transaction of its own. Moments of this gateway's clock are translated
+into the time that all gateways share (`ClusterClock`). The other ports have stores of their own: `PaymentStore`, `FinalityStore`,
+`GasStore`, `OperatorStore`, `HistoryStore`, `ResponseStore`. The rules about money are in `ledger/`, not here.
 """
 
 import asyncio
@@ -13,66 +14,53 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import structlog
-from sqlalchemy.exc import IntegrityError
 
 from tollway.background import BackgroundTask
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, CallId, ChainId, TxHash
-from tollway.ledger.claims import check_claim, check_units
-from tollway.ledger.history import HistoryPage, HistoryQuery
+from tollway.ids import Address, CallId
+from tollway.ledger.claims import check_claim
 from tollway.ledger.ledger import (
-    AuditReport,
     Claim,
     Claimed,
     ClaimOutcome,
     Close,
     Closed,
-    Debt,
     Exhausted,
     Fenced,
     Finish,
     NonceUnavailable,
     NonceUsed,
-    UnfinalBlock,
 )
 from tollway.ledger.records import (
     AuthorizationKey,
     AuthorizedCall,
-    CallRecord,
     CallState,
     Interruption,
     KeyedCall,
-    NewPayment,
     OpenCall,
-    Payment,
-    RecordedTransaction,
     SettledTransfer,
     SettlementAttempt,
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import authorizations, history, idempotency, payments, recovery, settlement
-from tollway.storage.database import Database, Work, is_retryable
-from tollway.storage.group_commit import RETRY_S, BatchLoader, GroupCommit
-from tollway.storage.history import audit, count_batch
+from tollway.storage import authorizations, history, idempotency, payments, recovery
+from tollway.storage.batch_loader import BatchLoader
+from tollway.storage.database import Database, Work, write_retried
+from tollway.storage.group_commit import RETRY_S, GroupCommit
+from tollway.storage.history import count_batch
 from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
-from tollway.storage.outage import ValueRefused
-from tollway.storage.payments import Recording, record_each
 from tollway.storage.recovery import (
     AbandonedCall,
     BootMark,
     ClusterClock,
     Lease,
     OwnOpenCall,
-    RestoreDetected,
-    RestoreDetector,
     SharedClock,
     read_boot_mark,
     read_shared_clock,
 )
+from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
-
-T = TypeVar("T")
 
 
 class _RepeatQuery(NamedTuple):
@@ -85,135 +73,18 @@ class _NewestQuery(NamedTuple):
     limit: int
 
 
-class LedgerReader:
-    """Keeps the promises of `CallHistory`, and those of `Ledger` that only read."""
-
-    def __init__(
-        self, database: Database, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS
-    ) -> None:
-        self._database = database
-        self._now_ms = now_ms
-        self._limits = limits
-        # What many callers ask at once with the proof of one payment.
-        self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
-        self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
-        self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
-        self._transactions: BatchLoader[TxHash, RecordedTransaction] = BatchLoader(self._find_transactions)
-        self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._spending_calls)
-
-    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._payments.load(tx_hash)
-
-    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._open_calls.load(_RepeatQuery(payment_id, digest))
-
-    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        return await self._exhausted.load(claim)
-
-    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        return await self._spending.load(_NewestQuery(payment_id, limit))
-
-    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
-        return await self._transactions.load(tx_hash)
-
-    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        work = partial(recovery.downtime_ms, since_ms=since_ms, now_ms=now_ms)
-        return await self._database.read(work)
-
-    async def debts(self, payer: Address) -> tuple[Debt, ...]:
-        return await self._database.read(partial(payments.debts, payer=payer))
-
-    async def history(self, query: HistoryQuery) -> HistoryPage:
-        return await self._database.read(partial(history.history, query=query))
-
-    async def find_call(self, call_id: CallId) -> CallRecord | None:
-        return await self._database.read(partial(history.find_call, call_id=call_id))
-
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        work = partial(history.payments_of, payer=payer, limit=limit, offset=offset)
-        return await self._database.read(work)
-
-    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._database.read(partial(history.payments_in, payer=payer, tx_hash=tx_hash))
-
-    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        work = partial(history.calls_of, payment_id=payment_id, limit=limit)
-        return await self._database.read(work)
-
-    async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        work = partial(history.unknown_calls, payment_id=payment_id, limit=limit)
-        return await self._database.read(work)
-
-    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        since_ms = self._answered_since_ms()
-        work = partial(authorizations.find_authorized_call, key=key, answered_since_ms=since_ms)
-        return await self._database.read(work)
-
-    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
-        return await self._database.read(partial(authorizations.attempts_of, call_id=call_id))
-
-    async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        work = partial(
-            settlement.authorizations_in,
-            payment_id=payment_id,
-            limit=limit,
-            answered_since_ms=self._answered_since_ms(),
-        )
-        return await self._database.read(work)
-
-    async def find_keyed_call(
-        self, payer: Address, idempotency_key: str, *, since_ms: int
-    ) -> KeyedCall | None:
-        work = partial(
-            idempotency.find_keyed_call,
-            payer=payer,
-            idempotency_key=idempotency_key,
-            since_ms=since_ms,
-            answered_since_ms=self._answered_since_ms(),
-        )
-        return await self._database.read(work)
-
-    # ---- What is asked together.
-
-    async def _read_each(self, works: Sequence[Work[T]]) -> list[T]:
-        return await self._database.read(lambda connection: [work(connection) for work in works])
-
-    async def _find_payments(self, tx_hashes: Sequence[TxHash]) -> list[tuple[Payment, ...]]:
-        return await self._read_each([partial(payments.find_payments, tx_hash=one) for one in tx_hashes])
-
-    async def _find_open_calls(self, requests: Sequence[_RepeatQuery]) -> list[OpenCall | None]:
-        return await self._read_each(
-            [partial(idempotency.find_open_call, **one._asdict()) for one in requests]
-        )
-
-    async def _find_exhausted(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
-        return await self._database.read(partial(payments.find_exhausted, claims=claims))
-
-    async def _find_transactions(self, tx_hashes: Sequence[TxHash]) -> list[RecordedTransaction]:
-        return await self._read_each([partial(payments.find_transaction, tx_hash=one) for one in tx_hashes])
-
-    async def _spending_calls(self, queries: Sequence[_NewestQuery]) -> list[tuple[CallId, ...]]:
-        return await self._read_each([partial(history.spending_calls, **one._asdict()) for one in queries])
-
-    def _answered_since_ms(self) -> int:
-        """Answers stored after that are still kept."""
-        return self._now_ms() - self._limits.answer_ttl_s * 1000
-
-
 _log = structlog.get_logger(__name__)
 
 _FoundCall = TypeVar("_FoundCall", AuthorizedCall, KeyedCall, OpenCall)
 
-ROLLBACKS_MAX = 8
-"""How often a transaction that the database rolled back (deadlock) is tried again."""
 RECOVERY_BATCH_MAX = 500
 """Calls that one transaction of recovery moves."""
 RENEW_TIMEOUT_S = 5.0
 """A renewal that hangs is given up so early that several more fit into the lease."""
 
 
-class LedgerStore(LedgerReader):
-    """Keeps the promises of `Ledger` and `CallHistory`. One for each gateway process; `owner_id` is new at each start."""
+class LedgerStore:
+    """Keeps the promises of `Ledger`. One for each gateway process; `owner_id` is new at each start."""
 
     def __init__(
         self,
@@ -236,10 +107,14 @@ class LedgerStore(LedgerReader):
         `on_restore`: the database was found to have gone back in time; its balances are held.
         `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is.
         `close_retry_s`: between two tries of a close that found no database."""
+        self._database = database
+        self._limits = limits
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
-        super().__init__(database, now_ms=self._clock.read, limits=limits)
-        self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
+        # Many callers ask these at once with the proof of one payment.
+        self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
+        self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
+        self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
         self._owner_id = owner_id
         self._boot_mark = boot_mark
         self._shared_clock = shared_clock
@@ -248,7 +123,7 @@ class LedgerStore(LedgerReader):
         self._restore_detector = RestoreDetector(
             database,
             owner_id,
-            now_ms=self._now_ms,
+            now_ms=self._clock.read,
             shared_clock=shared_clock,
             kept_ms=recovery.OWNER_KEPT_MS,
             on_restore=on_restore,
@@ -310,37 +185,6 @@ class LedgerStore(LedgerReader):
     def finish(self, finish: Finish) -> None:
         self._group_commit.submit_nowait(finish)
 
-    # ---- What is asked of a call whose end is not written yet: it is written first.
-
-    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._find_written(partial(super().find_open_call, payment_id, digest))
-
-    async def find_keyed_call(
-        self, payer: Address, idempotency_key: str, *, since_ms: int
-    ) -> KeyedCall | None:
-        return await self._find_written(
-            partial(super().find_keyed_call, payer, idempotency_key, since_ms=since_ms)
-        )
-
-    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
-        return await self._find_written(partial(super().find_authorized_call, key))
-
-    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        if self._group_commit.has_late():  # perhaps that of the call that holds the payment, or has spent it
-            await self._group_commit.write_late()
-        if self._group_commit.has_late():
-            raise StorageUnavailable
-        return await super().find_exhausted(claim)
-
-    async def _find_written(self, find: Callable[[], Awaitable[_FoundCall | None]]) -> _FoundCall | None:
-        found = await find()
-        if found is None or not self._group_commit.is_late(found.call_id):
-            return found
-        await self._group_commit.write_late(found.call_id)
-        if self._group_commit.is_late(found.call_id):
-            raise StorageUnavailable
-        return await find()
-
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
     ) -> Claimed | Fenced:
@@ -350,6 +194,15 @@ class LedgerStore(LedgerReader):
         assert isinstance(outcome, Fenced)
         return outcome
 
+    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+        if after not in (CallState.RELEASED, CallState.CONSUMED):
+            raise ValueError("an unknown call is resolved to released or consumed")
+        return await write_retried(
+            self._database, partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms)
+        )
+
+    # ---- Settlements.
+
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
     ) -> Closed | Fenced | NonceUnavailable:
@@ -358,12 +211,6 @@ class LedgerStore(LedgerReader):
         outcome = await self._group_commit.submit(Settle(close=close, attempt=attempt, digest=digest))
         assert isinstance(outcome, Closed | Fenced | NonceUnavailable)
         return outcome
-
-    async def add_attempt(
-        self, attempt: SettlementAttempt, *, is_filling: bool = False
-    ) -> bool | NonceUnavailable:
-        work = partial(settlement.add_attempt, attempt=attempt, is_filling=is_filling)
-        return await self._write(work)
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
@@ -380,7 +227,7 @@ class LedgerStore(LedgerReader):
     async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
         work = partial(authorizations.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self._owner_id)
         try:
-            return await self._write(work)
+            return await write_retried(self._database, work)
         finally:
             # Where it failed, recovery does it: nobody here waits for this call.
             self._group_commit.forget((call_id, epoch))
@@ -389,40 +236,88 @@ class LedgerStore(LedgerReader):
         work = partial(
             authorizations.take_unsettled,
             limit=limit,
-            now_ms=self._now_ms(),
+            now_ms=self._clock.read(),
             hold_ms=self._hold_ms(),
             answered_since_ms=self._answered_since_ms(),
         )
-        return await self._write(work, flush=False)
+        return await write_retried(self._database, work, flush=False)
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
         due_ms = self._clock.translate(until_ms)
         work = partial(authorizations.postpone, call_id=call_id, until_ms=due_ms)
-        await self._write(work, flush=False)
+        await write_retried(self._database, work, flush=False)
 
-    async def record_payments(
-        self, payments: Sequence[NewPayment], *, now_ms: int, based_on: RecordedTransaction | None = None
-    ) -> tuple[Payment, ...]:
-        for payment in payments:
-            check_units(payment.value_units)
-        if not payments:
-            return ()
-        return await self._recordings.load(Recording(tuple(payments), based_on, now_ms))
+    # ---- Look-ups of a call whose end may not be written yet: the end is written first.
 
-    async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
-        """In one transaction; where a value of one is at fault, in halves, so that only that one fails."""
-        try:
-            return [*await self._write(partial(record_each, recordings=recordings))]
-        except (IntegrityError, ValueRefused) as exc:
-            if len(recordings) == 1:
-                return [exc]
-        middle = len(recordings) // 2
-        return [*await self._record_each(recordings[:middle]), *await self._record_each(recordings[middle:])]
+    async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        query = _RepeatQuery(payment_id, digest)
+        return await self._find_written(lambda: self._open_calls.load(query))
 
-    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-        if after not in (CallState.RELEASED, CallState.CONSUMED):
-            raise ValueError("an unknown call is resolved to released or consumed")
-        return await self._write(partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms))
+    async def find_keyed_call(
+        self, payer: Address, idempotency_key: str, *, since_ms: int
+    ) -> KeyedCall | None:
+        def find() -> Awaitable[KeyedCall | None]:
+            work = partial(
+                idempotency.find_keyed_call,
+                payer=payer,
+                idempotency_key=idempotency_key,
+                since_ms=since_ms,
+                answered_since_ms=self._answered_since_ms(),
+            )
+            return self._database.read(work)
+
+        return await self._find_written(find)
+
+    async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        def find() -> Awaitable[AuthorizedCall | None]:
+            work = partial(
+                authorizations.find_authorized_call, key=key, answered_since_ms=self._answered_since_ms()
+            )
+            return self._database.read(work)
+
+        return await self._find_written(find)
+
+    async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        if self._group_commit.has_late():  # perhaps that of the call that holds the payment, or has spent it
+            await self._group_commit.write_late()
+        if self._group_commit.has_late():
+            raise StorageUnavailable
+        return await self._exhausted.load(claim)
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        return await self._spending.load(_NewestQuery(payment_id, limit))
+
+    async def _find_written(self, find: Callable[[], Awaitable[_FoundCall | None]]) -> _FoundCall | None:
+        found = await find()
+        if found is None or not self._group_commit.is_late(found.call_id):
+            return found
+        await self._group_commit.write_late(found.call_id)
+        if self._group_commit.is_late(found.call_id):
+            raise StorageUnavailable
+        return await find()
+
+    async def _find_open_calls(self, requests: Sequence[_RepeatQuery]) -> list[OpenCall | None]:
+        return await self._database.read(
+            lambda connection: [
+                idempotency.find_open_call(connection, one.payment_id, one.digest) for one in requests
+            ]
+        )
+
+    async def _find_exhausted(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+        return await self._database.read(partial(payments.find_exhausted, claims=claims))
+
+    async def _find_spending(self, queries: Sequence[_NewestQuery]) -> list[tuple[CallId, ...]]:
+        return await self._database.read(
+            lambda connection: [
+                history.spending_calls(connection, one.payment_id, limit=one.limit) for one in queries
+            ]
+        )
+
+    def _answered_since_ms(self) -> int:
+        """Answers stored after that are still kept."""
+        return self._clock.read() - self._limits.answer_ttl_s * 1000
+
+    # ---- Ownership: this gateway lives, and others may be dead.
 
     async def renew_ownership(self, *, now_ms: int) -> None:
         work = partial(
@@ -451,11 +346,13 @@ class LedgerStore(LedgerReader):
     async def _renew(self, work: Work[int]) -> int:
         try:
             async with asyncio.timeout(RENEW_TIMEOUT_S):
-                return await self._write(work)
+                return await write_retried(self._database, work)
         except TimeoutError as exc:
             raise StorageUnavailable from exc
 
     async def recover(self, *, now_ms: int) -> int:
+        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except those
+        that a power loss may have made or that an authorisation may have paid. Returns how many. Any gateway may."""
         self._group_commit.retry_late()
         await self._group_commit.write_late()
         shared_ms = self._clock.translate(now_ms)
@@ -474,17 +371,21 @@ class LedgerStore(LedgerReader):
         moved = 0
         for start in range(0, len(abandoned), RECOVERY_BATCH_MAX):
             some = abandoned[start : start + RECOVERY_BATCH_MAX]
-            moved += await self._write(partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms))
-        await self._write(
-            partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark)
+            moved += await write_retried(
+                self._database, partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms)
+            )
+        await write_retried(
+            self._database,
+            partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark),
         )
-        await self._write(
+        await write_retried(
+            self._database,
             partial(
                 recovery.prune_owners,
                 owner_id=self._owner_id,
                 now_ms=now_ms,
                 shared_clock=self._shared_clock,
-            )
+            ),
         )
         await self._restore_detector.check_file(now_ms=now_ms)
         return moved
@@ -526,92 +427,3 @@ class LedgerStore(LedgerReader):
             clock_releases=is_in_doubt,
             error=error,
         )
-
-    async def audit(self) -> AuditReport:
-        return await self._database.read(audit, is_long=True)
-
-    async def release_held(self) -> int:
-        work = partial(recovery.release_held, now_ms=self._now_ms())
-        return await self._write(work, is_long=True)
-
-    async def unfinal_blocks(
-        self, chain_id: ChainId, *, after: UnfinalBlock | None, limit: int
-    ) -> tuple[UnfinalBlock, ...]:
-        work = partial(payments.unfinal_blocks, chain_id=chain_id, after=after, limit=limit)
-        return await self._database.read(work)
-
-    async def unfinal_in(
-        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unchecked_only: bool = False
-    ) -> tuple[Payment, ...]:
-        return await self._database.read(
-            partial(
-                payments.unfinal_in,
-                block=block,
-                after_id=after_id,
-                limit=limit,
-                is_unchecked_only=is_unchecked_only,
-            )
-        )
-
-    async def gone_payments(
-        self, chain_id: ChainId, *, after_id: int, limit: int, now_ms: int
-    ) -> tuple[Payment, ...]:
-        return await self._database.read(
-            partial(payments.gone_payments, chain_id=chain_id, after_id=after_id, limit=limit, now_ms=now_ms)
-        )
-
-    async def finish_block(self, block: UnfinalBlock, *, is_checked_only: bool, now_ms: int) -> int:
-        work = partial(payments.finish_block, block=block, is_checked_only=is_checked_only, now_ms=now_ms)
-        return await self._write(work, flush=False)
-
-    async def mark_checked(
-        self, payment_ids: Sequence[int], *, block_number: int, block_hash: bytes, now_ms: int
-    ) -> None:
-        work = partial(
-            payments.mark_checked,
-            payment_ids=payment_ids,
-            block_number=block_number,
-            block_hash=block_hash,
-            now_ms=now_ms,
-        )
-        await self._write(work, flush=False)
-
-    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        return await self._write(partial(payments.mark_gone, payment_id=payment_id, now_ms=now_ms))
-
-    async def hold_disputed(self, payment_ids: Sequence[int]) -> int:
-        return await self._write(partial(payments.hold_disputed, payment_ids=payment_ids))
-
-    async def held_unfinal(self, chain_id: ChainId, *, limit: int) -> tuple[Payment, ...]:
-        work = partial(payments.held_unfinal, chain_id=chain_id, limit=limit)
-        return await self._database.read(work)
-
-    async def free_disputed(self, payment_ids: Sequence[int]) -> int:
-        return await self._write(partial(payments.free_disputed, payment_ids=payment_ids))
-
-    async def move_transfer(
-        self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
-    ) -> bool:
-        work = partial(
-            settlement.move_transfer, call_id=call_id, before=before, transfer=transfer, now_ms=now_ms
-        )
-        return await self._write(work)
-
-    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
-        await self._write(partial(recovery.admit, tx_hash=tx_hash, now_ms=now_ms))
-
-    async def mark_ready(self, *, now_ms: int) -> None:
-        await self._write(partial(recovery.mark_ready, now_ms=now_ms))
-
-    async def mark_restored(self, *, now_ms: int) -> None:
-        """The operator says that the database was restored to an older moment. On SQLite it is found out."""
-        await self._write(partial(recovery.mark_restored, now_ms=now_ms), is_long=True)
-
-    async def _write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-        for _ in range(ROLLBACKS_MAX - 1):
-            try:
-                return await self._database.write(work, flush=flush, is_long=is_long)
-            except StorageUnavailable as exc:
-                if not is_retryable(exc):
-                    raise
-        return await self._database.write(work, flush=flush, is_long=is_long)

@@ -1,36 +1,28 @@
-"""Payments in SQL: recorded, read again on the chain, gone from it, back on it, exhausted; and the debts that a lost payment leaves.
+"""Payments in SQL: recorded, raised, reinstated, exhausted; and the debts that a lost payment leaves.
 
-Plain functions over a connection, synchronous. A debt is what a `reorged` call lacks of its price; the next transfer into the
-same credit account pays it, the oldest call first, before anything else can be bought with that transfer.
-
-Statements that change several payments lock them by ascending id, as claims do. Blocks of unfinal payments are read by jumps
-along an index, one for each block: a block may hold hundreds of payments, and an hour of them is a million rows.
+`PaymentStore` is for callers; the functions over a connection are parts of larger transactions, synchronous. A debt is what a
+`reorged` call lacks of its price; the next transfer into the same credit account pays it, the oldest call first, before anything else
+can be bought with that transfer.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
-    CTE,
-    BigInteger,
     ColumnElement,
     Connection,
-    Executable,
-    LargeBinary,
-    ScalarSelect,
     Select,
     bindparam,
     func,
     literal_column,
-    or_,
     select,
     text,
-    tuple_,
     union,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
@@ -43,26 +35,25 @@ from tollway.ledger.claims import (
     decide_claims,
     nonce_key,
 )
-from tollway.ledger.ledger import Claim, Debt, Exhausted, NonceUsed, UnfinalBlock
+from tollway.ledger.ledger import Claim, Exhausted, NonceUsed
 from tollway.ledger.records import (
     CallState,
     NewPayment,
     Payment,
     PaymentState,
     RecordedTransaction,
+    SettledTransfer,
     allocate_to_debts,
-    debits_after,
     is_worth_more,
 )
 from tollway.money import UNITS_MAX
+from tollway.storage.batch_loader import BatchLoader
+from tollway.storage.database import Database, write_retried
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_open_calls
 from tollway.storage.ledger_tables import (
     COUNTING_NONCE,
-    GONE,
-    HELD,
     PAYMENT_COLUMNS,
-    UNFINAL,
     call_table,
     parse_payment,
     parse_payment_row,
@@ -70,182 +61,73 @@ from tollway.storage.ledger_tables import (
     topup_table,
 )
 from tollway.storage.locked_rows import LockedCall, LockedRows
+from tollway.storage.operator_store import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.outage import ValueRefused
-from tollway.storage.recovery import IS_RESTORED, find_operator_records, held_before_ms
-from tollway.storage.statements import Prepared, Within
+from tollway.storage.statements import Prepared, Within, insert_for
 
-GONE_RECHECK_MS = 86_400_000
-"""For a day after a transaction left the chain it is looked for again."""
 NEVER_MS = 0
 """`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or came back."""
-
-_IDS_MAX = 1_000
-"""Rows named in one statement; both drivers have a maximum of parameters."""
-_BEFORE_ALL = (-1, b"")
-_other = payment_table.alias("other")
-
-
-def unfinal_blocks(
-    connection: Connection, *, chain_id: ChainId, after: UnfinalBlock | None, limit: int
-) -> tuple[UnfinalBlock, ...]:
-    number, block_hash = _BEFORE_ALL if after is None else (after.number, after.block_hash)
-    parameters = {"chain_id": chain_id, "number": number, "hash": block_hash, "limit": limit}
-    return tuple(
-        UnfinalBlock(
-            chain_id=chain_id,
-            number=row.block_number,
-            block_hash=bytes(row.block_hash),
-            is_agreed=row.checked_ms > NEVER_MS,
-        )
-        for row in connection.execute(_BLOCKS, parameters)
-    )
-
-
-def _first_after(number: ColumnElement[int], block_hash: ColumnElement[bytes]) -> ScalarSelect[int]:
-    """The payment that stands first in the next block: of those in it, the one that was checked least recently."""
-    row = payment_table.alias("row")
-    return (
-        select(row.c.id)
-        .where(
-            text("row.state = 'unfinal'"),
-            row.c.chain_id == bindparam("chain_id"),
-            tuple_(row.c.block_number, row.c.block_hash) > tuple_(number, block_hash),
-        )
-        .order_by(row.c.block_number, row.c.block_hash, row.c.checked_ms, row.c.id)
-        .limit(1)
-        .correlate_except(row)
-        .scalar_subquery()
-    )
-
-
-def _blocks_query() -> Executable:
-    first, following = payment_table.alias("first"), payment_table.alias("following")
-    number, block_hash = bindparam("number", type_=BigInteger), bindparam("hash", type_=LargeBinary)
-    start = select(
-        first.c.block_number, first.c.block_hash, first.c.checked_ms, literal_column("1").label("place")
-    ).where(first.c.id == _first_after(number, block_hash))
-    block: CTE = start.cte("block", recursive=True)
-    behind = block.join(following, following.c.id == _first_after(block.c.block_number, block.c.block_hash))
-    step = (
-        select(following.c.block_number, following.c.block_hash, following.c.checked_ms, block.c.place + 1)
-        .select_from(behind)
-        .where(block.c.place < bindparam("limit", type_=BigInteger))
-    )
-    blocks = block.union_all(step)
-    return select(blocks.c.block_number, blocks.c.block_hash, blocks.c.checked_ms).order_by(blocks.c.place)
-
-
-_BLOCKS = _blocks_query()
-
-
-def unfinal_in(
-    connection: Connection, *, block: UnfinalBlock, after_id: int, limit: int, is_unchecked_only: bool
-) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    query = select(payment_table).where(text(UNFINAL), *_in_block(columns, block), columns.id > after_id)
-    if is_unchecked_only:
-        query = query.where(columns.checked_ms <= NEVER_MS)
-    return _read(connection, query.order_by(columns.id).limit(limit))
-
-
-def gone_payments(
-    connection: Connection, *, chain_id: ChainId, after_id: int, limit: int, now_ms: int
-) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    query = select(payment_table).where(
-        text(GONE),
-        columns.chain_id == chain_id,
-        columns.gone_ms > now_ms - GONE_RECHECK_MS,
-        columns.id > after_id,
-    )
-    return _read(connection, query.order_by(columns.id).limit(limit))
-
-
-def finish_block(connection: Connection, *, block: UnfinalBlock, is_checked_only: bool, now_ms: int) -> int:
-    # What is held by a dispute is freed while it is unfinal, or never.
-    is_free = or_(~_other.c.is_held, IS_RESTORED)
-    of_block = select(_other.c.id).where(
-        text("other.state = 'unfinal'"), *_in_block(_other.c, block), is_free
-    )
-    if is_checked_only:
-        of_block = of_block.where(_other.c.checked_ms > NEVER_MS)
-    final = {"state": PaymentState.FINAL.value, "checked_ms": now_ms}
-    return connection.execute(_update_in_order(of_block, **final)).rowcount
-
-
-def mark_checked(
-    connection: Connection, *, payment_ids: Sequence[int], block_number: int, block_hash: bytes, now_ms: int
-) -> None:
-    place = {"block_number": block_number, "block_hash": block_hash, "checked_ms": now_ms}
-    for ids in _payment_id_chunks(payment_ids):
-        unfinal = select(_other.c.id).where(_other.c.id.in_(ids), text("other.state = 'unfinal'"))
-        connection.execute(_update_in_order(unfinal, **place))
-
-
-def hold_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
-    held = 0
-    for ids in _payment_id_chunks(payment_ids):
-        spendable = select(_other.c.id).where(
-            _other.c.id.in_(ids), text("other.state = 'unfinal'"), ~_other.c.is_held
-        )
-        held += connection.execute(_update_in_order(spendable, is_held=True)).rowcount
-    return held
-
-
-def held_unfinal(connection: Connection, *, chain_id: ChainId, limit: int) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    query = select(payment_table).where(text(HELD), columns.chain_id == chain_id, ~IS_RESTORED)
-    return _read(connection, query.order_by(columns.id).limit(limit))
-
-
-def free_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
-    """What is held while no restore is unreleased is held by `hold_disputed` alone."""
-    freed = 0
-    columns = payment_table.c
-    for ids in _payment_id_chunks(payment_ids):
-        # Locked first: from then on `mark_restored` waits for us, and the next statement sees what it wrote before.
-        rows = select(columns.id).where(columns.id.in_(ids), columns.is_held).order_by(columns.id)
-        locked = connection.execute(rows.with_for_update()).scalars().all()
-        if locked:
-            freeing = update(payment_table).where(columns.id.in_(locked), ~IS_RESTORED)
-            freed += connection.execute(freeing.values(is_held=False)).rowcount
-    return freed
-
-
-def _update_in_order(ids: Select[int], **values: object) -> Executable:
-    in_order = ids.order_by(_other.c.id).with_for_update()
-    return update(payment_table).where(payment_table.c.id.in_(in_order)).values(**values)
-
-
-def _in_block(columns: object, block: UnfinalBlock) -> tuple[ColumnElement[bool], ...]:
-    return (
-        columns.chain_id == block.chain_id,  # type: ignore[attr-defined]  # of the table, or of another name of it
-        columns.block_number == block.number,  # type: ignore[attr-defined]
-        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]
-    )
-
-
-def _read(connection: Connection, query: Select[tuple[object, ...]]) -> tuple[Payment, ...]:
-    return tuple(map(parse_payment, connection.execute(query)))
-
-
-def _payment_id_chunks(ids: Sequence[int]) -> list[list[int]]:
-    ordered = sorted(set(ids))
-    return [ordered[start : start + _IDS_MAX] for start in range(0, len(ordered), _IDS_MAX)]
-
 
 CHUNK = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""
 
 
-def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
-    query = select(payment_table).where(payment_table.c.tx_hash == tx_hash).order_by(payment_table.c.id)
-    return tuple(map(parse_payment, connection.execute(query)))
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one transaction holds, and what that was judged by. The same as another of its payments, whenever each was seen."""
+
+    payments: tuple[NewPayment, ...]
+    based_on: RecordedTransaction | None
+    now_ms: int = field(compare=False)
 
 
-def record_payments(
-    connection: Connection, payments: Sequence[NewPayment], *, now_ms: int
-) -> tuple[Payment, ...]:
+class PaymentStore:
+    """Keeps the promises of `PaymentLedger`. Requests that arrive together, as those with the proof of one payment do, share a
+    transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
+        self._transactions: BatchLoader[TxHash, RecordedTransaction] = BatchLoader(self._find_transactions)
+        self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
+
+    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return await self._payments.load(tx_hash)
+
+    async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
+        return await self._transactions.load(tx_hash)
+
+    async def record_payments(
+        self, payments: Sequence[NewPayment], *, now_ms: int, based_on: RecordedTransaction | None = None
+    ) -> tuple[Payment, ...]:
+        for payment in payments:
+            check_units(payment.value_units)
+        if not payments:
+            return ()
+        return await self._recordings.load(Recording(tuple(payments), based_on, now_ms))
+
+    async def _find_payments(self, tx_hashes: Sequence[TxHash]) -> list[tuple[Payment, ...]]:
+        return await self._database.read(
+            lambda connection: [read_payments(connection, one) for one in tx_hashes]
+        )
+
+    async def _find_transactions(self, tx_hashes: Sequence[TxHash]) -> list[RecordedTransaction]:
+        return await self._database.read(
+            lambda connection: [read_transaction(connection, one) for one in tx_hashes]
+        )
+
+    async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
+        """In one transaction; where a value of one is at fault, in halves, so that only that one fails."""
+        try:
+            return [*await write_retried(self._database, partial(record_each, recordings=recordings))]
+        except (IntegrityError, ValueRefused) as exc:
+            if len(recordings) == 1:
+                return [exc]
+        middle = len(recordings) // 2
+        return [*await self._record_each(recordings[:middle]), *await self._record_each(recordings[middle:])]
+
+
+def _record(connection: Connection, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
     """Adds what is not there yet, lets gone ones come back, raises what is worth more, and pays debts from all of it."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
@@ -267,13 +149,6 @@ def record_payments(
     pay_debts(connection, locked_rows, arrived, now_ms=now_ms)
     locked_rows.write()
     return tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
-
-
-def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
-    return tuple(
-        Debt(chain_id=account.chain_id, asset=account.asset, payee=account.payee, units=units)
-        for account, units in sorted(find_debts(connection, [payer]).items())
-    )
 
 
 def find_debts(connection: Connection, payers: Collection[Address]) -> dict[CreditAccount, int]:
@@ -313,42 +188,6 @@ def unfinal_query() -> Select[Any]:
 
 
 _UNFINAL = Prepared(unfinal_query())
-
-
-def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
-    """Only `unfinal` payments can leave the chain; returns the new debt."""
-    locked_rows = LockedRows(connection)
-    locked_rows.lock_payments([payment_id])
-    payment = locked_rows.payments.get(payment_id)
-    if payment is None or payment.state is not PaymentState.UNFINAL:
-        return 0
-    locked_rows.payments[payment_id] = replace(
-        payment, state=PaymentState.GONE, value_units=payment.taken_units
-    )
-    connection.execute(
-        update(payment_table)
-        .where(payment_table.c.id == payment_id)
-        .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
-    )
-    debt_units = 0
-    for chunk in _chunks(find_debited_calls(connection, payment_id)):
-        for call in locked_rows.lock_calls(chunk).values():
-            if call.state in (CallState.CONSUMED, CallState.REORGED):
-                debt_units += call.parts.get(payment_id, 0)
-                _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
-    locked_rows.write()
-    return debt_units
-
-
-def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
-    if payment_id not in call.parts:
-        return
-    holding = debits_after(
-        CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
-    )
-    locked_rows.set_parts(call, holding.parts)
-    if holding.state is not call.state:
-        locked_rows.change(call, state=holding.state.value, moved_ms=now_ms)
 
 
 def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
@@ -434,8 +273,7 @@ def insert_payment(
 ) -> bool:
     """False when it is there already."""
     check_units(new.value_units)
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(payment_table).values(
+    statement = insert_for(connection, payment_table).values(
         chain_id=new.chain_id,
         tx_hash=new.tx_hash,
         asset=new.asset,
@@ -463,8 +301,7 @@ def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment,
     check_units(new.value_units)
     value_units = new.value_units
     if payment.is_authorized:
-        query = select(payment_table.c.value_units).where(payment_table.c.id == payment.id)
-        value_units = int(connection.execute(query).scalar_one())
+        value_units = read_value_units(connection, payment.id)
     value_units = max(value_units, payment.taken_units)
     state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
     # A dispute about where it was holds it no longer; a restore waits for the lock of its row.
@@ -492,6 +329,12 @@ def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment,
         block_hash=new.block_hash,
         block_time=new.block_time,
     )
+
+
+def read_value_units(connection: Connection, payment_id: int) -> int:
+    """As the row has it: a `gone` payment is read without its value."""
+    query = select(payment_table.c.value_units).where(payment_table.c.id == payment_id)
+    return int(connection.execute(query).scalar_one())
 
 
 def raise_payment(
@@ -531,6 +374,24 @@ def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
     return (new.tx_hash, new.chain_id, new.asset, new.payer, new.payee)
 
 
+def payment_of_transfer(
+    transfer: SettledTransfer, *, chain_id: ChainId, asset: str, payer: Address, payee: Address
+) -> NewPayment:
+    """The payment that an authorisation's transfer makes, worth nothing so far: `raise_payment` adds the units of its call."""
+    return NewPayment(
+        chain_id=chain_id,
+        tx_hash=transfer.tx_hash,
+        asset=asset,
+        payer=payer,
+        payee=payee,
+        value_units=0,
+        block_number=transfer.block_number,
+        block_hash=transfer.block_hash,
+        block_time=transfer.block_time,
+        is_final=transfer.is_final,
+    )
+
+
 def find_payment_id(connection: Connection, new: NewPayment) -> int:
     columns = payment_table.c
     query = select(columns.id).where(
@@ -543,29 +404,25 @@ def find_payment_id(connection: Connection, new: NewPayment) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _chunks(ids: Sequence[CallId]) -> Iterable[list[CallId]]:
+def chunk_calls(ids: Sequence[CallId]) -> Iterable[list[CallId]]:
     return (list(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK))
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What one transaction holds, and what that was judged by. The same as another of its payments, whenever each was seen."""
-
-    payments: tuple[NewPayment, ...]
-    based_on: RecordedTransaction | None
-    now_ms: int = field(compare=False)
+def read_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
+    query = select(payment_table).where(payment_table.c.tx_hash == tx_hash).order_by(payment_table.c.id)
+    return tuple(map(parse_payment, connection.execute(query)))
 
 
-def find_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransaction:
+def read_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransaction:
     is_admitted, held_before = find_operator_records(connection, tx_hash)
-    payments = find_payments(connection, tx_hash)
+    payments = read_payments(connection, tx_hash)
     return RecordedTransaction(payments=payments, is_admitted=is_admitted, held_before_ms=held_before)
 
 
 def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
     """What several transactions of chains hold, in one of ours. Raises `StorageUnavailable`, and writes nothing, where one
     was judged without knowing that the database is an older one."""
-    recorded = [record_payments(connection, one.payments, now_ms=one.now_ms) for one in recordings]
+    recorded = [_record(connection, one.payments, now_ms=one.now_ms) for one in recordings]
     judged = [one.based_on for one in recordings if one.based_on is not None]
     if judged:
         # Looked at last: from the first row on, `mark_restored` waits for us, and then holds what we wrote.

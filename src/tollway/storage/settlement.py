@@ -9,7 +9,7 @@ order. The units of the authorisation leave one payment and arrive in the other;
 authorisation's own call first, so that both balances stay right.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, bindparam, select, update
@@ -17,29 +17,29 @@ from sqlalchemy import Connection, bindparam, select, update
 from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.ledger import Close, Closed, Fenced, NonceUnavailable
 from tollway.ledger.records import (
-    AUTHORIZED_RAILS,
-    AuthorizedCall,
     CallState,
     NewPayment,
-    PaymentState,
     SettledTransfer,
     SettlementAttempt,
     SettlementEnd,
     decide_settlement_end,
 )
-from tollway.storage.authorizations import read_authorized
-from tollway.storage.gas_store import SignerKey, is_nonce_open, lock_nonces, write_attempts, write_nonces
+from tollway.storage.gas_store import (
+    SignerKey,
+    is_attempt_stored,
+    lock_nonces,
+    write_attempts,
+    write_nonces,
+)
 from tollway.storage.idempotency import has_stored_response
-from tollway.storage.ledger_tables import attempt_table, authorization_table, call_table, payment_table
+from tollway.storage.ledger_tables import authorization_table, call_table
 from tollway.storage.locked_rows import LockedCall, LockedRows
 from tollway.storage.payments import (
-    CHUNK,
-    find_debited_calls,
     find_payment_id,
     insert_payment,
     pay_debts,
+    payment_of_transfer,
     raise_payment,
-    reinstate_payment,
 )
 
 
@@ -82,6 +82,12 @@ class _LockedAuthorization:
     has_stored_response: bool
     payment_id: int | None = None
 
+    def pay_with(self, transfer: SettledTransfer) -> NewPayment:
+        """The payment that this transfer makes, worth nothing so far."""
+        return payment_of_transfer(
+            transfer, chain_id=self.chain_id, asset=self.asset, payer=self.payer, payee=self.payee
+        )
+
 
 class BatchSettlement:
     """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_nonces` after."""
@@ -119,7 +125,7 @@ class BatchSettlement:
         seen = self._locked_rows.read_calls(list(by_call))
         self._authorizations = self._read_authorizations(list(by_call))
         moved = {
-            call_id: _new_payment(self._authorizations[call_id], one.transfer)
+            call_id: self._authorizations[call_id].pay_with(one.transfer)
             for call_id, one in by_call.items()
             if one.transfer is not None and call_id in seen and self._is_due(one, seen[call_id])
         }
@@ -270,48 +276,6 @@ class BatchSettlement:
         }
 
 
-def add_attempt(
-    connection: Connection, *, attempt: SettlementAttempt, is_filling: bool
-) -> bool | NonceUnavailable:
-    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
-    one below the signer's next nonce that no transaction has."""
-    locked_rows = LockedRows(connection)
-    call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
-    if call is None or (call.state is not CallState.SETTLING and not is_filling):
-        return False
-    if is_attempt_stored(connection, attempt):
-        return True
-    columns = attempt_table.c
-    earlier = select(columns.tx_hash).where(
-        columns.call_id == attempt.call_id,
-        columns.chain_id == attempt.chain_id,
-        columns.sender == attempt.sender,
-        columns.nonce == attempt.nonce,
-    )
-    signer = (attempt.sender, attempt.chain_id)
-    if connection.execute(earlier.limit(1)).first() is None:
-        next_nonce = lock_nonces(connection, [signer])[signer]
-        if is_filling:
-            if attempt.nonce >= next_nonce or is_nonce_open(connection, attempt):
-                return False
-        elif attempt.nonce != next_nonce:
-            return NonceUnavailable(next_nonce=next_nonce)
-        else:
-            write_nonces(connection, {signer: next_nonce + 1})
-    write_attempts(connection, [attempt])
-    return True
-
-
-def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> bool:
-    columns = attempt_table.c
-    query = select(columns.call_id).where(
-        columns.tx_hash == attempt.tx_hash,
-        columns.chain_id == attempt.chain_id,
-        columns.call_id == attempt.call_id,
-    )
-    return connection.execute(query).first() is not None
-
-
 _END = (
     update(authorization_table)
     .where(authorization_table.c.call_id == bindparam("at_call"))
@@ -324,155 +288,3 @@ def _is_concluded(conclude: Conclude, call: LockedCall, authorization: _LockedAu
     is_ended = call.state in (CallState.CONSUMED, CallState.RELEASED, CallState.REORGED)
     expected = None if conclude.transfer is None else conclude.transfer.tx_hash
     return is_ended and call.epoch == conclude.epoch and authorization.transfer == expected
-
-
-def _new_payment(authorization: _LockedAuthorization, transfer: SettledTransfer | None) -> NewPayment:
-    assert transfer is not None
-    return NewPayment(
-        chain_id=authorization.chain_id,
-        tx_hash=transfer.tx_hash,
-        asset=authorization.asset,
-        payer=authorization.payer,
-        payee=authorization.payee,
-        value_units=0,
-        block_number=transfer.block_number,
-        block_hash=transfer.block_hash,
-        block_time=transfer.block_time,
-        is_final=transfer.is_final,
-    )
-
-
-def authorizations_in(
-    connection: Connection, *, payment_id: int, limit: int, answered_since_ms: int
-) -> tuple[AuthorizedCall, ...]:
-    is_shown = call_table.c.payment_id == payment_id
-    return read_authorized(connection, is_shown, limit=limit, answered_since_ms=answered_since_ms)
-
-
-def move_transfer(
-    connection: Connection, *, call_id: CallId, before: TxHash, transfer: SettledTransfer, now_ms: int
-) -> bool:
-    found = _lock_authorization(connection, call_id, before, transfer)
-    if found is None or transfer.tx_hash == before:
-        return False
-    insert_payment(connection, found, now_ms, is_authorized=True)
-    from_id = find_payment_id(connection, replace(found, tx_hash=before))
-    to_id = find_payment_id(connection, found)
-    locked_rows = LockedRows(connection)
-    locked_rows.lock_payments([from_id, to_id])
-    if locked_rows.payments[to_id].state is PaymentState.GONE:
-        locked_rows.payments[to_id] = reinstate_payment(
-            connection, locked_rows.payments[to_id], found, now_ms
-        )
-    calls = _lock_calls(connection, locked_rows, call_id, from_id)
-    own = calls.pop(call_id)
-    is_bought = own.state is not CallState.RELEASED
-    raise_payment(connection, locked_rows, to_id, own.price_units, calls=int(is_bought))
-    left_units = _value_of(connection, from_id) - own.price_units
-    own = locked_rows.set_payment(own, to_id, tx_hash=transfer.tx_hash)
-    _move_units(locked_rows, own, own.price_units, from_id=from_id, to_id=to_id)
-    for call in sorted(
-        calls.values(), key=_is_paid_by_its_own
-    ):  # what was bought for credit goes along first
-        _move_units(
-            locked_rows,
-            call,
-            locked_rows.payments[from_id].taken_units - left_units,
-            from_id=from_id,
-            to_id=to_id,
-        )
-    locked_rows.write()
-    _write_transfer(connection, call_id, transfer, from_id=from_id, to_id=to_id, left_units=left_units)
-    _pay_debts_from(connection, to_id, now_ms=now_ms)
-    return True
-
-
-def _lock_authorization(
-    connection: Connection, call_id: CallId, before: TxHash, transfer: SettledTransfer
-) -> NewPayment | None:
-    """The payment that is made there, worth nothing so far; None when that call's money is not known in `before`."""
-    columns = authorization_table.c
-    query = select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
-        columns.call_id == call_id, columns.tx_hash == before
-    )
-    row = connection.execute(query.with_for_update()).first()
-    if row is None:
-        return None
-    return NewPayment(
-        chain_id=ChainId(row.chain_id),
-        tx_hash=transfer.tx_hash,
-        asset=row.asset,
-        payer=Address(row.payer),
-        payee=Address(row.payee),
-        value_units=0,
-        block_number=transfer.block_number,
-        block_hash=transfer.block_hash,
-        block_time=transfer.block_time,
-        is_final=transfer.is_final,
-    )
-
-
-def _lock_calls(
-    connection: Connection, locked_rows: LockedRows, call_id: CallId, from_id: int
-) -> dict[CallId, LockedCall]:
-    """That call, and all that hold something of the payment."""
-    ids = sorted({call_id, *find_debited_calls(connection, from_id)})
-    locked: dict[CallId, LockedCall] = {}
-    for chunk in _chunks(ids):
-        locked.update(locked_rows.lock_calls(chunk))
-    return locked
-
-
-def _is_paid_by_its_own(call: LockedCall) -> bool:
-    return call.rail in AUTHORIZED_RAILS
-
-
-def _move_units(locked_rows: LockedRows, call: LockedCall, units: int, *, from_id: int, to_id: int) -> None:
-    """Lets a call hold up to so many units of the one payment that it held of the other."""
-    moved_units = min(units, call.parts.get(from_id, 0))
-    if moved_units <= 0:
-        return
-    parts = {
-        **call.parts,
-        from_id: call.parts[from_id] - moved_units,
-        to_id: call.parts.get(to_id, 0) + moved_units,
-    }
-    locked_rows.set_parts(call, {key: held for key, held in parts.items() if held})
-
-
-def _write_transfer(
-    connection: Connection,
-    call_id: CallId,
-    transfer: SettledTransfer,
-    *,
-    from_id: int,
-    to_id: int,
-    left_units: int,
-) -> None:
-    """After the balances: neither payment may ever be taken beyond its value. What is held after a restore stays so."""
-    payments, columns = payment_table.c, authorization_table.c
-    connection.execute(update(payment_table).where(payments.id == from_id).values(value_units=left_units))
-    was_held = select(payments.id).where(payments.id == from_id, payments.is_held).exists()
-    connection.execute(update(payment_table).where(payments.id == to_id, was_held).values(is_held=True))
-    connection.execute(
-        update(authorization_table)
-        .where(columns.call_id == call_id)
-        .values(tx_hash=transfer.tx_hash, settled_block=transfer.block_number)
-    )
-
-
-def _pay_debts_from(connection: Connection, payment_id: int, *, now_ms: int) -> None:
-    locked_rows = LockedRows(connection)
-    locked_rows.lock_payments([payment_id])
-    pay_debts(connection, locked_rows, [payment_id], now_ms=now_ms)
-    locked_rows.write()
-
-
-def _value_of(connection: Connection, payment_id: int) -> int:
-    """As it is written: a payment that is gone is shown without its value."""
-    query = select(payment_table.c.value_units).where(payment_table.c.id == payment_id)
-    return int(connection.execute(query).scalar_one())
-
-
-def _chunks(ids: list[CallId]) -> Iterator[list[CallId]]:
-    return (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))

@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.base import Executable
@@ -222,3 +223,8 @@ def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any
     quote = compiler.preparer.quote
     alias = f"{quote(element.table_name)} AS {quote(element.name)}"
     return f"{alias} INDEXED BY {quote(element.index)}" if compiler.dialect.name == "sqlite" else alias
+
+
+def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT of the connection's dialect, for `ON CONFLICT`."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)

@@ -12,7 +12,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
 from tollway.ledger.history import CallHistory, HistoryQuery, HistoryStatus
-from tollway.ledger.ledger import Ledger
+from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
 from tollway.money import Asset
 from tollway.payments.transaction_lookup import TransactionStatus
@@ -43,6 +43,7 @@ def history_router(
     *,
     call_history: CallHistory,
     ledger: Ledger,
+    payment_ledger: PaymentLedger,
     wallet: WalletDependency,
     lookup: LookUpTransaction,
     find_asset: FindAsset,
@@ -73,7 +74,9 @@ def history_router(
         offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
         query.finish()
         payments = await call_history.payments_of(caller.address, limit=limit, offset=offset)
-        shown = [await _payment_json(payment, call_history, ledger, find_asset) for payment in payments]
+        shown = [
+            await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
+        ]
         return {"payments": shown, "limit": limit, "offset": offset}
 
     @router.get("/payments/{transaction}")
@@ -84,7 +87,7 @@ def history_router(
         if not payments:
             return _transaction_status_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
         first, *others = [
-            await _payment_json(payment, call_history, ledger, find_asset) for payment in payments
+            await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
         ]
         return {**first, "others": others} if others else first
 
@@ -229,7 +232,7 @@ def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
 
 
 async def _payment_json(
-    payment: Payment, call_history: CallHistory, ledger: Ledger, find_asset: FindAsset
+    payment: Payment, call_history: CallHistory, payment_ledger: PaymentLedger, find_asset: FindAsset
 ) -> dict[str, Any]:
     asset = find_asset(payment.chain_id, payment.asset)
     network = format_network(payment.chain_id)
@@ -240,7 +243,8 @@ async def _payment_json(
     if payment.taken_units > 0:
         unknown = await call_history.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
     is_restored = (
-        payment.is_held and (await ledger.find_transaction(payment.tx_hash)).held_before_ms is not None
+        payment.is_held
+        and (await payment_ledger.find_transaction(payment.tx_hash)).held_before_ms is not None
     )
     return {
         "transaction": str(payment.tx_hash),

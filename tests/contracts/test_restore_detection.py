@@ -9,10 +9,10 @@ from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
+from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Unspendable
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.recovery import OWNER_KEPT_MS
 
 SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
@@ -87,7 +87,7 @@ def restores() -> list[int]:
 @pytest.fixture
 async def harness(database: Database, restores: list[int]) -> AsyncIterator[Harness]:
     clock = Clock()
-    gateway = LedgerStore(
+    gateway = SqlLedger(
         database,
         owner_id="one",
         now_ms=lambda: NOW_MS,

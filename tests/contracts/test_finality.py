@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import event
 
 from tests.kit.ledger_records import CHAIN, NOW_MS, claim_on, new_payment
+from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import ChainId
 from tollway.ledger.ledger import Claimed, UnfinalBlock, Unspendable
 from tollway.ledger.records import Payment, PaymentState
-from tollway.storage.ledger_store import LedgerStore
 
 HOUR_MS = 3_600_000
 
@@ -204,7 +204,7 @@ async def test_blocks_are_found_by_jumps_along_an_index(sqlite_url: str, open_da
 
         for engine in (database._read_engine, database._write_engine):
             event.listen(engine, "before_cursor_execute", explain)
-        ledger = LedgerStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+        ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
         block = UnfinalBlock(chain_id=CHAIN, number=5, block_hash=b"\x05" * 32, is_agreed=False)
         await ledger.unfinal_blocks(CHAIN, after=block, limit=9)
         await ledger.unfinal_in(block, after_id=0, limit=9)

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import event, insert, select, text
 
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
+from tests.kit.sql_ledger import SqlLedger
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.records import PaymentState
@@ -20,7 +21,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.payments.reorg_watcher import ReorgWatcher
 from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.ledger_tables import payment_table
 
 IS_LONG = os.environ.get("TORTURE") == "long"
@@ -55,6 +55,7 @@ class Hour:
         self.reorgs = 0
         self.done = asyncio.Event()
         self.watcher = ReorgWatcher(
+            ledger,
             ledger,
             self.chain,
             {CHAIN: RULES},
@@ -133,7 +134,7 @@ class Hour:
 
 
 async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(database: Database) -> None:
-    hour = Hour(database, LedgerStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
+    hour = Hour(database, SqlLedger(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     await hour.run()
     states = await hour.count_states()
     looks = hour.chain.requests["fetch_tip", CHAIN]
@@ -168,7 +169,7 @@ async def test_a_look_takes_three_statements_and_one_for_each_block_that_is_fina
     for engine in (database._write_engine, database._read_engine):
         event.listen(engine, "before_cursor_execute", lambda _c, _u, sql, *_: statements.append(sql))
     await database.open()
-    hour = Hour(database, LedgerStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
+    hour = Hour(database, SqlLedger(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     for _ in range(FINALITY_BLOCKS + 5):
         hour.now_s += BLOCK_S
         await hour.mine_payments()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tollway.storage.group_commit import BatchLoader
+from tollway.storage.batch_loader import BatchLoader
 
 
 class Source:

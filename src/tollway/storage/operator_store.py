@@ -1,0 +1,121 @@
+"""What the operator and the gateways record beside payments and calls: admitted transactions, restores of the database, and when a
+gateway was ready.
+
+A restore holds every balance until the operator releases it. A transaction's age stands still while no gateway was ready.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection, exists, func, insert, select, text, update
+
+from tollway.ids import TxHash
+from tollway.ledger.ledger import AuditReport
+from tollway.storage.database import Database, write_retried
+from tollway.storage.history import audit
+from tollway.storage.ledger_tables import (
+    admission_table,
+    outage_table,
+    payment_table,
+    readiness_table,
+    restore_table,
+)
+from tollway.storage.statements import insert_for
+
+GAP_MS = 60_000
+"""Between two notes of readiness further apart than this, no gateway was ready."""
+
+_ROW = 1  # the one row of a table that has one
+IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
+"""Balances are held after a restore that the operator has not released yet."""
+_HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
+
+
+class OperatorStore:
+    """Keeps the promises of `OperatorLedger` and `Readiness`. `now_ms`: the time that all gateways share."""
+
+    def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
+        self._database = database
+        self._now_ms = now_ms
+
+    async def audit(self) -> AuditReport:
+        return await self._database.read(audit, is_long=True)
+
+    async def release_held(self) -> int:
+        restores, payments = restore_table.c, payment_table.c
+        release = update(restore_table).where(restores.released_ms.is_(None))
+        free = update(payment_table).where(payments.is_held).values(is_held=False)
+        released_ms = self._now_ms()
+
+        def work(connection: Connection) -> int:
+            connection.execute(release.values(released_ms=released_ms))
+            return connection.execute(free).rowcount
+
+        return await write_retried(self._database, work, is_long=True)
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        def work(connection: Connection) -> None:
+            statement = insert_for(connection, admission_table).values(tx_hash=tx_hash, admitted_ms=now_ms)
+            connection.execute(statement.on_conflict_do_nothing())
+
+        await write_retried(self._database, work)
+
+    async def mark_restored(self, *, now_ms: int) -> None:
+        """On SQLite a gateway detects a restore itself."""
+        await write_retried(self._database, partial(mark_restored, now_ms=now_ms), is_long=True)
+
+    async def mark_ready(self, *, now_ms: int) -> None:
+        """The first gateway that is back after a gap writes the outage down."""
+        columns = readiness_table.c
+        query = select(columns.ready_ms).where(columns.id == _ROW).with_for_update()
+
+        def work(connection: Connection) -> None:
+            first = insert_for(connection, readiness_table).values(id=_ROW, ready_ms=now_ms)
+            connection.execute(first.on_conflict_do_nothing())
+            ready_ms = connection.execute(query).scalar_one()
+            if now_ms <= ready_ms:
+                return
+            if now_ms - ready_ms > GAP_MS:
+                outage = insert_for(connection, outage_table).values(from_ms=ready_ms, to_ms=now_ms)
+                connection.execute(outage.on_conflict_do_nothing())
+            connection.execute(update(readiness_table).where(columns.id == _ROW).values(ready_ms=now_ms))
+
+        await write_retried(self._database, work)
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        """The time before the first note of all counts as ready: a new gateway does not take old transfers for new."""
+        columns = outage_table.c
+        query = select(columns.from_ms, columns.to_ms).where(
+            columns.to_ms > since_ms, columns.from_ms < now_ms
+        )
+
+        def work(connection: Connection) -> int:
+            gaps = [(row.from_ms, row.to_ms) for row in connection.execute(query)]
+            ready_ms = connection.execute(select(readiness_table.c.ready_ms)).scalar()
+            if ready_ms is not None and now_ms - ready_ms > GAP_MS:
+                gaps.append((ready_ms, now_ms))
+            return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
+
+        return await self._database.read(work)
+
+
+def find_operator_records(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
+    """Whether a transaction is admitted, and before which moment everything else is held: by the last restore that is
+    not released yet."""
+    admitted = exists().where(admission_table.c.tx_hash == tx_hash)
+    is_admitted, held_before_ms = connection.execute(select(admitted, _HELD_BEFORE.scalar_subquery())).one()
+    return bool(is_admitted), held_before_ms
+
+
+def mark_restored(connection: Connection, *, now_ms: int) -> None:
+    """Holds every balance that is in the ledger now."""
+    if connection.dialect.name == "postgresql":
+        # Claims lock payments in an order that this cannot keep: it waits for them, and they for it.
+        connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))
+    connection.execute(insert(restore_table), {"noted_ms": now_ms})
+    connection.execute(update(payment_table).where(~payment_table.c.is_held).values(is_held=True))
+
+
+def held_before_ms(connection: Connection) -> int | None:
+    found: int | None = connection.execute(_HELD_BEFORE).scalar_one()
+    return found

@@ -1,0 +1,51 @@
+"""Every port of the ledger over one database, as one object: what a contract suite, the simulation and the model share.
+
+A gateway has one store for each port (`app/lifecycle`). The model in memory (`tests/model`) is one object for all of them, so tests
+that run on both name one ledger.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tests.model.rows import Debt, debts_from
+from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.database import Database
+from tollway.storage.finality import FinalityStore
+from tollway.storage.gas_store import GasStore
+from tollway.storage.history import HistoryStore
+from tollway.storage.ledger_store import LedgerStore
+from tollway.storage.operator_store import OperatorStore
+from tollway.storage.payments import PaymentStore, find_debts
+
+
+class SqlLedger(LedgerStore):
+    """`LedgerStore`, and for every name that it does not have, the store that has it."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        owner_id: str,
+        now_ms: Callable[[], int],
+        limits: Limits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> None:
+        super().__init__(database, owner_id=owner_id, now_ms=now_ms, limits=limits, **options)
+        self._stores = (
+            PaymentStore(database),
+            FinalityStore(database, now_ms=self.shared_ms, limits=limits),
+            OperatorStore(database, now_ms=self.shared_ms),
+            HistoryStore(database),
+            GasStore(database),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return next(getattr(store, name) for store in self._stores if hasattr(store, name))
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]:
+        """What that payer owes, by account."""
+        return debts_from(await self._database.read(partial(find_debts, payers=[payer])))
