@@ -142,7 +142,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "one bad recording leaves those beside it alone",
-        "storage.ledger_store:LedgerStore._record_each",
+        "storage.payments:PaymentLedgerStore._record_each",
         "            if len(recordings) == 1:\n                return [exc]\n",
         "            return [exc] * len(recordings)\n",
         test="contracts/test_ledger_batch.py::test_one_bad_recording_does_not_fail_those_that_are_written_with_it",

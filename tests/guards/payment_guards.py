@@ -670,7 +670,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "one statement makes final what is in one block, by its hash",
-        "storage.payments:_in_block",
+        "storage.finality:_in_block",
         "        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]\n",
         "",
         test="contracts/test_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
@@ -719,7 +719,7 @@ PAYMENT_GUARDS = (
     guard(
         "P13",
         "nodes that agree free nothing that a restore holds",
-        "storage.payments:free_disputed",
+        "storage.finality:FinalityStore.free_disputed",
         "columns.id.in_(locked), ~IS_RESTORED)",
         "columns.id.in_(locked))",
         test="contracts/test_finality.py::"
@@ -728,7 +728,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what is held by a dispute is not made final before it is freed",
-        "storage.payments:finish_block",
+        "storage.finality:FinalityStore.finish_block",
         "*_in_block(_other.c, block), is_free\n",
         "*_in_block(_other.c, block)\n",
         test="contracts/test_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",

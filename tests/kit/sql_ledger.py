@@ -17,7 +17,7 @@ from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.operator_store import OperatorStore
-from tollway.storage.payments import PaymentStore, find_debts
+from tollway.storage.payments import PaymentLedgerStore, find_debts
 
 
 class SqlLedger(LedgerStore):
@@ -34,7 +34,7 @@ class SqlLedger(LedgerStore):
     ) -> None:
         super().__init__(database, owner_id=owner_id, now_ms=now_ms, limits=limits, **options)
         self._stores = (
-            PaymentStore(database),
+            PaymentLedgerStore(database),
             FinalityStore(database, now_ms=self.shared_ms, limits=limits),
             OperatorStore(database, now_ms=self.shared_ms),
             HistoryStore(database),

@@ -58,7 +58,7 @@ from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck
 from tollway.storage.operator_store import OperatorStore
-from tollway.storage.payments import PaymentStore
+from tollway.storage.payments import PaymentLedgerStore
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
@@ -109,12 +109,7 @@ class App:
             self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
         )
         self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
-        self.ledger = self._make_ledger()
-        self.payments = PaymentStore(self.database)
-        self.call_history = HistoryStore(self.database)
-        self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
-        self.sessions = SqlSessions(self.database)
-        self.moderation = ModerationStore(self.database)
+        self._open_stores()
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
         self.http_client = self._make_http_client(origin)
@@ -174,6 +169,14 @@ class App:
         self.server = HttpServer(
             self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=limits
         )
+
+    def _open_stores(self) -> None:
+        self.ledger = self._make_ledger()
+        self.payments = PaymentLedgerStore(self.database)
+        self.call_history = HistoryStore(self.database)
+        self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
+        self.sessions = SqlSessions(self.database)
+        self.moderation = ModerationStore(self.database)
 
     def _services(self) -> Services:
         return Services(

@@ -66,7 +66,7 @@ from tollway.storage.idempotency import ResponseStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.payments import PaymentStore
+from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
 from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
@@ -316,7 +316,7 @@ class Services:
     catalog: CatalogStore
     creations: CreationStore
     ledger: LedgerStore
-    payments: PaymentStore
+    payments: PaymentLedgerStore
     call_history: HistoryStore
     sessions: SqlSessions
     moderation: ModerationStore

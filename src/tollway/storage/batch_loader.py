@@ -12,48 +12,49 @@ A = TypeVar("A")
 
 
 class BatchLoader(Generic[Q, A]):
-    """One round at a time, asked by one of those who wait. Who leaves takes nothing from the others: they ask again."""
+    """One batch at a time, fetched by the task of one waiting caller. When that caller is cancelled, the others fetch again."""
 
     def __init__(self, fetch: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
-        """`fetch`: gets distinct questions, and gives an answer for each, in order. What it raises, all of them hear; an
-        exception in place of an answer is raised for that question alone."""
+        """`fetch`: takes distinct keys and returns a result for each, in order. An exception that it raises is raised for all of
+        them; an exception in place of a result is raised for that key alone."""
         self._fetch = fetch
         self._waiting: dict[Q, asyncio.Future[A]] = {}
         self._batch_done: asyncio.Event | None = None
 
-    async def load(self, question: Q) -> A:
+    async def load(self, key: Q) -> A:
+        """The result of that key, fetched after this call."""
         while True:
-            future = self._waiting.get(question)
+            future = self._waiting.get(key)
             if future is None:
-                future = self._waiting[question] = asyncio.get_running_loop().create_future()
+                future = self._waiting[key] = asyncio.get_running_loop().create_future()
             while not future.done():
                 if self._batch_done is None:
                     await self._run_batch()
                 else:
                     await self._batch_done.wait()
-            if not future.cancelled():  # else whoever asked for all has left
+            if not future.cancelled():  # else the fetching caller was cancelled
                 return future.result()
 
     async def _run_batch(self) -> None:
         batch, self._waiting = self._waiting, {}
         done = self._batch_done = asyncio.Event()
         try:
-            answers = await self._fetch(tuple(batch))
-            for future, answer in zip(batch.values(), answers, strict=True):
-                if isinstance(answer, Exception):
-                    _set_exception(future, answer)
+            results = await self._fetch(tuple(batch))
+            for future, result in zip(batch.values(), results, strict=True):
+                if isinstance(result, Exception):
+                    _set_exception(future, result)
                 else:
-                    future.set_result(answer)
-        except Exception as exc:  # noqa: BLE001 - told to everybody who asked
+                    future.set_result(result)
+        except Exception as exc:  # noqa: BLE001 - raised for every caller
             for future in batch.values():
                 _set_exception(future, exc)
         finally:
             for future in batch.values():
-                future.cancel()  # those that are not answered
+                future.cancel()  # those without a result
             self._batch_done = None
             done.set()
 
 
 def _set_exception(future: asyncio.Future[A], exc: Exception) -> None:
     future.set_exception(exc)
-    future.exception()  # seen here: some may have left
+    future.exception()  # retrieved here: its callers may be gone

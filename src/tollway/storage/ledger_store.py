@@ -2,7 +2,7 @@
 
 Claims, closes, reopens, finishes, settles and concludes go through one queue and are written in batches (`group_commit`), so `run`
 must be running while they are used; every other write is a transaction of its own. Moments of this gateway's clock are translated
-into the time that all gateways share (`ClusterClock`). The other ports have stores of their own: `PaymentStore`, `FinalityStore`,
+into the time that all gateways share (`ClusterClock`). The other ports have stores of their own: `PaymentLedgerStore`, `FinalityStore`,
 `GasStore`, `OperatorStore`, `HistoryStore`, `ResponseStore`. The rules about money are in `ledger/`, not here.
 """
 

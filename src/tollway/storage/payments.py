@@ -1,6 +1,6 @@
 """Payments in SQL: recorded, raised, reinstated, exhausted; and the debts that a lost payment leaves.
 
-`PaymentStore` is for callers; the functions over a connection are parts of larger transactions, synchronous. A debt is what a
+`PaymentLedgerStore` is for callers; the functions over a connection are parts of larger transactions, synchronous. A debt is what a
 `reorged` call lacks of its price; the next transfer into the same credit account pays it, the oldest call first, before anything else
 can be bought with that transfer.
 """
@@ -81,7 +81,7 @@ class Recording:
     now_ms: int = field(compare=False)
 
 
-class PaymentStore:
+class PaymentLedgerStore:
     """Keeps the promises of `PaymentLedger`. Requests that arrive together, as those with the proof of one payment do, share a
     transaction."""
 
