@@ -55,7 +55,7 @@ def test_the_form_of_x402_makes_a_payment_that_the_gateway_reads() -> None:
     assert shown.fault is None
     (asset,) = sample_assets(1)
     assert (shown.chain_id, shown.token) == (asset.chain_id, asset.token)
-    assert (shown.transfer.payer, shown.transfer.base_units) == (PAYER, 10_000)
+    assert (shown.payer, shown.base_units) == (PAYER, 10_000)
 
 
 def test_the_form_of_a_transaction_makes_a_proof_of_this_request() -> None:

@@ -42,7 +42,7 @@ UNPAID = Bound(in_call=11, in_transactions=0)
 FREE = Bound(in_call=22, in_transactions=13)
 CREDIT_PLAIN = Bound(in_call=30, in_transactions=23)
 CREDIT_BOUND = Bound(in_call=32, in_transactions=27)
-AUTHORIZED = Bound(in_call=60, in_transactions=36)
+AUTHORIZED = Bound(in_call=58, in_transactions=36)
 
 OBJECTS = ObjectCounter()
 

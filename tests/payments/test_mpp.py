@@ -25,14 +25,15 @@ from tests.kit.payer import (
 from tollway.errors import Code, Refusal
 from tollway.ids import keccak256
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.mpp import Challenger, ChallengeRoute, MppCredential, format_moment, parse_moment
+from tollway.payments.mpp import Challenger, ChallengeRoute, format_moment, parse_moment
+from tollway.payments.wire import PresentedAuthorization
 
 Content = dict[str, Any]
 
 
 def parse(
     content: Any, *, challenger: Challenger = CHALLENGER, route: ChallengeRoute = ROUTE, now_s: float = NOW_S
-) -> MppCredential:
+) -> PresentedAuthorization:
     value = encode_header(content, is_urlsafe=True)
     return challenger.parse(value, route, now_s=now_s, limits=DEFAULT_LIMITS)
 
@@ -78,7 +79,7 @@ def test_a_credential_is_read() -> None:
     assert credential.fault is None
     assert (credential.chain_id, credential.token) == (CHAIN, USDC.token)
     assert credential.challenge_id == content["challenge"]["id"]
-    assert credential.transfer.nonce == keccak256((credential.challenge_id + "gw.example.com").encode())
+    assert credential.nonce == keccak256((credential.challenge_id + "gw.example.com").encode())
 
 
 def test_two_challenges_of_one_moment_are_two() -> None:
@@ -239,7 +240,7 @@ def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Cont
     content["challenge"].update(challenge)
     content["payload"].update(payload)
     try:
-        assert parse(content).transfer
+        assert parse(content).payer
     except Refusal:
         return
 

@@ -92,19 +92,19 @@ def test_the_size_is_bounded_before_anything_is_decoded() -> None:
 def test_a_transfer_is_read_field_by_field() -> None:
     payer = AuthorizationSigner(valid_after=17)
     transfer = parse_transfer({**payer.fields, "extra": 1}, "0x" + payer.signature.hex())
-    assert (transfer.payer, transfer.payee) == (payer.address, payer.payee)
-    assert (transfer.base_units, transfer.valid_after, transfer.valid_before) == (
+    assert (transfer["payer"], transfer["payee"]) == (payer.address, payer.payee)
+    assert (transfer["base_units"], transfer["valid_after"], transfer["valid_before"]) == (
         10_000,
         17,
         payer.valid_before,
     )
-    assert (transfer.nonce, transfer.signature) == (payer.nonce, payer.signature)
+    assert (transfer["nonce"], transfer["signature"]) == (payer.nonce, payer.signature)
 
 
 def test_an_address_counts_in_any_case() -> None:
     fields = AuthorizationSigner().fields
     for spelled in (fields["from"].lower(), "0x" + fields["from"][2:].upper()):
-        assert parse_transfer({**fields, "from": spelled}, "0x00").payer == AuthorizationSigner().address
+        assert parse_transfer({**fields, "from": spelled}, "0x00")["payer"] == AuthorizationSigner().address
 
 
 GOOD = AuthorizationSigner().fields
@@ -164,7 +164,7 @@ def test_a_signature_is_one_byte_to_four_kibibytes_of_hex(signature: Any) -> Non
 
 
 def test_a_long_signature_of_a_contract_wallet_is_kept_as_it_is() -> None:
-    assert parse_transfer(GOOD, "0X" + "Ab" * 4_096).signature == b"\xab" * 4_096
+    assert parse_transfer(GOOD, "0X" + "Ab" * 4_096)["signature"] == b"\xab" * 4_096
 
 
 @settings(deadline=None)

@@ -41,7 +41,7 @@ def test_a_payment_of_version_2_is_read() -> None:
     PaymentPayload.model_validate(payment)
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
     assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, USDC.token, None)
-    assert (shown.transfer.payer, shown.transfer.base_units) == (AuthorizationSigner().address, 10_000)
+    assert (shown.payer, shown.base_units) == (AuthorizationSigner().address, 10_000)
 
 
 def test_a_payment_of_version_1_names_no_token() -> None:
@@ -55,7 +55,7 @@ def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
     payment = {**AuthorizationSigner().payment(), "extensions": {"unknown": 5}, "resource": {"note": [None]}}
     payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5, "extra": {"more": 1}}
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
-    assert (shown.transfer.base_units, shown.fault) == (10_000, None)
+    assert (shown.base_units, shown.fault) == (10_000, None)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
 def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path: str, value: Any) -> None:
     """A fault and no refusal: the authorisation is read, so that the ledger can be asked for it first."""
     shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
-    assert shown.transfer.nonce == AuthorizationSigner().nonce
+    assert shown.nonce == AuthorizationSigner().nonce
     assert shown.fault is not None
     assert (shown.fault.code, shown.fault.reason) == SHAPE
     assert f"`{path.replace('ü', '?')}`" in shown.fault.detail

@@ -7,46 +7,23 @@ authorisation up in the ledger, and only then match. A payment that the ledger k
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tollway.chain.port import AuthorizationFacts
 from tollway.errors import Problem, Refusal
-from tollway.ids import Address, ChainId
-from tollway.ledger.records import Authorization, Cover, Dialect
+from tollway.ids import Address
+from tollway.ledger.records import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 from tollway.payments import x402
 from tollway.payments.eip3009 import is_wrapped, recover_signer
 from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute
 from tollway.payments.pricing import PaymentRequirement
-from tollway.payments.wire import AuthorizationFields, AuthorizationReason, explain_authorization, unreadable
+from tollway.payments.wire import AuthorizationReason, explain_authorization, unreadable
+from tollway.payments.wire import PresentedAuthorization as PresentedAuthorization
 
 _MPP = re.compile(rb"[ \t]*payment(?:[ \t]+(.*))?", re.IGNORECASE | re.DOTALL)
 _RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresentedAuthorization:
-    """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
-
-    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
-    have, or an MPP challenge that does not count; it matters only when the ledger does not know the authorisation, so
-    `match_requirement` says it.
-    """
-
-    dialect: Dialect
-    chain_id: ChainId
-    token: Address | None
-    payer: Address
-    payee: Address
-    base_units: int
-    valid_after: int
-    valid_before: int
-    nonce: bytes
-    signature: bytes = field(repr=False)
-    challenge_id: str = ""
-    identifier: str | None = None
-    fault: Problem | None = None
 
 
 def parse_presented(
@@ -71,22 +48,11 @@ def parse_presented(
     try:
         if payments:
             return _parse_mpp(payments[0], challenger, route, now_s, limits)
-        return _parse_x402(*shown[0], limits)
+        name, value = shown[0]
+        parse = x402.parse_payment_v1 if name == x402.PAYMENT_HEADER_V1 else x402.parse_payment
+        return parse(value, limits=limits)
     except Refusal as refusal:
         return refusal.problem
-
-
-def _parse_x402(name: bytes, value: bytes, limits: Limits) -> PresentedAuthorization:
-    is_v1 = name == x402.PAYMENT_HEADER_V1
-    shown = (x402.parse_payment_v1 if is_v1 else x402.parse_payment)(value, limits=limits)
-    return _present(
-        shown.transfer,
-        dialect=Dialect.X402_V1 if is_v1 else Dialect.X402_V2,
-        chain_id=shown.chain_id,
-        token=shown.token,
-        identifier=shown.identifier,
-        fault=shown.fault,
-    )
 
 
 def _parse_mpp(
@@ -96,42 +62,7 @@ def _parse_mpp(
         raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
     if not value.strip():
         raise unreadable("`Authorization: Payment` carries no credential.")
-    credential = challenger.parse(value, route, now_s=now_s, limits=limits)
-    return _present(
-        credential.transfer,
-        dialect=Dialect.MPP,
-        chain_id=credential.chain_id,
-        token=credential.token,
-        challenge_id=credential.challenge_id,
-        fault=credential.fault,
-    )
-
-
-def _present(
-    transfer: AuthorizationFields,
-    *,
-    dialect: Dialect,
-    chain_id: ChainId,
-    token: Address | None,
-    challenge_id: str = "",
-    identifier: str | None = None,
-    fault: Problem | None = None,
-) -> PresentedAuthorization:
-    return PresentedAuthorization(
-        dialect=dialect,
-        chain_id=chain_id,
-        token=token,
-        payer=transfer.payer,
-        payee=transfer.payee,
-        base_units=transfer.base_units,
-        valid_after=transfer.valid_after,
-        valid_before=transfer.valid_before,
-        nonce=transfer.nonce,
-        signature=transfer.signature,
-        challenge_id=challenge_id,
-        identifier=identifier,
-        fault=fault,
-    )
+    return challenger.parse(value, route, now_s=now_s, limits=limits)
 
 
 def match_requirement(

@@ -13,13 +13,14 @@ from hashlib import sha256
 from typing import Any
 
 from tollway.errors import Problem, Refusal
-from tollway.ids import Address, ChainId, keccak256
+from tollway.ids import ChainId, keccak256
+from tollway.ledger.records import Dialect
 from tollway.limits import Limits
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.wire import (
     SIGNED_FIELDS,
-    AuthorizationFields,
     AuthorizationReason,
+    PresentedAuthorization,
     decode_object,
     encode_object_urlsafe,
     encode_urlsafe,
@@ -61,18 +62,6 @@ class ChallengeRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MppCredential:
-    """A credential as it was shown. `fault`: what is wrong with its challenge, or an unknown member. It is judged only after the ledger was
-    asked: an authorisation that has paid already must not be answered with a new challenge."""
-
-    chain_id: ChainId
-    token: Address
-    transfer: AuthorizationFields
-    challenge_id: str
-    fault: Problem | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
     """Makes and recognises challenges. `secret` is shared by all gateways of one public URL; `realm`: its host.
 
@@ -98,7 +87,9 @@ class Challenger:
             f'request="{request}", expires="{expires}", opaque="{opaque}"'
         ).encode("ascii")
 
-    def parse(self, value: bytes, route: ChallengeRoute, *, now_s: float, limits: Limits) -> MppCredential:
+    def parse(
+        self, value: bytes, route: ChallengeRoute, *, now_s: float, limits: Limits
+    ) -> PresentedAuthorization:
         """The value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for what cannot be read, and for
         other methods; what is wrong with a challenge that can be read stands in `fault`."""
         content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
@@ -111,21 +102,22 @@ class Challenger:
             bytes_max=limits.payment_header_bytes_max,
         )
         transfer = parse_transfer(payload, payload.get("signature"))
-        return MppCredential(
+        return PresentedAuthorization(
+            **transfer,
+            dialect=Dialect.MPP,
             chain_id=_take_chain(request),
             token=take_address(request, "currency"),
-            transfer=transfer,
             challenge_id=take_text(challenge, "id"),
             fault=find_unknown_member(
                 ("", content, _CREDENTIAL_MEMBERS),
                 ("challenge", challenge, _CHALLENGE),
                 ("payload", payload, _PAYLOAD),
             )
-            or self._find_fault(challenge, transfer, route, now_s),
+            or self._find_fault(challenge, transfer["nonce"], route, now_s),
         )
 
     def _find_fault(
-        self, challenge: dict[str, Any], transfer: AuthorizationFields, route: ChallengeRoute, now_s: float
+        self, challenge: dict[str, Any], nonce: bytes, route: ChallengeRoute, now_s: float
     ) -> Problem | None:
         given = {
             name: challenge.get(name, "")
@@ -139,7 +131,7 @@ class Challenger:
             return explain_authorization(AuthorizationReason.CHALLENGE)
         if parse_moment(given["expires"]) <= now_s:
             return explain_authorization(AuthorizationReason.CHALLENGE_EXPIRED)
-        if transfer.nonce != keccak256(f"{given['id']}{self.realm}".encode()):
+        if nonce != keccak256(f"{given['id']}{self.realm}".encode()):
             return explain_authorization(AuthorizationReason.CHALLENGE_NONCE)
         return None
 

@@ -14,12 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic_core import from_json
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.ids import Address
+from tollway.ids import Address, ChainId
+from tollway.ledger.records import Dialect
 
 
 class AuthorizationReason(StrEnum):
@@ -160,8 +161,7 @@ SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "
 """The members that `parse_transfer` reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorizationFields:
+class AuthorizationFields(TypedDict):
     """The fields of `TransferWithAuthorization` and its signature, whatever the protocol around them."""
 
     payer: Address
@@ -170,7 +170,31 @@ class AuthorizationFields:
     valid_after: int
     valid_before: int
     nonce: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresentedAuthorization:
+    """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
+
+    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
+    have, or an MPP challenge that does not count; it matters only when the ledger does not know the authorisation, so
+    `match_requirement` says it: an authorisation that has paid already must not be answered with new terms.
+    """
+
+    dialect: Dialect
+    chain_id: ChainId
+    token: Address | None
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
     signature: bytes = field(repr=False)
+    challenge_id: str = ""
+    identifier: str | None = None
+    fault: Problem | None = None
 
 
 def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
@@ -222,15 +246,15 @@ def encode_json(content: object) -> bytes:
 
 def parse_transfer(fields: Mapping[str, Any], signature: object) -> AuthorizationFields:
     """`from, to, value, validAfter, validBefore, nonce` as strings, and the signature in hex. Raises `Refusal`."""
-    return AuthorizationFields(
-        payer=take_address(fields, "from"),
-        payee=take_address(fields, "to"),
-        base_units=_take_whole(fields, "value"),
-        valid_after=_take_whole(fields, "validAfter"),
-        valid_before=_take_whole(fields, "validBefore"),
-        nonce=_take_nonce(fields),
-        signature=_parse_signature(signature),
-    )
+    return {
+        "payer": take_address(fields, "from"),
+        "payee": take_address(fields, "to"),
+        "base_units": _take_whole(fields, "value"),
+        "valid_after": _take_whole(fields, "validAfter"),
+        "valid_before": _take_whole(fields, "validBefore"),
+        "nonce": _take_nonce(fields),
+        "signature": _parse_signature(signature),
+    }
 
 
 def find_unknown_member(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:

@@ -8,18 +8,20 @@ Sources: x402 specification v2 and v1, transports/http and schemes/exact.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from tollway.errors import Problem, Refusal
-from tollway.ids import Address, ChainId, format_network, parse_network
+from tollway.errors import Refusal
+from tollway.ids import ChainId, format_network, parse_network
+from tollway.ledger.records import Dialect
 from tollway.limits import Limits
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.wire import (
     SIGNED_FIELDS,
     AuthorizationFields,
     AuthorizationReason,
+    PresentedAuthorization,
     decode_object,
     explain_authorization,
     find_unknown_member,
@@ -99,22 +101,10 @@ class Resource:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaymentPayload:
-    """A payment as it was shown. `token` None: version 1 does not name it. `identifier`: of `payment-identifier`.
-    `fault`: a member that the protocol does not have. It is judged only after the ledger was asked (`PresentedAuthorization`)."""
-
-    chain_id: ChainId
-    token: Address | None
-    transfer: AuthorizationFields = field(repr=False)
-    identifier: str | None = None
-    fault: Problem | None = None
-
-
 # ---- In.
 
 
-def parse_payment(value: bytes, *, limits: Limits) -> PaymentPayload:
+def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
     """The value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 2)
@@ -125,10 +115,13 @@ def parse_payment(value: bytes, *, limits: Limits) -> PaymentPayload:
     except ValueError as exc:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
     payload = take_object(content, "payload")
-    return PaymentPayload(
+    token = take_address(accepted, "asset")
+    transfer = _parse_payload(payload)
+    return PresentedAuthorization(
+        **transfer,
+        dialect=Dialect.X402_V2,
         chain_id=chain_id,
-        token=take_address(accepted, "asset"),
-        transfer=_parse_payload(payload),
+        token=token,
         identifier=_find_identifier(content.get("extensions")),
         fault=find_unknown_member(
             ("", content, _ENVELOPE), ("accepted", accepted, _ACCEPTED), *_list_signed_places(payload)
@@ -136,7 +129,7 @@ def parse_payment(value: bytes, *, limits: Limits) -> PaymentPayload:
     )
 
 
-def parse_payment_v1(value: bytes, *, limits: Limits) -> PaymentPayload:
+def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
     """The value of `X-PAYMENT` (version 1). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 1)
@@ -145,10 +138,11 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> PaymentPayload:
     if chain_id is None:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK))
     payload = take_object(content, "payload")
-    return PaymentPayload(
+    return PresentedAuthorization(
+        **_parse_payload(payload),
+        dialect=Dialect.X402_V1,
         chain_id=ChainId(chain_id),
         token=None,
-        transfer=_parse_payload(payload),
         fault=find_unknown_member(("", content, _ENVELOPE_V1), *_list_signed_places(payload)),
     )
 
