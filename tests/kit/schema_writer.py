@@ -1,12 +1,18 @@
 """`make schema`: writes the tables of a new SQLite file down, as the migrations give them (`storage.migrate`)."""
 
 import asyncio
+import json
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from tollway.storage.database import SqliteDatabase
-from tollway.storage.migrate import FILE_NAME, MIGRATIONS, upgrade, write_down
+from tollway.storage.migrate import FILE_NAME, MIGRATIONS, name_migrations, upgrade
+
+_OBJECTS = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
 
 
 async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:
@@ -18,6 +24,29 @@ async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:
         return await database.read(partial(write_down, migrations=migrations))
     finally:
         await database.close()
+
+
+def write_down(connection: Connection, migrations: Path) -> str:
+    """The file's text, from a database that holds these tables and nothing else yet."""
+    tables = [str(name) for (name,) in connection.exec_driver_sql(_TABLES)]
+    objects = [(str(name), str(sql)) for name, sql in connection.exec_driver_sql(_OBJECTS)]
+    virtual = {name for name, sql in objects if sql.startswith("CREATE VIRTUAL")}
+    shadows = {name for name in tables if any(name.startswith(one + "_") for one in virtual)}
+    statements = [sql for name, sql in objects if name not in shadows]
+    for table in tables:
+        if table not in shadows | virtual:
+            statements += _write_rows(connection, table)
+    contents = {"madeOf": name_migrations(migrations), "statements": statements}
+    return json.dumps(contents, indent=1) + "\n"
+
+
+def _write_rows(connection: Connection, table: str) -> list[str]:
+    columns = [str(row[1]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
+    quoted = ", ".join(f"quote({column})" for column in columns)
+    return [
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(row)})"
+        for row in connection.exec_driver_sql(f"SELECT {quoted} FROM {table}")
+    ]
 
 
 def main() -> None:

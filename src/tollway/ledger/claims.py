@@ -397,8 +397,8 @@ class _BatchDecision:
             account.sort(key=lambda one: (one.payment.block_number, one.payment.id))
 
     def decide(self, claim: Claim) -> Decision:
-        """What it repeats before anything else: who asks again is told of that call, and pays nothing. While that one
-        runs, the same request without a key is another call."""
+        """First the call that the claim repeats: a repeat gets that call, and pays nothing. While that one runs, the same request
+        without a key is another call."""
         name = key_name(claim)
         earlier = None if name is None else self._keys.get(name)
         if earlier is not None:
@@ -502,7 +502,7 @@ class _BatchDecision:
         return None, sum(parts.values())
 
     def _may_help(self, sibling: _PaymentBalance, claim: Claim) -> bool:
-        """A sibling that could pay a call alone is somebody's prepayment; one whose plain form has ended is not
+        """A sibling that could pay a call alone is a prepayment of its own; one whose plain form has ended is not
         opened by the plain signature of another."""
         if claim.is_plain and sibling.is_plain_ended:
             return False

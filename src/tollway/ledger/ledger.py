@@ -205,7 +205,7 @@ class Finality(Protocol):
 
 
 POSTPONED_MS_MAX = 960_000
-"""How far ahead a look at an unfinished settlement may lie."""
+"""The longest time until the next check of an unfinished settlement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class Claim:
     hash is not known, `settled.UNRECOGNISABLE`.
     `nonce`: of a bound signature; counts once per transaction, unless its call ended `released`.
     `is_first_price`: the price holds only while nothing has been taken from the payment.
-    `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
+    `ends_plain`: the proof has a bound signature; the payment's plain form ends with this claim.
     `decimals`: of the asset itself, as its contract counts.
     `authorization`: what pays this call instead of a payment (then `payment_id` is None), with the `cover` that was
     seen for it. Its amount is `price_units` to the unit.
@@ -274,7 +274,7 @@ class Claimed:
 class Exhausted:
     """Not enough left; nothing changed. `remaining_units`: what the shown payment and its siblings could still give.
     `held_units`: what calls that are running, or whose outcome is unknown, hold of the shown payment. It may come
-    back, so nobody is asked to pay again because of it.
+    back, so no caller has to pay again because of it.
     """
 
     remaining_units: int
@@ -320,7 +320,7 @@ class NotFirst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationTaken:
-    """The authorisation pays another call (or this very one, shown again). Nothing changed."""
+    """The authorisation pays another call (or this very one, presented again). Nothing changed."""
 
     call_id: CallId
     state: CallState
@@ -365,7 +365,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """Somebody else moved this call on. Stop."""
+    """Another gateway, or recovery, has moved this call. Stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,7 +414,7 @@ class PaymentLedger(Protocol):
     ) -> tuple[Payment, ...]:
         """Adds the payments that are not there yet (key: chain, hash, asset, payer, payee) and returns all of
         them. A payment that was `gone` and is mined again comes back, and the calls that it paid leave their
-        debt. One that is told of again with more is raised (`is_worth_more`), and never lowered. What its payer owes
+        debt. One that is read again with more is raised (`is_worth_more`), and never lowered. What its payer owes
         its payee is paid first from what arrives, oldest call first.
 
         `based_on`: where the database was found to be an older one since, nothing is written (`StorageUnavailable`)."""
@@ -452,9 +452,9 @@ class SettlementLedger(Protocol):
     ) -> CallState | None:
         """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
         surely never will, and the call is `released`. The gateway that waits (`is_orphaned` False; its call and epoch,
-        not orphaned): `consumed`. Whoever looked instead (`is_orphaned` True; an orphaned call, or one that is `unknown` and
+        not orphaned): `consumed`. Settlement recovery (`is_orphaned` True; an orphaned call, or one that is `unknown` and
         unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
-        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first. Of
+        else `released`, and the payment is its payer's credit. Returns the new state; None: another move was first. Of
         the gateway that waits it is tried again, and dropped, as `close` is."""
         ...
 
@@ -465,7 +465,7 @@ class SettlementLedger(Protocol):
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
         """The orphaned calls in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
-        are postponed; least recently looked at first. No unknown call is to be helped along: it may never have cost."""
+        are postponed; least recently checked first. No transaction is signed for an unknown call: it may never have cost."""
         ...
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
@@ -490,7 +490,7 @@ class Ledger(SettlementLedger, Protocol):
         payment has something left but less than the price, the difference comes from the same payer's other
         payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
         claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
-        (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
+        (`answer_ttl_s`). A claim with a safe method and without a key gets the newest call of the same request on that payment
         when that one is `unknown`, or was cut short and no repeat has brought it again (`RepeatsOpenCall`).
         """
         ...
@@ -506,7 +506,7 @@ class Ledger(SettlementLedger, Protocol):
 
     async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
         """Why `claim` would be refused by a payment that has nothing left. None: it may be granted, or has another
-        fault. Only reads: who shows a spent payment again is not to make its upstream be dialled."""
+        fault. Only reads, so that a spent payment that is presented again dials no upstream."""
         ...
 
     async def find_keyed_call(
@@ -551,11 +551,11 @@ class OperatorLedger(Protocol):
 
     async def release_held(self) -> int:
         """The operator lets balances held after a restore be spent again; what nodes still disagree about is held again
-        some looks later. Returns how many."""
+        some checks later. Returns how many."""
         ...
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
-        """The operator lets a transaction be shown although it is too old, or mined before a restore."""
+        """The operator admits a transaction although it is too old, or mined before a restore."""
         ...
 
     async def mark_restored(self, *, now_ms: int) -> None:
@@ -576,7 +576,7 @@ class StoredResponses(Protocol):
     """Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
-        """Stores an answer durably; older ones go where a limit asks for it. False when it is too large alone."""
+        """Stores an answer durably and deletes older ones where a limit requires it. False when it is too large alone."""
         ...
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:

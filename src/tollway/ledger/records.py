@@ -9,7 +9,7 @@
 
 `settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered. An authorisation pays
 exactly one call: it is claimed before the call is forwarded, settled when the upstream has answered, and what it moved is
-then a payment like any other. A call holds *parts*: units of the payment that was shown, and of other payments of the same
+then a payment like any other. A call holds *parts*: units of the payment of its proof, and of other payments of the same
 credit account where that had too little. Together they are its price while it takes from the balance, and nothing once it
 is released. A `reorged` call holds less than its price; the difference is its payer's debt.
 
@@ -51,7 +51,7 @@ TAKING = frozenset({CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED
 """States in which a call's price is taken from its payment. `reorged` is a debt instead."""
 
 UNDECIDED = frozenset({CallState.SETTLING, CallState.UNKNOWN})
-"""States in which nobody can say yet whether a call is paid for."""
+"""States in which it is unknown yet whether a call is paid."""
 
 
 class PaymentState(StrEnum):
@@ -141,8 +141,8 @@ class RecordedTransaction:
 
 
 def is_worth_more(payment: Payment, seen: NewPayment) -> bool:
-    """Whether what is told of a recorded payment now raises it: nodes may have kept logs back. Never what is final, which
-    nobody looks at again; and what authorisations were for is known from their calls, not from the logs."""
+    """Whether a later reading raises a recorded payment: nodes can have held logs back. Never a final payment, which is not
+    read again; and the value of authorisations is known from their calls, not from the logs."""
     is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized
     return is_open and seen.value_units > payment.value_units
 
@@ -187,11 +187,11 @@ class CallRecord:
 
 
 class Interruption(StrEnum):
-    """What the record of a call gives as its error where its gateway told no end of it."""
+    """The error in the record of a call whose gateway wrote no end."""
 
     GATEWAY_DIED = "gateway_died"
     OUTCOME_LOST = "outcome_lost"  # its gateway lives, and nothing of what it may have written is there
-    NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # as its caller was told
+    NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # the code that its caller got
     ANSWER_DROPPED = Code.PAYMENT_OUTCOME_UNKNOWN.value  # the same
 
 
@@ -203,7 +203,7 @@ _BEFORE_SETTLEMENT = frozenset({CallState.FORWARDING, CallState.UNKNOWN})
 
 
 class Dialect(StrEnum):
-    """In which protocol an authorisation was shown; the answer speaks the same."""
+    """The protocol in which a caller presented an authorisation; the answer speaks the same."""
 
     X402_V2 = "x402-2"
     X402_V1 = "x402-1"
@@ -237,7 +237,7 @@ class Authorization:
     signature: bytes = field(repr=False)
     dialect: Dialect
     challenge_id: str = ""
-    key: AuthorizationKey = field(init=False, repr=False, compare=False)  # asked for at every step
+    key: AuthorizationKey = field(init=False, repr=False, compare=False)  # read at every step
 
     def __post_init__(self) -> None:
         key = AuthorizationKey(self.chain_id, self.asset, self.payer, self.nonce)
@@ -262,7 +262,7 @@ class SettlementAttempt:
 
     `sender`: the gas key's address, `nonce`: of its sequence. A fee bump is another attempt with the same nonce.
     `raw`: the signed transaction. `fee_max_wei`: the most that it can cost. `code_hash`: of the payer's code where it has
-    any; for the stores, which do not tell it again.
+    any; for the stores, which do not return it.
     """
 
     chain_id: ChainId
@@ -292,8 +292,8 @@ class SettledTransfer:
 class AuthorizedCall:
     """The call that holds an authorisation (a `released` one does not hold it any more).
 
-    `is_orphaned`: nobody waits for its settlement; settlement recovery finishes it. `has_stored_response`: the upstream's answer is
-    stored. `is_lost`: paid, but its answer reached nobody and is not stored: the same request may run again once.
+    `is_orphaned`: no caller waits for its settlement; settlement recovery finishes it. `has_stored_response`: the upstream's answer is
+    stored. `is_lost`: paid, but its answer reached no caller and is not stored: the same request may run again once.
     `seen_block`: the head when it was claimed. `transfer`: where its money moved, once that is known.
     `idempotency_key`: the one that it came with. Unlike the authorisation it is never seen on a chain.
     `client_network`: a keyed hash of the network that showed the authorisation; None where none was kept.
@@ -320,8 +320,8 @@ class AuthorizedCall:
 
     @property
     def is_public(self) -> bool:
-        """A transaction with this authorisation may have been sent: the chain then shows it, and its signature, to
-        everybody."""
+        """A transaction with this authorisation may have been sent: then it is public on the chain, with its
+        signature."""
         return self.transfer is not None or self.state not in _BEFORE_SETTLEMENT
 
 
@@ -367,14 +367,14 @@ def allocate_to_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dic
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """The same request may reach its upstream twice."""
 UNKNOWN_DIGEST = bytes(32)
-"""The digest of a request whose body nobody has hashed. No other request has it, and nobody can show the same again."""
+"""The digest of a request whose body was not hashed. No other request has it, so no request repeats it."""
 
 
 class SettlementEnd(StrEnum):
     """How a call leaves `settling`."""
 
     BOUGHT = "bought"  # consumed: its caller has the answer, or finds it stored
-    LOST = "lost"  # consumed, but its answer reached nobody: the same request may run again once
+    LOST = "lost"  # consumed, but its answer reached no caller: the same request may run again once
     CREDIT = "credit"  # released: what moved buys something else
     VOID = "void"  # released: nothing moved, and nothing will
 
@@ -388,8 +388,8 @@ def decide_settlement_end(
     digest: bytes,
     runs_left: int,
 ) -> SettlementEnd:
-    """`is_orphaned`: nobody was waiting any more, so the caller got no answer. What cannot run again is never lost: whoever
-    paid for it could not get anything for his money."""
+    """`is_orphaned`: no caller was waiting any more, so no caller got the answer. A call that cannot run again is never lost: its
+    payer could not use the money again."""
     if not is_moved:
         return SettlementEnd.VOID
     if not is_orphaned or has_stored_response:
@@ -425,9 +425,9 @@ class KeyName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedCall:
-    """The call that an idempotency key of its payer named. Its price is that of its claim, whatever is asked by now.
+    """The call that an idempotency key of its payer named. Its price is that of its claim, not the price of now.
 
-    `payment_id`: the payment that was shown for it; `authorization`: what was to pay it instead, or has. `has_stored_response`: it
+    `payment_id`: the payment of its proof; `authorization`: what was to pay it instead, or has. `has_stored_response`: it
     is stored. `is_lost`: consumed, but its upstream cut the answer off, and no repeat has brought it again. `is_delivered`: how
     its answer reached the caller is written; until then somebody may still be reading it. `moved_ms`: its last move.
     """
@@ -455,7 +455,7 @@ class KeyTaken:
 
 
 class RequestName(NamedTuple):
-    """The same request, shown with the same payment."""
+    """The same request with the same payment."""
 
     payment_id: int
     digest: bytes
@@ -463,7 +463,7 @@ class RequestName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that holds a price without an outcome. Its price is that of its claim, whatever is asked by now."""
+    """A call that holds a price without an outcome. Its price is that of its claim, not the price of now."""
 
     call_id: CallId
     state: CallState

@@ -176,7 +176,7 @@ def check_authorization(
     did (`eip3009.recover_signer`).
 
     A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here
-    (`consents` asks it once more, within limits).
+    (`find_precheck_refusal` calls it once more, within limits).
     A used nonce comes before the clock, because it means that money has moved: nobody is asked to pay again.
     """
     reason = _find_fault(authorization, requirement, facts, signer, timeout_s)

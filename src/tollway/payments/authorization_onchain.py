@@ -1,12 +1,12 @@
 """Authorisations on their chain: the simulation of a transfer, the use of a nonce, a contract wallet's signature, a
 facilitator's check, and the quota of such look-ups.
 
-It reads and moves nothing: no ledger is changed here. A wallet with code and a facilitator are asked after the pure check,
-about what would pay by all that the token says; the facilitator's consent decides only that the call may be forwarded.
+It only reads: it changes no ledger. The wallet with code and the facilitator are checked last, for an authorisation that the token
+would accept; the facilitator's answer decides only whether the call may be forwarded.
 
 Every look-up counts per client address and per signer, unless its call was charged. A look-up whose call still runs counts
-only as far as look-ups of the same address or signer have come to nothing lately: so a payer may have any number of calls at
-once. Nothing about money depends on it.
+only up to the number of look-ups of the same address or signer that found no payment lately: so a payer can have any number of
+calls at once. No money depends on it.
 """
 
 import math
@@ -35,26 +35,26 @@ from tollway.rate_limits.limiter import RateLimiter, client_bucket
 from tollway.rate_limits.windows import LocalWindows
 
 BACK_BLOCKS = 64
-"""The block to look from was told by a node, and the node that tells of uses may have been behind it or on a fork."""
+"""One node named the block to search from, and the node that lists uses can be behind it or on a fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFound:
-    """It moved its money there: the same from, to and value."""
+    """The authorisation moved its money there: the same from, to and value."""
 
     transfer: SettledTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Cancelled, or its nonce used for something else: it will never pay."""
+    """Cancelled, or another call used its nonce: it can never pay."""
 
     tx_hash: TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseNotFound:
-    """No use is known yet, or not one that lies deep enough."""
+    """No use is known yet, or none that lies deep enough."""
 
 
 AuthorizationUse = TransferFound | Cancelled | UseNotFound
@@ -91,7 +91,7 @@ async def find_use(
     depth: int,
     quorum: Quorum = Quorum.AGREED,
 ) -> AuthorizationUse:
-    """Looks since `from_block`, and a little before. Raises ChainUnavailable."""
+    """The use in `from_block` or later, or a few blocks before. Raises `ChainUnavailable`."""
     tx_hash = await find_end(chains, authorization, from_block=from_block, quorum=quorum)
     if tx_hash is None:
         return UseNotFound()
@@ -101,7 +101,7 @@ async def find_use(
     transfer = find_transfer(facts, authorization, quorum=quorum)
     if transfer is not None:
         return TransferFound(transfer=transfer)
-    # A receipt without any word of this nonce is no proof of anything: the node has told two stories.
+    # A receipt without this nonce proves nothing: the node's two answers contradict each other.
     is_ended = facts.succeeded and has_ended(
         facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
     )
@@ -111,7 +111,7 @@ async def find_use(
 async def find_end(
     chains: SettlementChain, authorization: Authorization, *, from_block: int, quorum: Quorum = Quorum.AGREED
 ) -> TxHash | None:
-    """Whatever is said to have used or cancelled it, however shallow. Raises ChainUnavailable."""
+    """The transaction that used or cancelled it, however shallow. Raises `ChainUnavailable`."""
     return await chains.find_authorization_use(
         authorization.chain_id,
         token=authorization.token,
@@ -125,8 +125,8 @@ async def find_end(
 def find_transfer(
     facts: ChainFacts, authorization: Authorization, *, quorum: Quorum
 ) -> SettledTransfer | None:
-    """The transfer that this authorisation made in that transaction; None when it made none. One node's word makes none
-    final: what is final is never looked at again."""
+    """The transfer that this authorisation made in that transaction; None when it made none. One node alone makes none final: a
+    final payment is never checked again."""
     is_settled = facts.succeeded and has_settled(
         facts.logs,
         token=authorization.token,
@@ -218,10 +218,10 @@ def _as_shown_by_token(signature: bytes) -> bytes:
 
 
 UNRESOLVED_S = 10
-"""A look-up that no chain resolved was not its asker's doing, so it counts for a shorter time than junk. It does count: a
-node that refuses because it is asked too much would otherwise be asked without a limit."""
+"""A look-up that no chain resolved is not its caller's fault, so it counts for a shorter time than a worthless authorisation. It does
+count: without a limit, a node that refuses requests because there are too many would get even more."""
 REMEMBERED_MINUTES = 10
-"""For so long a caller whose look-ups came to nothing has to wait for its running calls."""
+"""For this long the failed look-ups of a caller limit its running calls."""
 
 
 def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
@@ -230,8 +230,8 @@ def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
 
 
 class UnresolvedQuota:
-    """Limits look-ups that end without an answer of the chain: as many in ten seconds as junk in a minute. Counted in this
-    process alone."""
+    """Limits look-ups that end without an answer of the chain: as many in ten seconds as worthless authorisations in a minute.
+    Counted in this process alone."""
 
     def __init__(self, limits: Limits) -> None:
         self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
@@ -267,7 +267,7 @@ class AuthorizationQuota:
         return AuthorizationLookup(self, client_address)
 
     async def enter(self, keys: Sequence[str]) -> Problem | None:
-        """Why no chain is asked now; None: one look-up runs under these keys until `leave`."""
+        """The refusal of a look-up; None: one look-up runs under these keys until `leave`."""
         ahead = {key: self._running.get(key, 0) for key in keys}
         for key in keys:
             self._running[key] = ahead[key] + 1
@@ -313,8 +313,8 @@ class AuthorizationQuota:
 
 
 class AuthorizationLookup:
-    """The look-up of one request: taken when a chain is first asked, and counted when the request ends, unless
-    `give_back` was called."""
+    """The look-up of one request: taken at its first request to a chain, and counted when the call ends, unless `give_back` was
+    called."""
 
     __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
 
@@ -341,7 +341,7 @@ class AuthorizationLookup:
             self._quota.count_junk(keys)
 
     async def take(self, signer: str) -> Problem | None:
-        """Why no chain is asked for this signer now; None when it is. A second question of the request is free."""
+        """The refusal of a look-up for this signer; None when it is allowed. Further look-ups of the same call are free."""
         if self._keys is not None:
             return None
         keys = quota_keys(self.client_address, signer)

@@ -1,6 +1,6 @@
 """A facilitator by URL: whether it would settle an authorisation, the order to settle, and whether it answers at all.
 
-What it says of the outcome decides nothing: only the token's own state and the chain's logs do. It sees the
+Its report of the outcome decides nothing: only the token's own state and the chain's logs do. It sees the
 authorisation, never the request that is paid with it. The transport is a port with one adapter: one request, a deadline, a
 maximum; no environment proxies, no redirects, no cookies. The operator names the URL, so no outbound policy applies.
 """
@@ -52,14 +52,12 @@ class FacilitatorClient:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it answered when it was last asked; not before it was asked anything. What it answered does not matter,
-        or whoever makes it stumble over his own payment would close the rail for others. Nor does it matter how long it
-        takes to settle."""
+        """Whether it answered the last request; False before the first one. The content of the answer does not count, or one
+        caller's faulty payment could close the rail for others. Nor does the time that it takes to settle."""
         return self._is_healthy
 
     async def probe(self, *, deadline_s: float) -> None:
-        """Where it is not well: whether it is now, by any answer but an error of its own to `GET /supported`. Never
-        raises."""
+        """Where it is not healthy: checks again, by any answer to `GET /supported` but a server error (5xx). Never raises."""
         if self._is_healthy:
             return
         with contextlib.suppress(ChainUnavailable, TimeoutError):
@@ -70,7 +68,7 @@ class FacilitatorClient:
             self._is_healthy = True
 
     async def verify(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> str | None:
-        """Why it would not settle this, or None when it would. Raises `ChainUnavailable` when it does not say."""
+        """The facilitator's reason to refuse, or None when it would settle. Raises `ChainUnavailable` without a usable answer."""
         content = _encode(authorization, asset, timeout_s)
         try:
             answer = await self._transport.post(
@@ -88,8 +86,8 @@ class FacilitatorClient:
         return _text(response.get("invalidReason")) or "facilitator_refused"
 
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
-        """Tells it to settle. The transaction that it names, which proves nothing; None when it names none. Never raises
-        for what it does or leaves undone: from here on money may move."""
+        """Requests the settlement. Returns the transaction that the facilitator names, which proves nothing; None when it names
+        none. Never raises for the facilitator's failures: from here on money can move."""
         content = _encode(authorization, asset, timeout_s)
         try:
             answer = await self._transport.post(
@@ -155,7 +153,7 @@ def facilitator_request_json(authorization: Authorization, asset: Asset, *, time
 
 
 def _text(raw: object) -> str:
-    """A stranger's words, short and printable."""
+    """The facilitator's text, short and printable."""
     text = raw if isinstance(raw, str) else ""
     return "".join(c for c in text[:REASON_LENGTH_MAX] if c.isascii() and c.isprintable())
 

@@ -1,8 +1,8 @@
-"""What settling may spend: gas prices, balances of gas keys, budgets of listings and networks, read now and then.
+"""The gas budget: gas prices, balances of gas keys, budgets of listings and networks, refreshed at an interval.
 
-It decides whether a price can be settled at all, so that what cannot be is not offered; which rails are withdrawn, and why; and
-which key's nonces are used. It signs nothing, sends nothing, and never lets a call wait: its state is that of the last refresh.
-The metrics are callables that the app gives: each returns at once and never raises.
+It decides whether a price can be settled, so that a 402 offers no other; which rails are withdrawn, and why; and which key's nonces
+are used. It signs nothing, sends nothing, and never makes a call wait: its state is that of the last refresh. The metrics are
+callables from the app: each returns at once and never raises.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ class OutcomeLabel(StrEnum):
 
     SETTLED = "settled"
     FAILED = "failed"  # refused before anything was broadcast
-    UNDECIDED = "undecided"  # nobody could say in time
-    SWEPT = "swept"  # an undecided one that did pay
-    RELEASED = "released"  # an undecided one that surely never will
+    UNDECIDED = "undecided"  # unknown when the time to wait was over
+    SWEPT = "swept"  # an undecided one that paid after all
+    RELEASED = "released"  # an undecided one that can never pay any more
 
 
 class WithdrawalReason(StrEnum):
     """Public (a label of the metrics, and in the log). Why prices are not offered for settling now."""
 
-    GAS_UNKNOWN = "gas_unknown"  # the chain has not told fees or balances lately
+    GAS_UNKNOWN = "gas_unknown"  # the chain has not answered with fees or balances lately
     GAS_TOO_DEAR = "gas_too_dear"
     GAS_KEYS_LOW = "gas_keys_low"
-    LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: what waits is not mined
+    LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: its transactions are not mined
     FACILITATOR_AWAY = "facilitator_away"
     TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
     LISTING_BUDGET = "listing_gas_budget"
@@ -76,7 +76,7 @@ class SettlementMetrics:
 
 
 NO_METRICS = SettlementMetrics()
-"""Nobody counts."""
+"""Counts nothing."""
 
 
 _log = structlog.get_logger(__name__)
@@ -100,7 +100,7 @@ class RailStatus:
         self._seen: frozenset[WithdrawnRail] = frozenset()
 
     def update(self, seen: Iterable[WithdrawnRail]) -> None:
-        """What is withdrawn now; the rest is not."""
+        """`seen`: every rail that is withdrawn now."""
         before, self._seen = self._seen, frozenset(seen)
         for rail in sorted(self._seen - before):
             _log.warning("rail_withdrawn", **_describe_rail(rail))
@@ -113,18 +113,18 @@ class RailStatus:
 
 
 def _describe_rail(rail: WithdrawnRail) -> dict[str, object]:
-    told: dict[str, object] = {"chain_id": rail.chain_id, "reason": rail.reason.value}
-    return told | {"subject": rail.subject} if rail.subject else told
+    fields: dict[str, object] = {"chain_id": rail.chain_id, "reason": rail.reason.value}
+    return fields | {"subject": rail.subject} if rail.subject else fields
 
 
 BUDGET_WINDOW_MS = 86_400_000
 CHECKS_UNTIL_STALE = 6
-"""After so many intervals without an answer nothing is known any more, and nothing is offered."""
+"""After this many intervals without an answer the network's state counts as unknown, and nothing is offered."""
 MINED_DEPTH_CHECKS = 3
-"""A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
+"""A nonce counts as finally mined only when it was mined this many checks ago: a reorganisation can undo a later one."""
 COSTS_KEPT = 10_000
 BUDGET_PAUSE_FACTOR = 20
-"""The ledger is asked what was spent again after so many times as long as it took: the more, the seldomer."""
+"""The sums are read from the ledger again after this many times as long as the last read took."""
 FAILURE_PAUSE_S = 1.0
 
 _NO_FACILITATORS: Mapping[ChainId, FacilitatorClient] = MappingProxyType({})
@@ -132,9 +132,9 @@ _NO_FACILITATORS: Mapping[ChainId, FacilitatorClient] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _NetworkGas:
-    """What is known of one network. `seen_s`: when its fees were told last; `unsupported`: tokens that take no
-    authorisations, or under another EIP-712 domain than we believe; `closed`: below which nonce the ledger takes all of
-    a key's transactions for mined."""
+    """The last state of one network. `seen_s`: when its fees were read last; `unsupported`: tokens that take no authorisations,
+    or under another EIP-712 domain than configured; `closed`: the nonce below which the ledger counts all of a key's transactions as
+    mined."""
 
     fees: Fees | None = None
     seen_s: float = 0.0
@@ -148,8 +148,8 @@ class _NetworkGas:
 
 @dataclass(slots=True)
 class _Spending:
-    """What settling has cost on one network within the window, by listing: only of those that have cost anything, so
-    that nobody can fill it by asking for prices."""
+    """The cost of settling on one network within the window, by listing: only listings with a cost, so that requests for prices
+    cannot fill it."""
 
     by_listing: dict[ListingId, int] = field(default_factory=dict)
     total_wei: int = 0
@@ -160,7 +160,7 @@ class _Spending:
         self._add(listing_id, wei)
 
     def replace(self, by_listing: Mapping[ListingId, int]) -> None:
-        """By what the ledger says; what was `noted` since it was read may not be in it."""
+        """The ledger's sums, and the costs `noted` since they were read, which may be missing there."""
         self.by_listing, self.total_wei = dict(by_listing), sum(by_listing.values())
         for listing_id, wei in self.noted:
             self._add(listing_id, wei)
@@ -172,14 +172,14 @@ class _Spending:
 
 @dataclass(slots=True)
 class _WalletGas:
-    """The same of payers with code alone, and the codes that have reverted. `is_known`: the ledger was read."""
+    """The same for payers with code alone, and the codes that reverted. `is_known`: the ledger was read."""
 
     spending: _Spending = field(default_factory=_Spending)
     codes: dict[bytes, CodeRecord] = field(default_factory=dict)
     is_known: bool = False
 
     def note_reverted(self, code_hash: bytes) -> None:
-        """Until the ledger says so."""
+        """Until the next read from the ledger."""
         before = self.codes.get(code_hash, CodeRecord(signed=0, reverted=0))
         self.codes[code_hash] = replace(before, signed=before.signed + 1, reverted=before.reverted + 1)
 
@@ -224,7 +224,7 @@ class GasBudget:
         self._metrics = metrics
         self._rail_status = RailStatus(self._rules, metrics)
 
-    # ---- What is asked by calls: answered from what is known.
+    # ---- Read by calls, from the last refresh.
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether a price can be settled now. False withdraws the rail from what a 402 offers."""
@@ -238,7 +238,7 @@ class GasBudget:
         ):
             return False
         if rules.facilitator is not None:
-            return self.is_reachable(asset.chain_id)  # whoever settles pays for it
+            return self.is_reachable(asset.chain_id)  # the facilitator pays for gas
         return (
             self._is_affordable(rules, network_gas)
             and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
@@ -249,8 +249,8 @@ class GasBudget:
         self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
     ) -> NonceSequence | None:
         """The least busy sequence of a key that can pay and whose nonces move; None when there is none, or gas costs too much.
-        A call that is claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is
-        for. `without`: keys that are out of the question."""
+        A call that is claimed already (`is_claimed`) may use keys whose balance is below their floor: the floor is the reserve
+        for it. `without`: excluded keys."""
         rules = self._rules.get(chain_id)
         if rules is None or not self._is_affordable(rules, self._network_gas[chain_id]):
             return None
@@ -262,11 +262,11 @@ class GasBudget:
         )
 
     def sequences(self, chain_id: ChainId) -> tuple[NonceSequence, ...]:
-        """All of them, those without gas too."""
+        """All sequences, also those of keys without gas."""
         return self._sequences.get(chain_id, ())
 
     def is_stuck(self, chain_id: ChainId, sender: Address) -> bool:
-        """Whether what waits on this key's sequence has not been mined for some looks."""
+        """Whether the transactions of this key's sequence were not mined for some checks."""
         sequences = self._sequences.get(chain_id, ())
         return any(sequence.progress.is_stuck for sequence in sequences if sequence.key.address == sender)
 
@@ -275,7 +275,7 @@ class GasBudget:
         return tuple(self._rules)
 
     def latest_fees(self, chain_id: ChainId) -> Fees | None:
-        """The latest fees; None when they are not known."""
+        """The latest fees; None when they are unknown."""
         network_gas = self._network_gas.get(chain_id)
         return None if network_gas is None or self._is_stale(network_gas) else network_gas.fees
 
@@ -301,44 +301,44 @@ class GasBudget:
         return network_gas is None or not (self._is_stale(network_gas) or self._is_facilitator_away(chain_id))
 
     def price_max_wei(self, chain_id: ChainId) -> int:
-        """Nothing is signed for a higher price of gas."""
+        """The highest price of gas that is signed."""
         return self._rules[chain_id].gas_price_max_wei
 
     def wait_s(self, chain_id: ChainId, *, depth: int) -> float:
-        """How long to wait for a settlement that has to lie so deep."""
+        """How long to wait for a settlement that must lie `depth` blocks deep."""
         return self._rules[chain_id].wait_s(depth, limits=self._limits)
 
     def is_in_time(self, chain: ChainRules, asset: Asset, units: int) -> bool:
-        """Whether a caller can wait until a price lies as deep as it has to."""
+        """Whether a caller can wait until a settlement of this price lies deep enough."""
         rules = self._rules.get(chain.chain_id)
         depth = chain.confirmations_for(asset, units)
         return rules is not None and rules.is_in_time(depth, limits=self._limits)
 
     def mark_failing(self, chain_id: ChainId, sender: Address) -> None:
-        """A node refused this key's transaction: it is left alone until the next look."""
+        """A node refused this key's transaction: the key is not used until the next refresh."""
         self._network_gas[chain_id].failing.add(sender)
         self._has_failure.set()
 
     def add_spent(
         self, chain_id: ChainId, listing_id: ListingId, wei: int, *, code_hash: bytes | None = None
     ) -> None:
-        """What a transaction that is being signed may cost, until the ledger says so. `code_hash`: of its payer's code."""
+        """The maximum cost of a transaction that is being signed, until the ledger has it. `code_hash`: of its payer's code."""
         self._spent[chain_id].note(listing_id, wei)
         if code_hash is not None:
             self._wallets[chain_id].spending.note(listing_id, wei)
 
     def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
-        """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could
-        have cost counts on."""
+        """The cost of a mined transaction, written with the next refresh. A crash loses it: then its maximum cost goes on
+        counting."""
         self._costs.append((attempt, cost_wei))
         self._wallet_costs.append((attempt, cost_wei, is_reverted))
         if attempt.code_hash is not None and is_reverted:
             self._wallets[attempt.chain_id].note_reverted(attempt.code_hash)
 
-    # ---- Looking.
+    # ---- Refreshing.
 
     async def run(self) -> None:
-        """Looks again and again, and soon after trouble, until it is cancelled."""
+        """Refreshes at the interval, and soon after a failure, until it is cancelled."""
         self._task.interval_s = self._limits.gas_refresh_s
         while True:
             self._has_failure.clear()
@@ -349,8 +349,8 @@ class GasBudget:
                     await self._has_failure.wait()
 
     async def refresh(self) -> None:
-        """A look at every network, and at what was spent. Raises `StorageUnavailable`; a chain that does not answer only
-        leaves what was known."""
+        """Refreshes every network and the sums of costs. Raises `StorageUnavailable`; a chain that does not answer keeps its last
+        state."""
         counts = [partial(self._refresh_network, chain_id) for chain_id in self._rules]
         asks = [
             partial(one.probe, deadline_s=self._limits.rpc_deadline_s) for one in self._facilitators.values()
@@ -402,8 +402,8 @@ class GasBudget:
         self._metrics.unmined(sequence.chain_id, sender, max(0, signed - account.mined_nonce))
 
     async def _close_mined(self, network_gas: _NetworkGas, sequence: NonceSequence, mined_nonce: int) -> None:
-        """What has been mined for a while is closed. What a reorganisation took back all the same is opened again, by the
-        first look of a process too: nobody knows what happened while there was none."""
+        """Closes transactions that were mined some checks ago. Opens those again that a reorganisation undid all the same, also at
+        the first check of a process: it does not know what happened before."""
         sender = sequence.key.address
         counts = network_gas.mined.setdefault(sender, [])
         counts.append(mined_nonce)
@@ -425,7 +425,7 @@ class GasBudget:
         return -1 if account is None else account.mined_nonce
 
     async def _check_domain(self, network_gas: _NetworkGas, asset: Asset) -> None:
-        """Once for each token: under another domain than ours every authorisation would be refused."""
+        """Once for each token: under another EIP-712 domain than the configured one every authorisation would be refused."""
         if asset.token is None or asset.domain is None or asset.token in network_gas.verified:
             return
         fault = await find_domain_fault(self._chains, asset, deadline_s=self._limits.rpc_deadline_s)
@@ -455,7 +455,7 @@ class GasBudget:
             spending.replace(spent)
         try:
             await self._refresh_wallets()
-        except StorageUnavailable:  # payers with code are not served meanwhile, and nothing else is lost
+        except StorageUnavailable:  # payers with code are not served meanwhile; other payers are
             _log.warning("wallet_gas_unknown")
         ended_s = self._clock()
         self._next_sum_s = ended_s + BUDGET_PAUSE_FACTOR * (ended_s - began_s)
@@ -491,7 +491,7 @@ class GasBudget:
             yield from self._find_unserved(rules)
 
     def _find_unserved(self, rules: SettlementRules) -> Iterator[WithdrawnRail]:
-        """What is withdrawn from payers with code alone."""
+        """The rails that are withdrawn from payers with code alone."""
         chain_id, wallets = rules.chain_id, self._wallets[rules.chain_id]
         if 0 < wallets.spending.total_wei >= rules.network_budget_wei // WALLET_BUDGET_DIVISOR:
             yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET)
@@ -503,7 +503,7 @@ class GasBudget:
                 yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
 
     def _find_reason(self, rules: SettlementRules, network_gas: _NetworkGas) -> WithdrawalReason | None:
-        """Why nothing at all is offered on a network. Gas is the business of whoever settles."""
+        """Why no price at all is offered on a network. Where a facilitator settles, gas does not count."""
         if self._is_stale(network_gas) or network_gas.fees is None:
             return WithdrawalReason.GAS_UNKNOWN
         if rules.facilitator is not None:
@@ -520,7 +520,7 @@ class GasBudget:
         return None
 
     def _is_facilitator_away(self, chain_id: ChainId) -> bool:
-        """A facilitator is to settle, and does not answer."""
+        """A facilitator settles on this network, and does not answer."""
         facilitator = self._facilitators.get(chain_id)
         is_delegated = self._rules[chain_id].facilitator is not None
         return is_delegated and (facilitator is None or not facilitator.is_healthy)
@@ -543,7 +543,7 @@ class GasBudget:
         return min(able, key=lambda sequence: sequence.in_flight, default=None)
 
     def _find_funded(self, chain_id: ChainId, *, floor_wei: int) -> list[NonceSequence]:
-        """The sequences of keys that have gas, and that no node has refused since the last look."""
+        """The sequences of keys that have gas, and that no node has refused since the last refresh."""
         network_gas = self._network_gas[chain_id]
         return [
             sequence

@@ -1,8 +1,8 @@
-"""The nonces of one gas key in this process: which one the next transaction takes, so that many can be signed at once; and
-whether they are mined. Pure.
+"""The nonces of one gas key in this process: the nonce of its next transaction, so that many can be signed at once; and whether
+they are mined. Pure.
 
-The ledger decides which transaction has a nonce; this is only the guess that makes it rarely refuse one. It asks nothing, signs
-nothing and is never waited for: between issuing a nonce and handing its transaction to the ledger nothing may be awaited.
+The ledger decides which transaction has a nonce; a sequence only predicts it, so that the ledger rarely refuses one. It reads
+nothing and signs nothing: between issuing a nonce and passing its transaction to the ledger, no code may await.
 """
 
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from tollway.ids import ChainId
 
 
 class IssuedNonce(NamedTuple):
-    """A nonce, and in which generation of the sequence it was given out."""
+    """A nonce, and the generation of the sequence that issued it."""
 
     nonce: int
     generation: int
 
 
 CHECKS_UNTIL_STUCK = 3
-"""So many looks in a row, and so many times as long as two of them are apart, a sequence may wait for one nonce."""
+"""A sequence is stuck after this many checks in a row, and this many check intervals, at one nonce."""
 
 
 class NonceProgress:
-    """Whether a sequence moves: its nonces are mined while something waits. Pure."""
+    """Whether a sequence moves: its nonces are mined while transactions wait. Pure."""
 
     def __init__(self) -> None:
         self.is_stuck = False
@@ -32,8 +32,8 @@ class NonceProgress:
         self._checks = 0
 
     def record_check(self, *, mined_nonce: int, next_nonce: int, now_s: float, interval_s: float) -> None:
-        """One look at the chain. `next_nonce`: what the ledger gives out next; `interval_s`: usually between two looks, so
-        that looks in quick succession, and a gateway that stood still itself, say nothing."""
+        """One check of the chain. `next_nonce`: the ledger's next one; `interval_s`: the usual time between two checks, so that
+        checks in quick succession, and a gateway that was paused itself, do not count."""
         if next_nonce <= mined_nonce or mined_nonce != self._mined_nonce:
             self._mined_nonce, self._since_s, self._checks, self.is_stuck = mined_nonce, now_s, 0, False
             return
@@ -43,7 +43,7 @@ class NonceProgress:
 
 
 class NonceSequence:
-    """Used from one event loop. `in_flight`: settlements that are between their nonce and their receipt."""
+    """Used from one event loop. `in_flight`: settlements between their nonce and their receipt."""
 
     def __init__(self, chain_id: ChainId, key: GasKey) -> None:
         self.chain_id = chain_id
@@ -58,24 +58,24 @@ class NonceSequence:
         return self._next is not None
 
     def start_at(self, nonce: int) -> None:
-        """What the ledger says, where nobody has started counting in the meantime."""
+        """The ledger's next nonce, unless another task has started the sequence in the meantime."""
         if self._next is None:
             self._next = nonce
 
     def issue_nonce(self) -> IssuedNonce:
-        assert self._next is not None, "a lane starts with what the books say"
+        assert self._next is not None, "a sequence starts with the next nonce of the ledger"
         taken = IssuedNonce(self._next, self._generation)
         self._next += 1
         return taken
 
     def correct(self, refused: IssuedNonce, *, next_nonce: int) -> None:
-        """The ledger refused it and says where to go on. Of several that were refused together the first corrects."""
+        """The ledger refused it and names its next nonce. Of several that were refused together the first one corrects."""
         if refused.generation == self._generation:
             self._generation += 1
             self._next = next_nonce
 
     def forget(self, lost: IssuedNonce) -> None:
-        """Nobody knows whether it was taken: the ledger is asked again."""
+        """It is unknown whether the ledger took it: the next one is read from the ledger again."""
         if lost.generation == self._generation:
             self._generation += 1
             self._next = None

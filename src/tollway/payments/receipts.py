@@ -1,10 +1,10 @@
 """Polls the receipts of transactions until they are mined deep enough: one request a chain and round, for all waiters.
 
-Transactions of one sender are mined in order, so mostly only the first of each sender is asked about, and the others once
-that one is mined.
+Transactions of one sender are mined in order, so most rounds poll only the first of each sender, and the others once that one is
+mined.
 
-It reports the facts of a transaction that is mined deep enough, and nothing else: not whether it paid. A chain that does not
-answer is asked again; the waiter brings the deadline.
+It reports the facts of a transaction that is mined deep enough, and nothing else: not whether it paid. It polls an unavailable
+chain again; the waiter brings the deadline.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ PAUSE_MAX_S = 1.0
 PAUSE_GROWTH = 1.5
 BATCH_MAX = 100
 ROUNDS_UNTIL_ALL = 5
-"""A first one that can never be mined (its nonce went to another) must not hide those behind it."""
+"""A round polls all waiters after this many: a first one that can never be mined (another transaction took its nonce) must not hide
+the others."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,7 +38,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _WaiterQueue:
-    """Who waits on one chain. `has_new_waiter`: somebody came since the last round."""
+    """The waiters of one chain. `has_new_waiter`: one was added since the last round."""
 
     waiters: list[_Waiter] = field(default_factory=list)
     rounds: int = 0
@@ -45,7 +46,7 @@ class _WaiterQueue:
 
 
 class ReceiptPoller:
-    """Used from one event loop; `run` is a task of the house."""
+    """Used from one event loop; `run` is a background task of the app."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class ReceiptPoller:
         self._queues = {chain_id: _WaiterQueue() for chain_id in chain_ids}
 
     async def run(self) -> None:
-        """Asks while somebody waits, until it is cancelled."""
+        """Polls while there are waiters, until it is cancelled."""
         await run_loops([partial(self._poll, chain_id, queue) for chain_id, queue in self._queues.items()])
 
     async def wait_mined(
@@ -75,8 +76,8 @@ class ReceiptPoller:
         depth: int,
         quorum: Quorum = Quorum.AGREED,
     ) -> ChainFacts:
-        """The transaction, once it lies `depth` blocks deep on the canonical chain, by whose word `quorum` says. Waits for ever: bring a deadline.
-        `sender`: its sender; those of one sender come in the order of their nonces, more or less."""
+        """The transaction, once it lies `depth` blocks deep on the canonical chain, by `quorum` of the nodes. Waits without an
+        end: bring a deadline. The waiters of one `sender` come about in the order of their nonces."""
         queue = self._queues[chain_id]
         future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(tx_hash=tx_hash, sender=sender, depth=depth, quorum=quorum, future=future)
@@ -114,7 +115,7 @@ class ReceiptPoller:
         await self._poll_waiters(chain_id, rest)
 
     async def _poll_waiters(self, chain_id: ChainId, waiters: list[_Waiter]) -> set[Address]:
-        """Tells those whose transaction is deep enough; returns the senders with one that is mined."""
+        """Resolves the waiters whose transaction is deep enough; returns the senders with a mined transaction."""
         mined_senders: set[Address] = set()
         for quorum in Quorum:
             mined_senders |= await self._poll_by_quorum(
@@ -143,7 +144,7 @@ class ReceiptPoller:
 
 
 def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:
-    """Whether a receipt may be believed: on the canonical chain, and deep enough."""
+    """Whether a receipt counts: on the canonical chain, and deep enough."""
     return (
         isinstance(facts, ChainFacts)
         and facts.canonical_hash == facts.block_hash
@@ -152,7 +153,7 @@ def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts
 
 
 async def _sleep_until(event: asyncio.Event, timeout_s: float) -> None:
-    """A newcomer ends the pause, but never makes it shorter than the shortest: many come at once."""
+    """A new waiter ends the pause, but not before the shortest pause: many come at once."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -1,9 +1,9 @@
-"""Finishes orphaned settlements: what a crash, a deadline or a silent chain has left in `settling`. And ends, by reading
-the chain, calls without an outcome that an authorisation was to pay.
+"""Finishes orphaned settlements: calls that a crash, a deadline or an unavailable chain has left in `settling`. It also ends, by
+reading the chain, calls without an outcome that an authorisation was to pay.
 
-A call is `released` only when its authorisation can surely never pay any more; anything else waits. One gateway recovers for
-all, and two at once do no harm: the ledger decides which one moves a call, and the token takes an authorisation once. It pays
-no one, and signs nothing that was not stored before.
+A call is `released` only when its authorisation can never pay any more; every other call waits. One gateway recovers for all, and
+two at once do no harm: the ledger decides which one moves a call, and the token accepts an authorisation once. Every transaction is
+stored before it is sent.
 """
 
 import asyncio
@@ -51,17 +51,17 @@ from tollway.payments.transactions import (
 )
 
 REVERTED_MAX = 2
-"""A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
+"""A transfer that passes simulation and reverted this often in blocks is not signed again."""
 POSTPONE_MIN_MS, POSTPONE_MAX_MS = 5_000, 900_000
-"""Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already, and not
-beyond its end."""
+"""The limits of the delay until a call that can only wait is checked again: half as long as it waits already, and not beyond its
+end."""
 EXPIRY_SLACK_S = 60
-"""A node may tell of a new head and of an older state beside it. So much later no state that it may still have is of a
-time when the authorisation could be used, and not yet seen."""
+"""A node can return a new head together with an older state. This much later no state that it can still return is from a time when
+the authorisation was valid."""
 EXPIRY_BLOCKS = 10_000
-"""As far back a use is looked for before a call is released: a node that has not seen an older one is no node."""
+"""How far back recovery searches for a use before it releases a call: a node that lacks an older block does not count."""
 SETTLE_AGAIN_MS = 30_000
-"""Between two times that a facilitator is told to settle the same authorisation."""
+"""Between two requests to a facilitator to settle the same authorisation."""
 REMEMBERED_MAX = 10_000
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +71,7 @@ Receipts = Mapping[TxHash, ChainFacts | NotMined]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OrphanedCall:
-    """One orphaned call, with what is known of its transactions."""
+    """One orphaned call, with the receipts of its transactions."""
 
     call: AuthorizedCall
     asset: Asset
@@ -86,7 +86,7 @@ class _OrphanedCall:
 
 
 class SettlementRecovery:
-    """One per process. `run_once` is a chore of whichever gateway leads."""
+    """One per process. The leading gateway runs `run_once` at an interval."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class SettlementRecovery:
         self._metrics = metrics
         self._expired: dict[
             CallId, int
-        ] = {}  # the head at which an unused authorisation was first seen expired
+        ] = {}  # the head at which an unused authorisation was first read as expired
         self._requested_ms: dict[CallId, int] = {}
 
     async def run_once(self) -> None:
-        """One look at the nonces of our keys, and at the orphaned calls. Raises StorageUnavailable."""
+        """Checks the nonces of our keys, and the orphaned calls. Raises `StorageUnavailable`."""
         nonce_failure = await run_contained(self._replacer.run_once)
         calls = await self._ledger.unsettled(limit=self._limits.sweep_batch_max)
         self._metrics.orphaned(sum(call.state is CallState.SETTLING for call in calls))
@@ -134,7 +134,7 @@ class SettlementRecovery:
             except ChainUnavailable as exc:
                 _log.warning("sweep_postponed", call_id=call.call_id, detail=str(exc))
             except StorageUnavailable:
-                raise  # one line for all of them
+                raise  # logged once for all calls
             except Exception as exc:  # noqa: BLE001 - a task root: one bad call must not stop the others
                 _log.error("sweep_failed", call_id=call.call_id, **describe_failure(exc))
 
@@ -149,7 +149,7 @@ class SettlementRecovery:
             if transfer is not None:
                 if is_deep(facts, depth=orphan.depth):
                     await self._conclude(orphan, transfer)
-                return  # mined, and only not deep enough yet
+                return  # mined, and not deep enough yet
         facts_now = await simulate_transfer(
             self._chains,
             call.authorization,
@@ -162,9 +162,9 @@ class SettlementRecovery:
         elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
             await self._conclude_expired(orphan, facts_now)
         elif facts_now.head_time >= call.authorization.valid_before:
-            return  # nothing can land any more; whether something has, is not sure yet
+            return  # it can no longer be used; whether it was used is unknown yet
         elif call.state is not CallState.SETTLING:
-            # It may never have cost: it is only looked at, until it is over.
+            # Its upstream's head may never have cost: recovery only checks it, until it has expired.
             await self._postpone(call, since_ms=call.created_ms)
         else:
             self._expired.pop(call.call_id, None)
@@ -243,9 +243,9 @@ class SettlementRecovery:
                 return
 
     async def _conclude_expired(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
-        """Nothing can land in a block that is not before `validBefore`. The state is believed at a later look only, from
-        a head that lies as deep as a payment must, and when no use is found besides: within one look the state may be
-        older than the head, and what is released is served for nothing if it was paid after all."""
+        """The token accepts no authorisation in a block that is not before `validBefore`. The state counts at a later check only,
+        when the first head lies as deep as a payment must, and no use is found besides: within one check the state can be
+        older than the head, and a released call that was paid after all was served for nothing."""
         call_id, head = orphan.call.call_id, facts.head_number
         first = self._expired.get(call_id)
         if first is None or head < first:
@@ -261,7 +261,7 @@ class SettlementRecovery:
             else:
                 await self._conclude_used(orphan)
 
-    # ---- Not used and still valid: help it along.
+    # ---- Not used and still valid: resend it, or sign a new transaction.
 
     async def _advance(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
         facilitator = self._facilitators.get(orphan.chain_id)
@@ -272,7 +272,7 @@ class SettlementRecovery:
         if waiting is not None and not await self._is_stuck(orphan, waiting):
             return
         stuck_senders = {one.sender for one in orphan.attempts} if waiting is not None else set()
-        if sum(isinstance(told, ChainFacts) for told in orphan.receipts.values()) >= REVERTED_MAX:
+        if sum(isinstance(one, ChainFacts) for one in orphan.receipts.values()) >= REVERTED_MAX:
             await self._postpone(orphan.call, since_ms=max(one.created_ms for one in orphan.attempts))
         elif not self._gas_budget.is_wallet_served(orphan.chain_id, orphan.call.listing_id, facts.code_hash):
             await self._postpone(orphan.call, since_ms=orphan.call.created_ms)
@@ -280,16 +280,15 @@ class SettlementRecovery:
             await self._sign_new(orphan, facts, facts.gas_estimate, without=stuck_senders)
 
     async def _is_stuck(self, orphan: _OrphanedCall, attempt: SettlementAttempt) -> bool:
-        """Hands it over once more. An attempt is stuck when, long after its caller has left, it is what no node takes for want of gas, or what
-        waits on a sequence that does not move: then another key may carry the authorisation. Should both be mined some day,
-        the token takes it once."""
-        told = orphan.receipts.get(attempt.tx_hash)
+        """Sends the attempt again. It is stuck when, long after its signature, no node accepts it for lack of gas, or its sequence
+        does not move: then another key may carry the authorisation. If both are mined, the token accepts it once."""
+        receipt = orphan.receipts.get(attempt.tx_hash)
         first = next(
             one for one in orphan.attempts if (one.sender, one.nonce) == (attempt.sender, attempt.nonce)
         )
         if self._is_late(first) and self._gas_budget.is_stuck(attempt.chain_id, attempt.sender):
             return True
-        if isinstance(told, NotMined) and told.is_pending:
+        if isinstance(receipt, NotMined) and receipt.is_pending:
             return False
         refused = await resend(self._chains, attempt)
         is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
@@ -300,7 +299,7 @@ class SettlementRecovery:
         return not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
 
     async def _postpone(self, call: AuthorizedCall, *, since_ms: int) -> None:
-        """Nothing can be done for it: it must not take the turn of those for which something can."""
+        """The call can only wait: it must not take a place in the batches of calls that need an action."""
         now_ms = self._now_ms()
         end_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
         rest_ms = min((now_ms - since_ms) // 2, POSTPONE_MAX_MS, end_ms - now_ms)
@@ -330,8 +329,8 @@ class SettlementRecovery:
     async def _sign_new(
         self, orphan: _OrphanedCall, facts: AuthorizationFacts, estimate: int, *, without: Collection[Address]
     ) -> None:
-        """A first transaction, or one after others that can never be mined, or not soon, or have reverted. What was only
-        replaced at a higher price is one."""
+        """A first transaction, or one after others that can never be mined, or not soon, or that reverted. A transaction and its
+        replacements at a higher price count as one."""
         sequence = self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True, without=without)
         signed = {(attempt.sender, attempt.nonce) for attempt in orphan.attempts}
         if sequence is None or len(signed) >= self._limits.settlement_attempts_max:

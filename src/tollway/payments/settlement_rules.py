@@ -1,7 +1,6 @@
-"""What settling may cost the operator on each network, and with which keys. Pure records and their defaults.
+"""The rules of settling on each network: keys, prices, budgets. Pure records and their defaults.
 
-A network with neither a gas key nor a facilitator takes no authorisations. Nothing here reads a file, asks a chain or
-shows a key.
+A network with neither a gas key nor a facilitator takes no authorisations. Nothing here reads a file or a chain, or prints a key.
 """
 
 from collections.abc import Mapping
@@ -14,24 +13,23 @@ from tollway.ledger.ledger import CodeRecord
 from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 
-WEI_PER_GWEI = 10**9
 WEI_PER_COIN = 10**18
 NETWORK_BUDGET_FACTOR = 10
-"""A network may cost so many times what one listing may, where the operator says nothing else."""
+"""The default budget of a network is this many times the budget of one listing."""
 BLOCK_TIME_S = 2.0
-"""Of a network that nobody knows."""
+"""Of a network without a preset."""
 WEI_PER_NANO = 10**9
 """A nano is 10^-9 of a currency, and the native one has 18 decimals where gas keys are used."""
 SETTLEMENT_GAS = 90_000
-"""What one transfer by authorisation usually takes."""
+"""The usual gas of one transfer by authorisation."""
 MIN_COST_FACTOR = 10
-"""By default a price is offered for settling only when it is so many times what the settlement costs."""
+"""By default a price is offered for settling only when it is this many times the cost of the settlement."""
 WALLET_BUDGET_DIVISOR = 4
-"""Payers with code (contract wallets, delegated accounts) can use this part of each gas budget, and no more: their code can
-pass every simulation and revert in every block, and a proxy of it costs next to nothing."""
+"""Payers with code (contract wallets, delegated accounts) can use this part of each gas budget, and no more: their code can pass
+every simulation and revert in every block, and another proxy of the same code is cheap."""
 CODE_REVERTS_MAX = 5
 CODE_REVERTS_FACTOR = 4
-"""One code may revert so often, or in one of so many of its transactions; within the window of the budgets."""
+"""One code may revert this often, or in one of this many of its transactions; within the window of the budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +157,12 @@ def is_code_trusted(record: CodeRecord | None) -> bool:
 
 
 def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:
-    """What holds where the operator says nothing. Gas of a test network costs nobody anything."""
+    """The defaults where the operator sets nothing. Gas of a test network is free."""
     return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _OTHER)
 
 
 def is_development_key(address: Address) -> bool:
-    """A key that everybody has: of the mnemonic that development chains start with."""
+    """Whether it is a publicly known key: of the mnemonic that development chains start with."""
     return address in _DEVELOPMENT_WALLETS
 
 

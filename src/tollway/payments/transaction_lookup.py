@@ -1,8 +1,8 @@
-"""Looks up transactions on their chains: one request to the nodes for many callers, and what that may cost a caller.
+"""Looks up transactions on their chains: one request to the nodes for many callers, and the quota of a caller.
 
-It reports the facts of a chain and judges and records nothing. A look-up that broke off is repeated by the next waiting caller:
-one caller who leaves is never another caller's refusal. `TransactionStatusReader` reads the status of a transaction that
-the ledger does not hold yet, for a payer who asks for it.
+It reports the facts of a chain; it verifies and records nothing. The next waiting caller repeats a look-up that broke off: one
+caller's disconnect never refuses another caller. `TransactionStatusReader` reads the status of a transaction that the ledger does not
+hold yet, on request of its payer.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tollway.ids import Address, ChainId, TxHash
 
 
 class LookupCharge:
-    """The one look-up that a request costs, taken when a chain is first really asked. One object per request."""
+    """The one look-up that a request costs, taken at its first request to a chain. One object per request."""
 
     def __init__(self, quota: LookupQuota, *, client_address: str, signer: str) -> None:
         self._quota = quota
@@ -24,10 +24,10 @@ class LookupCharge:
         self._signer = signer
         self._is_taken = False
         self._is_kept = False
-        self._lock = asyncio.Lock()  # several networks are asked at once for one charge
+        self._lock = asyncio.Lock()  # several networks are read at once for one charge
 
     async def take(self) -> None:
-        """Raises Refusal (`rate_limited`) when the address or the signer has asked too much lately."""
+        """Raises `Refusal` (`rate_limited`) when the address or the signer has used up its quota."""
         async with self._lock:
             if not self._is_taken:
                 await self._charge()
@@ -47,7 +47,7 @@ class LookupCharge:
         self._is_taken = True
 
     def give_back(self) -> None:
-        """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for junk."""
+        """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for worthless proofs."""
         if self._is_taken and not self._is_kept:
             self._is_taken = False
             self._quota.give_back(client_address=self._client_address, signer=self._signer)
@@ -67,7 +67,7 @@ _LookupKey = tuple[ChainId, TxHash, Quorum]
 
 
 class TransactionLookup:
-    """Single flight: while a transaction is being looked up, everybody else who asks for it waits for that answer."""
+    """Single flight: while a transaction is being looked up, every other caller of the same one waits for that result."""
 
     def __init__(self, chains: ChainReader) -> None:
         self._chains = chains
@@ -76,7 +76,7 @@ class TransactionLookup:
     async def fetch(
         self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        """Raises ChainUnavailable, and Refusal when `charge` is; waiting for another's look-up costs nothing."""
+        """Raises `ChainUnavailable`, and `Refusal` when `charge` raises it; waiting for another caller's look-up costs nothing."""
         key = (chain_id, tx_hash, quorum)
         while (flight := self._flights.get(key)) is not None:
             found = await asyncio.shield(flight)
@@ -88,10 +88,10 @@ class TransactionLookup:
             found = await self._chains.fetch_facts(chain_id, tx_hash, quorum=quorum)
         except ChainUnavailable as exc:
             flight.set_exception(ChainUnavailable(problem=exc.problem))
-            flight.exception()  # seen here: nobody else may be waiting
+            flight.exception()  # retrieved here: there may be no other waiting caller
             raise
         except BaseException:
-            flight.set_result(None)  # this caller left, or may not ask: the next one who waits does
+            flight.set_result(None)  # this caller left, or has no quota: the next waiting caller fetches
             raise
         finally:
             del self._flights[key]
@@ -101,7 +101,7 @@ class TransactionLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionStatus:
-    """`unseen`: known to no chain, or mined and never shown here. `chain_id`: where it was seen."""
+    """`unseen`: on no chain, or mined and never presented here. `chain_id`: the chain that has it."""
 
     state: Literal["unseen", "pending", "refused"]
     reason: str | None = None
@@ -109,14 +109,14 @@ class TransactionStatus:
 
 
 class TransactionStatusReader:
-    """Asks every configured chain about one transaction. Safe to use from many tasks at once."""
+    """Reads one transaction from every configured chain. Safe to use from many tasks at once."""
 
     def __init__(self, chains: ChainReader, *, quota: LookupQuota) -> None:
         self._chains = chains
         self._quota = quota
 
     async def read_status(self, tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
-        """None when not every chain could be asked and none knew it. Raises Refusal (`rate_limited`)."""
+        """None when a chain did not answer and no other knew it. Raises `Refusal` (`rate_limited`)."""
         wait_s = await self._quota.charge(client_address=f"wallet {payer}", signer=str(payer))
         if wait_s is not None:
             raise Refusal(

@@ -4,10 +4,10 @@ Every byte is made here from the signed fields: nothing that a payer composed go
 transaction is stored in the ledger with its nonce before it is broadcast. A transaction that is replaced keeps its nonce: at
 most one of the two can be mined.
 
-A nonce that is not mined keeps everything behind it waiting. So what no node knows is broadcast again, to all nodes, and what
-a sequence waits for is replaced at a higher price, up to the operator's ceiling. A nonce that is missing below what waits is
-filled; a sequence that has passed nonces which the chain never counted, with nothing waiting there, goes back. One gateway does
-this for all, and two at once do no harm.
+All transactions behind an unmined nonce wait for it. So a transaction that no node knows is broadcast again, to all nodes, and the
+first unmined one is replaced at a higher price, up to the operator's ceiling. A missing nonce below waiting transactions is filled;
+a sequence that has passed nonces which the chain never counted, with no transaction waiting there, goes back. One gateway does this
+for all, and two at once do no harm.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,19 +33,19 @@ _log = structlog.get_logger(__name__)
 
 GAS_MARGIN_NUMERATOR, GAS_MARGIN_DENOMINATOR = 5, 4
 GAS_MARGIN = 15_000
-"""An estimate holds for the state that it was made in. Between it and its block the payee may lose its balance, and
-making a slot costs more than changing one."""
+"""An estimate holds for the state that it was made in. Between it and its block the payee can lose its balance, and creating a
+storage slot costs more than changing one."""
 
 BUMP_NUMERATOR, BUMP_DENOMINATOR = 9, 8
-"""Nodes take a replacement that offers a tenth more; this is an eighth."""
+"""Nodes accept a replacement that offers a tenth more; this is an eighth."""
 
 _VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
-"""Its place in the calldata of `transferWithAuthorization`, in either form of the signature."""
+"""The place of `validBefore` in the calldata of `transferWithAuthorization`, in either form of the signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionFees:
-    """Prices per gas: the most in all, and what of it goes to whoever builds the block."""
+    """Prices per gas: the maximum in all, and the part of it that goes to the builder of the block."""
 
     max_fee_wei: int
     tip_wei: int
@@ -53,7 +53,7 @@ class TransactionFees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCall:
-    """For which call a transaction is signed, and the most gas that it may use. `code_hash`: of the payer's code."""
+    """The call that a transaction settles, and its gas limit. `code_hash`: of the payer's code."""
 
     authorization: Authorization
     call_id: CallId
@@ -76,7 +76,7 @@ def encode_transfer_call(authorization: Authorization) -> bytes:
 
 
 def limit_gas(estimate: int, *, gas_max: int) -> int:
-    """What a transaction may use: the estimate and a margin, within what is allowed."""
+    """A transaction's gas limit: the estimate and a margin, at most `gas_max`."""
     return min(estimate * GAS_MARGIN_NUMERATOR // GAS_MARGIN_DENOMINATOR + GAS_MARGIN, gas_max)
 
 
@@ -87,7 +87,7 @@ def choose_fees(fees: Fees, *, price_max_wei: int) -> TransactionFees:
 
 
 def bump_fees(earlier: TransactionFees, fees: Fees, *, price_max_wei: int) -> TransactionFees | None:
-    """The offer that replaces an earlier one; None when that would be above the ceiling."""
+    """The fees that replace earlier ones; None when they would be above the ceiling."""
     fresh = choose_fees(fees, price_max_wei=price_max_wei)
     tip_wei = max(fresh.tip_wei, _raise_price(earlier.tip_wei))
     max_fee_wei = max(fresh.max_fee_wei, _raise_price(earlier.max_fee_wei), tip_wei)
@@ -101,7 +101,7 @@ def _raise_price(wei: int) -> int:
 def sign_attempt(
     transfer_call: TransferCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Signed, and not sent: it goes into the ledger first."""
+    """Signed, and not sent: the ledger stores it first."""
     authorization = transfer_call.authorization
     signed = key.sign(
         chain_id=authorization.chain_id,
@@ -129,7 +129,7 @@ def sign_attempt(
 def sign_replacement(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """The same once more, at another price."""
+    """The same transaction at another price."""
     before = read_transaction(attempt.raw)
     return _sign_instead(
         attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, tx_fees=tx_fees, now_ms=now_ms
@@ -139,25 +139,25 @@ def sign_replacement(
 def sign_filler(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Nothing but the nonce: the key pays itself nothing. It may use as much gas as the one before, for networks on which
-    the plainest transaction takes more than it does elsewhere."""
+    """A transaction that only uses the nonce: the key pays itself 0. It has the gas limit of the one before, for networks on which
+    the simplest transaction needs more gas than elsewhere."""
     gas = read_transaction(attempt.raw).gas
     return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, tx_fees=tx_fees, now_ms=now_ms)
 
 
 def read_fees(attempt: SettlementAttempt) -> TransactionFees:
-    """What an attempt of ours offered: read from what was signed."""
+    """The fees of an attempt, read from its signed bytes."""
     tx_fields = read_transaction(attempt.raw)
     return TransactionFees(max_fee_wei=tx_fields.max_fee_wei, tip_wei=tx_fields.tip_wei)
 
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
-    """When the authorisation that it carries ends; 0 for a filler."""
+    """`validBefore` of the authorisation that it carries; 0 for a filler."""
     return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
 
 
 def is_filler(attempt: SettlementAttempt) -> bool:
-    """Whether it carries no authorisation, only its nonce."""
+    """Whether it carries no authorisation and only uses its nonce."""
     return not read_transaction(attempt.raw).calldata
 
 
@@ -190,7 +190,7 @@ def _sign_instead(
 
 
 NONCE_TRIES_MAX = 8
-"""How often one call asks for a nonce when others were faster, on this gateway and elsewhere."""
+"""How often one call takes a nonce when other calls were faster, on this gateway and elsewhere."""
 
 
 async def sign_next(
@@ -202,11 +202,11 @@ async def sign_next(
     gas_budget: GasBudget,
     now_ms: Callable[[], int],
 ) -> SettlementAttempt | Fenced | None:
-    """The attempt, signed and stored. Fenced: `store` said False, the call is not to have one. None: what gas costs is not
-    known, or others were always quicker on this sequence.
+    """The attempt, signed and stored. Fenced: `store` returned False, the call may not have one. None: the price of gas is
+    unknown, or other calls were always faster on this sequence.
 
-    Between taking a nonce and handing it to the ledger nothing is awaited, so many that come at once get theirs in order
-    and share one commit.
+    Nothing is awaited between taking a nonce and passing it to the ledger, so many calls at once get theirs in order and share
+    one commit.
     """
     is_noted = False
     for _ in range(NONCE_TRIES_MAX):
@@ -221,7 +221,7 @@ async def sign_next(
             attempt = sign_attempt(
                 transfer_call, sequence.key, nonce=taken.nonce, tx_fees=tx_fees, now_ms=now_ms()
             )
-            if not is_noted:  # before it is stored: of many that come at once each counts for those after it
+            if not is_noted:  # before it is stored: of many at once each counts for the ones after it
                 gas_budget.add_spent(
                     attempt.chain_id,
                     attempt.listing_id,
@@ -258,15 +258,15 @@ async def resend(chains: SettlementChain, attempt: SettlementAttempt) -> SendRef
 
 OPEN_MAX = 64
 FILL_AFTER_MS = 5_000
-"""A transaction gets this long to reach the node that is asked about it."""
+"""The time that a transaction gets to reach the polled node."""
 FILLS_MAX = 16
-"""So many missing nonces are filled at one look."""
+"""The most missing nonces that one run fills."""
 GAP_MAX = 1_000
-"""More are not filled: each costs gas, and how many there are rests on a node's word."""
+"""A wider gap is not filled: each nonce costs gas, and one node alone reports how many are missing."""
 
 
 class TransactionReplacer:
-    """Used from one event loop: settlement recovery's `run_once` for all sequences, and `resend_before` by any call that waits."""
+    """Used from one event loop: `run_once` by settlement recovery for all sequences, `resend_before` by any waiting call."""
 
     def __init__(
         self,
@@ -282,13 +282,11 @@ class TransactionReplacer:
         self._gas_budget = gas_budget
         self._limits = limits
         self._now_ms = now_ms
-        self._capped: dict[
-            NonceSequence, TxHash
-        ] = {}  # of which it was told that gas costs more than is allowed
+        self._capped: dict[NonceSequence, TxHash] = {}  # logged: its next fees are above the ceiling
         self._resending: set[NonceSequence] = set()
 
     async def run_once(self) -> None:
-        """One look at every sequence, those of keys without gas too. Raises StorageUnavailable."""
+        """Checks every sequence, also those of keys without gas. Raises `StorageUnavailable`."""
         sequences = [
             sequence
             for chain_id in self._gas_budget.chain_ids
@@ -297,8 +295,8 @@ class TransactionReplacer:
         await run_all([partial(self._check_sequence, sequence) for sequence in sequences])
 
     async def resend_before(self, attempt: SettlementAttempt) -> None:
-        """Broadcasts again what an attempt waits behind and no node knows: the gateway that stored it may stand still. One
-        such round a sequence at a time; a chain or a database that is away only ends it."""
+        """Broadcasts the transactions again that an attempt waits behind and that no node knows: the gateway that stored them may be
+        paused. One such run per sequence at a time; an unavailable chain or database only ends it."""
         sequences = self._gas_budget.sequences(attempt.chain_id)
         sequence = next((sequence for sequence in sequences if sequence.key.address == attempt.sender), None)
         if sequence is None or sequence in self._resending:
@@ -329,7 +327,7 @@ class TransactionReplacer:
                 "lane_unseen", chain_id=sequence.chain_id, address=str(sequence.key.address), detail=str(exc)
             )
         except StorageUnavailable:
-            raise  # one line for all of them
+            raise  # logged once for all sequences
         except Exception as exc:  # noqa: BLE001 - a task root: one bad sequence must not stop the others
             where = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
             _log.error("lane_failed", **where, **describe_failure(exc))
@@ -363,23 +361,23 @@ class TransactionReplacer:
     async def _repair_gap(
         self, sequence: NonceSequence, mined_nonce: int, waiting: Sequence[SettlementAttempt]
     ) -> None:
-        """A sequence that does not move may wait for nonces that nothing was ever signed with."""
-        receipts = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
+        """A sequence that does not move can wait for nonces that no transaction was ever signed with."""
+        fields = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
         if not waiting:
             now_at = await self._gas_ledger.lower_nonce(sequence.chain_id, sequence.key.address, mined_nonce)
             if now_at == mined_nonce:
-                _log.warning("lane_went_back", nonce=mined_nonce, **receipts)
+                _log.warning("lane_went_back", nonce=mined_nonce, **fields)
             return
         taken = {attempt.nonce for attempt in waiting}
         if min(taken) - mined_nonce > GAP_MAX:
-            _log.error("lane_gap_too_wide", nonce=mined_nonce, waiting=min(taken), **receipts)
+            _log.error("lane_gap_too_wide", nonce=mined_nonce, waiting=min(taken), **fields)
             return
         missing = (nonce for nonce in range(mined_nonce, max(taken)) if nonce not in taken)
         for nonce in islice(missing, FILLS_MAX):
             await self._fill(sequence, nonce, waiting[0])
 
     async def _fill(self, sequence: NonceSequence, nonce: int, above: SettlementAttempt) -> None:
-        """With nothing, on behalf of the call of an attempt that waits above."""
+        """With a filler, in the name of the call of an attempt that waits above."""
         fees = self._gas_budget.latest_fees(sequence.chain_id)
         if fees is None:
             return
@@ -397,12 +395,12 @@ class TransactionReplacer:
             await resend(self._chains, filler)
 
     def _is_unminable(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
-        """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
-        is lost by it."""
+        """Whether the attempt can never be mined as it is. A filler replaces an attempt that no node accepts for another reason,
+        once its authorisation has expired."""
         return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_expired(attempt))
 
     def _is_younger(self, attempt: SettlementAttempt, age_ms: int) -> bool:
-        """What was signed in the future is not: the clock was set back, or another gateway's is ahead."""
+        """False for one signed in the future: the clock was set back, or another gateway's is ahead."""
         return 0 <= self._now_ms() - attempt.created_ms < age_ms
 
     def _is_expired(self, attempt: SettlementAttempt) -> bool:
@@ -411,7 +409,7 @@ class TransactionReplacer:
     async def _find_pending_and_mined(
         self, sequence: NonceSequence, attempts: Sequence[SettlementAttempt]
     ) -> tuple[frozenset[int], frozenset[int]]:
-        """The nonces of which a pool has a transaction, and those of which a block has one."""
+        """The nonces with a transaction in a pool, and those with one in a block."""
         if not attempts:
             return frozenset(), frozenset()
         receipts = await self._chains.fetch_receipts(
@@ -424,8 +422,8 @@ class TransactionReplacer:
         )
 
     async def _replace(self, sequence: NonceSequence, attempt: SettlementAttempt) -> None:
-        """By the same for more, however often it takes: only the ceiling ends that. Where its call has ended and its
-        authorisation is over, by nothing at all."""
+        """By the same transaction at a higher price, again and again up to the ceiling; by a filler where its call has ended and its
+        authorisation has expired."""
         last = await self._find_last(attempt)
         if self._is_younger(last, round(self._limits.fee_bump_after_s * 1000)):
             return
@@ -443,7 +441,7 @@ class TransactionReplacer:
             await resend(self._chains, replacement)
 
     async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
-        """The newest of that nonce: there may be more than were listed."""
+        """The newest attempt of that nonce: there can be more than the list holds."""
         attempts = await self._gas_ledger.attempts_of(attempt.call_id)
         place = (attempt.chain_id, attempt.sender, attempt.nonce)
         return next(one for one in reversed(attempts) if (one.chain_id, one.sender, one.nonce) == place)

@@ -64,8 +64,8 @@ def read_authorized(
 def take_unsettled(
     connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    """The orphaned calls, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
-    that queue. One that is postponed has its next look where others have their last."""
+    """The orphaned calls, and those that were unknown for `hold_ms`, least recently checked first; they go to the end of
+    that queue. `looked_ms` of a postponed one is its next check; of the others their last."""
     columns, calls = authorization_table.c, call_table.c
     # Set by a clock that has been set back since.
     too_far = update(authorization_table).where(
@@ -135,7 +135,7 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
     ).join(call_table, calls.id == columns.call_id)
     found: dict[AuthorizationKey, KnownAuthorization] = {}
     # A few searches by index, where one with OR would walk. And in this order: on PostgreSQL each sees what is committed
-    # when it begins, so a call that is concluded between two of them has moved when it is looked for there. The other
+    # when it begins, so a call that is concluded between two of them has moved when it is searched there. The other
     # way round it would be in neither, and its money would count as the payer's once more.
     for where in (of_keys, moving, *_settled_since(authorized)):
         for row in connection.execute(query.where(where)):
@@ -207,7 +207,7 @@ def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) ->
 
 
 def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
-    """The rows are locked first, then the calls are read: whoever concludes holds the same locks."""
+    """The rows are locked first, then the calls are read: a transaction that concludes holds the same locks."""
     columns, calls = authorization_table.c, call_table.c
     locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
     ids = list(connection.execute(locked.order_by(columns.call_id).with_for_update()).scalars())

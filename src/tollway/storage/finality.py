@@ -70,7 +70,7 @@ from tollway.storage.payments import (
 )
 
 GONE_RECHECK_MS = 86_400_000
-"""For a day after a transaction left the chain it is looked for again."""
+"""For a day after a transaction left the chain it is searched again."""
 
 _IDS_MAX = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""

@@ -3,7 +3,7 @@
 There is no timer for an entry that a caller waits for. Callers wait on a future; the writer is `GroupCommit.run`, a background
 task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
 fails the others; a close is lost because the database was unavailable for a moment; a call stays charged whose response was
-dropped; a claim of unknown outcome is answered without a look at the database; one grant is given to two callers.
+dropped; a claim of unknown outcome is answered without a read from the database; one grant is given to two callers.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 FINISH_DELAY_S = 0.02
 RETRY_S = 0.25
-"""Between two looks whether the database takes the ends of calls again that it did not take."""
+"""Between two tries to write the ends of calls that the database did not take."""
 UNAWAITED_RETRY_S = 1.0
 """The same, where no caller waits any more."""
 IN_DOUBT_MAX = 10_000
@@ -53,7 +53,7 @@ HALVING_MS_MAX = 10_000
 """For the parts of a failed batch together: a few that wait for a lock must not hold up all that come after."""
 
 
-# Of what every call asks twice. Tuples: a union would be built anew for each question, and asked slowly.
+# Checked twice for every call. Tuples: a union is built anew for each check, and slow.
 _OPENING_ENTRIES = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
 _DURABLE_ENTRIES = (Claim, Reopen, Settle, Conclude, Drop)
@@ -92,8 +92,8 @@ class _BatchPart:
 
 
 class GroupCommit:
-    """`open_keys`: the calls of this gateway that somebody here will close. `in_doubt`: claims and reopens whose
-    commit nobody knows about; nothing was sent for them."""
+    """`open_keys`: the calls that a task of this gateway will close. `in_doubt`: claims and reopens whose commit is unknown;
+    nothing was sent for them."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class GroupCommit:
     async def submit(self, entry: Entry) -> Outcome:
         """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
         or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
-        settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call. Where an
+        settles or concludes, until `run` has ended: then no task would write it, and recovery finds the call. Where an
         answer stands behind it, a cancelled caller has dropped that."""
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the books are closing")
@@ -218,7 +218,7 @@ class GroupCommit:
         return outcome
 
     def submit_nowait(self, entry: Entry) -> None:
-        """Writes the entry with the next batch; nobody waits."""
+        """Writes the entry with the next batch; no caller waits."""
         if self._has_ended:
             _log.warning("books_entry_too_late", call_id=entry.call_id)
             return
@@ -316,7 +316,7 @@ class GroupCommit:
         if exc is None:
             self._task.record_success()
             return
-        if any(waiting.ends_s is None for waiting in batch):  # else it was told before
+        if any(waiting.ends_s is None for waiting in batch):  # else it was logged before
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
@@ -376,7 +376,7 @@ class GroupCommit:
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
-        """None: the database takes durable writes. Reading would not tell: a commit may wait for a standby that is
+        """None: the database takes durable writes. A read does not show it: a commit may wait for a standby that is
         gone, a file may be locked, a disk full."""
         owner_id = self._rules.owner_id
         same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
@@ -422,8 +422,8 @@ class GroupCommit:
         raise StorageUnavailable("the batch was rolled back too often")
 
     def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
-        """The calls whose next run, should it be there, is not for whoever asks now: somebody was told to run it, or
-        nobody knew whether it was written, and recovery may be ending it."""
+        """The calls whose next run, if it is there, is not for the callers of this batch: it was granted to another caller, or
+        its commit was unknown, and recovery may be ending it."""
         keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
         return frozenset(key[0] for key in keys if key in self._reopened or key in self.in_doubt)
 
@@ -446,7 +446,7 @@ class GroupCommit:
             waiting.future.set_result(outcome)
 
     def _note_granted(self, entry: Entry) -> None:
-        """From here on its caller may send: if its row is open without it one day, nobody knows what became of it."""
+        """From here on its caller may send: if its row is open later without a task here, its outcome is unknown."""
         key = _opened_key(entry)
         if key is None:
             return
@@ -519,13 +519,13 @@ class GroupCommit:
             waiting.future.set_exception(failure)
 
     def forget(self, key: OpenKey) -> None:
-        """Nobody here waits for this call any more."""
+        """No task here waits for this call any more."""
         self._open.pop(key, None)
         if not self._open:
             self._all_closed.set()
 
     def _forget(self, entry: Entry) -> None:
-        """Nobody here will close this call (any more)."""
+        """No task here will close this call (any more)."""
         key = _opened_key(entry)
         if key is None:
             ended = _ended_key(entry)
@@ -545,7 +545,7 @@ def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> N
 
 def _is_urgent(entry: Entry) -> bool:
     """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with. Unless it says that
-    the answer was cut: whoever was served so may call again at once."""
+    the answer was cut: its caller may call again at once."""
     return not isinstance(entry, Finish) or entry.is_cut
 
 
@@ -568,7 +568,7 @@ def _ended_key(entry: Entry) -> OpenKey | None:
 
 
 def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
-    """Somebody here still has to end this call."""
+    """A task here still has to end this call."""
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | NonceUnavailable)
     return isinstance(outcome, _GRANTS)

@@ -56,7 +56,7 @@ from tollway.storage.ledger_tables import (
 from tollway.storage.statements import IndexHint
 
 CALLS_PER_BATCH = 2_000
-"""Calls that are counted in one transaction: about two milliseconds in which nobody else writes."""
+"""Calls that are counted in one transaction: about two milliseconds in which no other connection writes."""
 
 _MARK = {"wallet": b"", "role": "mark", "slot": 0}
 
@@ -164,7 +164,7 @@ def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     newest = (columns.created_ms.desc(), columns.id.desc())
     page = found.select.where(*_cursor_filters(connection, query, found.calls)).order_by(*newest)
     page = page.limit(query.limit).offset(query.offset)
-    if query.offset:  # the rows that are passed over are not even looked up
+    if query.offset:  # the rows before the offset are not even read
         place = page.with_only_columns(columns.id).subquery()
         newest = (call_table.c.created_ms.desc(), call_table.c.id.desc())
         page = select(call_table).join(place, place.c.id == call_table.c.id).order_by(*newest)
@@ -175,7 +175,7 @@ def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MatchingCalls:
-    """Calls that a query asks for, wherever its page begins. `calls`: the table as `select` names it."""
+    """Calls that match a query, wherever its page begins. `calls`: the table as `select` names it."""
 
     select: Select[Any]
     calls: FromClause
@@ -315,7 +315,7 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
 
 
 def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """Sorted here: asked for in order, all calls of the payment would be walked through for the few that hold it."""
+    """Sorted here: an ORDER BY would read all calls of the payment for the few that hold it."""
     calls, topups = call_table.c, topup_table.c
     is_unknown = calls.state == CallState.UNKNOWN.value
     shown = select(calls.created_ms, calls.id).where(

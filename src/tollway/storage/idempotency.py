@@ -4,7 +4,7 @@ Stored responses are encrypted, and bounded in size and time. The size of all of
 added; in between this process counts on. With several gateways the sum can exceed its maximum for a moment.
 
 On PostgreSQL, claims under one key take advisory locks, after those of wallets and before any row: what `find_keyed_calls`
-reads in the same transaction stays true until its end. A claim looks for open calls while it holds the lock of the payment:
+reads in the same transaction stays true until its end. A claim reads open calls while it holds the lock of the payment:
 the transaction that opens, ends or reopens such a call holds it too. `ledger/claims` decides.
 """
 

@@ -1,6 +1,6 @@
 """What one batch writes into the ledger: closes, reopens, claims, finishes, in one transaction. Synchronous.
 
-`ledger/` decides which claim is granted; here the rows are locked, the decision is asked for, and its result is written.
+`ledger/` decides which claim is granted; this module locks the rows, calls the decision and writes its result.
 A batch may run again for the same entries after a failure whose outcome is unknown: a claim that is there already, a close
 or a reopen that already happened, is answered like the first time (`is_retry`).
 """
@@ -55,7 +55,7 @@ class Reopen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopened:
-    """`before`: where the call goes back to when nobody waits for it any more."""
+    """`before`: the state to which the call goes back when its caller has left."""
 
     claimed: Claimed
     before: CallState

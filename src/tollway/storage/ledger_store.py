@@ -103,15 +103,15 @@ class LedgerStore:
         writer: BackgroundTask | None = None,
         close_retry_s: float = RETRY_S,
     ) -> None:
-        """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
+        """`on_lapse`: this gateway renewed later than its lease, and others may have recovered its calls.
         `on_restore`: the database was found to have gone back in time; its balances are held.
-        `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is.
+        `ticks_ms`: a monotonic clock, by which jumps of the other clocks are detected. `writer`: the background task that `run` is.
         `close_retry_s`: between two tries of a close that found no database."""
         self._database = database
         self._limits = limits
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
-        # Many callers ask these at once with the proof of one payment.
+        # Many callers read these at once with the proof of one payment.
         self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
@@ -149,8 +149,8 @@ class LedgerStore:
         )
 
     async def open(self) -> None:
-        """Once at start, before the first claim: says that this gateway lives, finds out about a restore, and
-        settles what others left behind."""
+        """Once at start, before the first claim: renews the ownership, detects a restore, and recovers the calls that dead
+        gateways left open."""
         now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
@@ -229,7 +229,7 @@ class LedgerStore:
         try:
             return await write_retried(self._database, work)
         finally:
-            # Where it failed, recovery does it: nobody here waits for this call.
+            # Where it failed, recovery does it: no task here waits for this call.
             self._group_commit.forget((call_id, epoch))
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
@@ -395,11 +395,11 @@ class LedgerStore:
         return self._clock.read()
 
     def _hold_ms(self) -> int:
-        """A clock that was set forward must not free a call early: nobody knows what became of it."""
+        """A clock that was set forward must not release a call early: its outcome is unknown."""
         return self._limits.unknown_hold_s * 1000 + self._clock.ahead_ms
 
     async def _find_lost_calls(self) -> list[AbandonedCall]:
-        """Calls of this gateway that nobody here will close: claims whose answer was lost, closes that a crash of
+        """Calls of this gateway that no task here will close: claims whose answer was lost, closes that a crash of
         the database server undid. Looked up first and compared after, because a new claim is noted as open before
         it is written."""
         found = await self._database.read(partial(recovery.find_own_open, owner_id=self._owner_id))

@@ -37,7 +37,7 @@ from tollway.storage.statements import Prepared, Rows, Within
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedCall:
-    """What the moves of a call look at. `cut`: '', 'cut' by its upstream, or 'repeated' after that."""
+    """The columns that the moves of a call read. `cut`: '', 'cut' by its upstream, or 'repeated' after that."""
 
     id: CallId
     state: CallState
@@ -90,7 +90,7 @@ class LockedRows:
         if not call_ids:
             self.lock_payments(others)
             return {}
-        if self._connection.dialect.name == "sqlite":  # nobody else writes, so one look is enough
+        if self._connection.dialect.name == "sqlite":  # no other connection writes, so one read is enough
             calls = self.read_calls(call_ids)
             self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
             return calls
@@ -125,7 +125,7 @@ class LockedRows:
         self._parts[call.id] = (call, parts)
 
     def set_payment(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
-        """Lets another payment be the one that was shown for a call; what the call holds stays as it is."""
+        """Names another payment as the one of the call's proof; what the call holds stays as it is."""
         shown = replace(call, payment_id=payment_id)
         self._parts[call.id] = (shown, call.parts)
         self.change(shown, payment_id=payment_id, **columns)

@@ -74,7 +74,7 @@ CHUNK = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one transaction holds, and what that was judged by. The same as another of its payments, whenever each was seen."""
+    """The payments of one transaction, and the records that they were verified by. Equal to another of the same payments, whenever each was read."""
 
     payments: tuple[NewPayment, ...]
     based_on: RecordedTransaction | None
@@ -347,7 +347,7 @@ def raise_payment(
     is_by_authorization: bool = True,
 ) -> None:
     """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
-    is gone is shown without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
+    is gone is read without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
     balance would be more than a signed 64-bit column holds: SQLite would write a float."""
     columns, payment = payment_table.c, locked_rows.payments[payment_id]
     is_authorized = payment.is_authorized or is_by_authorization
@@ -433,7 +433,7 @@ def record_each(connection: Connection, recordings: Sequence[Recording]) -> list
 
 
 def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
-    """Who holds the nonces of these claims by now."""
+    """The calls that hold the nonces of these claims by now."""
     wanted = {key for key in map(nonce_key, claims) if key is not None}
     if not wanted:
         return {}
@@ -465,7 +465,7 @@ _NONCES = Prepared(
 
 
 def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
-    """What each of these claims would hear if its payment surely has no rest; None where the ledger might grant it."""
+    """The refusal of each of these claims whose payment surely has nothing left; None where the ledger can grant it."""
     by_payment: dict[int | None, list[Claim]] = {}
     for claim in claims:
         if claim.price_units > 0:
@@ -479,7 +479,7 @@ def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exha
 def _find_exhausted_on(
     connection: Connection, payment_id: int | None, claims: Sequence[Claim]
 ) -> dict[CallId, Exhausted | NonceUsed]:
-    """Asks the same rules as a claim does, of a payment without any rest: then no other payment can help it out."""
+    """By the rules of a claim, for a payment with nothing left: then no other payment can pay the difference."""
     payments = list(map(parse_payment_row, _PAYMENT.fetch(connection, payment_id=payment_id)))
     payers = {claim.payer for claim in claims if claim.payer is not None}
     if not payers or any(payment.remaining_units > 0 for payment in payments):

@@ -54,7 +54,7 @@ class Lease:
 
 class ClusterClock:
     """All times in milliseconds. `ticks_ms`: a monotonic clock; without one this gateway's own stands in, and no jumps
-    are looked for."""
+    are detected."""
 
     def __init__(self, *, own_ms: Callable[[], int], ticks_ms: Callable[[], int] | None = None) -> None:
         self._own_ms = own_ms
@@ -89,7 +89,7 @@ SharedClock = Callable[[Connection, int], int]
 """(connection, this gateway's time) -> the time that all gateways of this database go by, in milliseconds."""
 
 ABANDONED_MAX = 1_000
-"""How many calls one round of recovery looks at, of each kind."""
+"""How many calls one run of recovery reads, of each kind."""
 OWNER_KEPT_MS = 24 * 3600 * 1000
 """A gateway that is dead for so long and left nothing open is forgotten."""
 
@@ -146,8 +146,8 @@ def renew_owner(
     boot_mark: BootMark,
     acknowledged: AcknowledgedWrites,
 ) -> int:
-    """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has looked at
-    what another life may have lost. Raises `RestoreDetected`."""
+    """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has checked
+    what another run may have lost. Raises `RestoreDetected`."""
     seen_ms = shared_clock(connection, now_ms)
     acknowledged.check(connection)
     acknowledged.note_renewing(seen_ms)
@@ -163,7 +163,7 @@ def prune_owners(connection: Connection, owner_id: str, *, now_ms: int, shared_c
     seen_before = shared_clock(connection, now_ms) - OWNER_KEPT_MS
     needed = select(call_table.c.owner_id).where(
         _is_in_state("forwarding")
-    )  # their boot marks are still asked for
+    )  # their boot marks are still needed
     connection.execute(
         delete(owner_table).where(
             columns.seen_ms < seen_before, columns.id != owner_id, columns.id.not_in(needed)
@@ -204,7 +204,7 @@ def find_abandoned(
     boot_mark: BootMark,
 ) -> list[AbandonedCall]:
     """What dead gateways were forwarding, and the unknown calls that the clock releases now. Not those that an
-    authorisation is to pay: it may have moved its money meanwhile, so settlement recovery looks at the chain first."""
+    authorisation is to pay: it may have moved its money meanwhile, so settlement recovery reads the chain first."""
     columns = call_table.c
     shared_ms = shared_clock(connection, now_ms)
     abandoned = []
@@ -212,7 +212,7 @@ def find_abandoned(
         abandoned = _find_left_open(connection, [owner_id], boot_mark=boot_mark)
     elif lease.is_steady(shared_ms):
         seen_ms = owner_table.c.seen_ms
-        # Whoever was seen in the future is dead too: that clock was set back, and the living have renewed since. By less
+        # A gateway whose last renewal lies in the future is dead too: that clock was set back, and the living have renewed since. By less
         # than a lease it may have been unseen.
         is_recent = seen_ms.between(shared_ms - lease.length_ms + 1, shared_ms + lease.length_ms)
         living = {owner_id, *connection.execute(select(owner_table.c.id).where(is_recent)).scalars()}
@@ -310,7 +310,7 @@ def _boot_marks(connection: Connection) -> dict[str, str]:
 
 
 def _not_orphaned(query: Select[Any]) -> Select[Any]:
-    """The calls of that query that settle and that somebody waits for, if he lives."""
+    """The calls of that query in `settling` that are not orphaned: their gateway waits for them, if it lives."""
     held = authorization_table
     joined = query.join(held, held.c.call_id == call_table.c.id)
     return joined.where(_is_in_state("settling"), ~held.c.is_adrift)

@@ -72,7 +72,7 @@ def read_generation(connection: Connection) -> int:
 
 
 def mark_as_backup(connection: Connection) -> None:
-    """Makes a database a backup: whoever serves from it finds out that it is one."""
+    """Makes a database a backup: a gateway that serves from it detects that."""
     _write_generation(connection, BACKUP_GENERATION)
 
 
@@ -123,7 +123,7 @@ class AcknowledgedWrites:
         self._last: tuple[int | None, CallId | None] = (None, None)
 
     def note_renewing(self, seen_ms: int) -> None:
-        """Before it is written: it may be committed although nobody hears of that."""
+        """Before it is written: it can be committed although the answer is lost."""
         before_ms, call_id = self._last
         if before_ms is not None:
             self._last = (min(before_ms, seen_ms), call_id)

@@ -114,7 +114,7 @@ class BatchSettlement:
 
     def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
         """Locks what is concluded, and adds the payments that are not there yet, worth nothing so far. Returns the
-        payments to lock with the others. While these rows are locked nobody else moves their calls out of
+        payments to lock with the others. While these rows are locked no other transaction moves their calls out of
         `settling`; an unknown one may run again meanwhile."""
         if not concludes:
             return set()

@@ -48,7 +48,7 @@ def _as_list(element: Within, compiler: SQLCompiler, **options: Any) -> str:
 def _as_array(element: Within, compiler: SQLCompiler, **options: Any) -> str:
     member = element.column.type
     if isinstance(member, String):
-        member = String()  # a cast to the length of the column would cut what is asked for
+        member = String()  # a cast to the length of the column would cut the value
     array = bindparam(element.name, type_=ARRAY(member))
     return compiler.process(element.column == any_(array), **options)
 
@@ -113,7 +113,7 @@ class Prepared:
 
 
 def execute_text(connection: Connection, sql: str) -> None:
-    """Runs a text of ours that asks nothing and gives nothing."""
+    """Runs a text of ours without parameters and without rows."""
     if connection.engine.dispatch.before_cursor_execute:
         connection.exec_driver_sql(sql)
         return
@@ -127,7 +127,7 @@ def execute_text(connection: Connection, sql: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
-    """`arrange`: values by name, to those that the text asks for in turn. `pick`: the same of a row without lists."""
+    """`arrange`: values by name, in the order of the text's parameters. `pick`: the same for a row without lists."""
 
     sql: str
     arrange: Callable[[Values], tuple[Any, ...]]
