@@ -57,14 +57,17 @@ def parse_transfers(logs: Iterable[Log], *, token: Address) -> tuple[TokenTransf
     words, not removed. Anything else is left out, never repaired.
     """
     return tuple(
-        TokenTransfer(
-            sender=Address(log.topics[1][12:]),
-            recipient=Address(log.topics[2][12:]),
-            base_units=int.from_bytes(log.payload, "big"),
-        )
+        TokenTransfer(sender=sender, recipient=recipient, base_units=base_units)
+        for sender, recipient, base_units in _list_movements(logs, token)
+    )
+
+
+def _list_movements(logs: Iterable[Log], token: Address) -> list[tuple[Address, Address, int]]:
+    return [
+        (Address(log.topics[1][12:]), Address(log.topics[2][12:]), int.from_bytes(log.payload, "big"))
         for log in logs
         if log.address == token and not log.removed and _is_transfer(log)
-    )
+    ]
 
 
 def _is_transfer(log: Log) -> bool:
@@ -125,10 +128,6 @@ def has_settled(
         if parse_authorizations_used((log,), token=token) == ((payer, nonce),)
     )
     return _list_movements(reported[event + 1 : event + 2], token) == [(payer, payee, base_units)]
-
-
-def _list_movements(logs: Iterable[Log], token: Address) -> list[tuple[Address, Address, int]]:
-    return [(one.sender, one.recipient, one.base_units) for one in parse_transfers(logs, token=token)]
 
 
 def has_ended(logs: Iterable[Log], *, token: Address, payer: Address, nonce: bytes) -> bool:
