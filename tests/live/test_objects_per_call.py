@@ -40,9 +40,9 @@ class Bound:
 
 UNPAID = Bound(in_call=11, in_transactions=0)
 FREE = Bound(in_call=22, in_transactions=13)
-CREDIT_PLAIN = Bound(in_call=30, in_transactions=23)
-CREDIT_BOUND = Bound(in_call=32, in_transactions=27)
-AUTHORIZED = Bound(in_call=58, in_transactions=36)
+CREDIT_PLAIN = Bound(in_call=30, in_transactions=20)
+CREDIT_BOUND = Bound(in_call=32, in_transactions=23)
+AUTHORIZED = Bound(in_call=57, in_transactions=36)
 
 OBJECTS = ObjectCounter()
 

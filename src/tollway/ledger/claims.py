@@ -389,12 +389,8 @@ class _BatchDecision:
         self._unfinal_max_nano = unfinal_max_nano
         self._unfinal_units = dict(unfinal_units)
         self._now_ms = now_ms
-        self._accounts: dict[CreditAccount, list[_PaymentBalance]] = {}
         self._touched: dict[int, _PaymentBalance] = {}
-        for balance in self._balances.values():
-            self._accounts.setdefault(credit_account_of(balance.payment), []).append(balance)
-        for account in self._accounts.values():
-            account.sort(key=lambda one: (one.payment.block_number, one.payment.id))
+        self._accounts: dict[CreditAccount, list[_PaymentBalance]] = {}  # once the first claim needs siblings
 
     def decide(self, claim: Claim) -> Decision:
         """First the call that the claim repeats: a repeat gets that call, and pays nothing. While that one runs, the same request
@@ -416,7 +412,7 @@ class _BatchDecision:
         """For the claims behind it, it is there already."""
         if name is not None:
             self._keys[name] = _keyed_call(claim, self._now_ms)
-        if claim.payment_id is not None:
+        if claim.payment_id is not None and self._repeats:
             self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
 
     def _decide(self, claim: Claim) -> Decision:
@@ -470,14 +466,14 @@ class _BatchDecision:
         )
 
     def _refuse_proof(self, claim: Claim, shown: _PaymentBalance) -> ClaimOutcome | None:
-        key = nonce_key(claim)
+        key = nonce_key(claim) if self._nonces else None
         if key is not None and key in self._nonces:
             return self._nonces[key]
         if not shown.is_spendable:
             return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
         if claim.is_plain and shown.is_plain_ended:
             return PlainEnded()
-        debt_units = self._debts.get(credit_account_of(shown.payment), 0)
+        debt_units = self._debts.get(credit_account_of(shown.payment), 0) if self._debts else 0
         if debt_units > 0:
             return InDebt(units=debt_units)
         if claim.is_first_price and shown.taken_units > 0:
@@ -492,7 +488,7 @@ class _BatchDecision:
             return None, 0
         parts = {shown.payment.id: shown.remaining_units}
         missing = claim.price_units - shown.remaining_units
-        for sibling in self._accounts[credit_account_of(shown.payment)]:
+        for sibling in self._list_account(credit_account_of(shown.payment)):
             if sibling is shown or not self._may_help(sibling, claim):
                 continue
             parts[sibling.payment.id] = min(missing, sibling.remaining_units)
@@ -500,6 +496,16 @@ class _BatchDecision:
             if missing == 0:
                 return parts, 0
         return None, sum(parts.values())
+
+    def _list_account(self, account: CreditAccount) -> list[_PaymentBalance]:
+        """The payments of a credit account, the oldest first."""
+        if not self._accounts:
+            in_turn = sorted(
+                self._balances.values(), key=lambda one: (one.payment.block_number, one.payment.id)
+            )
+            for balance in in_turn:
+                self._accounts.setdefault(credit_account_of(balance.payment), []).append(balance)
+        return self._accounts[account]
 
     def _may_help(self, sibling: _PaymentBalance, claim: Claim) -> bool:
         """A sibling that could pay a call alone is a prepayment of its own; one whose plain form has ended is not
