@@ -5,6 +5,7 @@ standby. Nothing is believed that was not promised, and nothing that was touched
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -13,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import COMMAND_TIMEOUT_S, PostgresDatabase, read_server_settings
+from tollway.storage.postgres import PostgresAddress, PostgresConnector
 
 pytestmark = pytest.mark.postgres
 
@@ -88,6 +90,58 @@ async def test_a_connection_to_a_read_only_server_is_thrown_away(database: Postg
     await refused(database, "INSERT INTO t VALUES (1)")
     await database.write(run("INSERT INTO t VALUES (2)"))
     assert await numbers(database) == [2]
+
+
+class InterruptedConnection(asyncpg.Connection):
+    """A connection on which the server cancels the next statement that begins with `victim`."""
+
+    victim: str | None = None
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        if self.victim is not None and query.startswith(self.victim):
+            self.victim = None
+            query = "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"
+        return await super().execute(query, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("job", "victim"),
+    [
+        ("read", "BEGIN"),
+        ("read", "ROLLBACK"),
+        ("write", "BEGIN"),
+        ("write", "COMMIT"),
+        ("failed write", "ROLLBACK"),
+    ],
+)
+async def test_a_connection_whose_transaction_did_not_begin_or_not_end_is_not_used_again(
+    postgres_url: str, job: str, victim: str
+) -> None:
+    opened: list[InterruptedConnection] = []
+
+    async def connect(**options: Any) -> InterruptedConnection:
+        opened.append(await asyncpg.connect(**options, connection_class=InterruptedConnection))
+        return opened[-1]
+
+    database = PostgresDatabase(postgres_url)
+    database.connector = PostgresConnector(PostgresAddress.parse(postgres_url), connect=connect)
+    select = run("SELECT 1")
+    jobs = {
+        "read": partial(database.read, select),
+        "write": partial(database.write, select),
+        "failed write": partial(database.write, run("SELECT 1 FROM missing")),
+    }
+    try:
+        await database.open()
+        opened[0].victim = victim
+        with pytest.raises(StorageUnavailable):
+            await jobs[job]()
+        assert opened[0].victim is None
+        await database.read(select)
+        await database.write(select)
+        assert [one.is_closed() for one in opened] == [True, False]
+    finally:
+        await database.close()
 
 
 async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: str, operator: Any) -> None:

@@ -3,8 +3,28 @@
 from tests.guards.guard import guard
 
 OUTLIVES = "app/test_lifecycle_outages.py::test_a_background_task_outlives_an_outage"
+NOT_USED_AGAIN = (
+    "contracts/test_database_outages.py::"
+    "test_a_connection_whose_transaction_did_not_begin_or_not_end_is_not_used_again"
+)
 
 BACKGROUND_GUARDS = (
+    guard(
+        "K9",
+        "a connection whose BEGIN failed is not used again",
+        "storage.postgres:_terminate_unless_idle",
+        "driver._top_xact is not None or driver.is_in_transaction()",
+        "driver.is_in_transaction()",
+        test=NOT_USED_AGAIN,
+    ),
+    guard(
+        "K9",
+        "a connection whose COMMIT or ROLLBACK failed is not used again",
+        "storage.postgres:_terminate_unless_idle",
+        "driver._top_xact is not None or driver.is_in_transaction()",
+        "driver._top_xact is not None",
+        test=NOT_USED_AGAIN,
+    ),
     guard(
         "K9",
         "a failed run leaves no cancellation in its loop",

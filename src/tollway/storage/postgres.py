@@ -314,8 +314,9 @@ class ConnectionValidity:
         self._in_doubt: WeakSet[Any] = WeakSet()
 
     def watch_pool(self, engine: Engine) -> None:
-        """From now on none is given out that was made before the last outage."""
+        """From now on none is given out that was made before the last outage, or that cannot begin a transaction."""
         event.listen(engine, "connect", self._record_outage_count)
+        event.listen(engine, "checkin", _terminate_unless_idle)
         event.listen(engine, "checkout", self._check_fresh)
 
     def is_commit_in_doubt(self, driver: object) -> bool:
@@ -353,6 +354,17 @@ class ConnectionValidity:
         if record.info.get("outage_count") != self._outage_count or connection.driver_connection.is_closed():
             connection.driver_connection.terminate()
             raise DisconnectionError("made before the last outage")
+
+
+def _terminate_unless_idle(connection: Any, _record: Any) -> None:
+    """Ends a connection that comes back to the pool with a transaction. After a BEGIN that failed, asyncpg 0.32 keeps that transaction,
+    and makes a SAVEPOINT of each later BEGIN (`Transaction.start`). After a COMMIT or ROLLBACK that failed, the server's
+    transaction is still open. No later transaction could begin. Asks nothing of the server."""
+    if connection is None:  # invalidated before
+        return
+    driver = connection.driver_connection
+    if driver._top_xact is not None or driver.is_in_transaction():
+        driver.terminate()
 
 
 def terminate_timed_out(context: ExceptionContext) -> None:
