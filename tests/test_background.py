@@ -135,6 +135,21 @@ async def test_failures_in_a_row_and_the_age_of_the_last_good_run() -> None:
     assert (task.failures, task.age_s) == (0, 0)
 
 
+async def test_a_good_run_counts_until_the_task_begins_anew() -> None:
+    task = BackgroundTask(NAME)
+    seen = []
+
+    async def fail_and_succeed() -> None:
+        for job in (fail_in_group, succeed, fail_in_group):
+            await task.attempt(job)
+            seen.append(task.has_succeeded)
+
+    for _ in range(2):
+        task.expect_end()
+        await task.supervise(fail_and_succeed)
+    assert seen == [False, True, True] * 2
+
+
 async def test_failures_in_a_row_are_told_in_few_lines_without_a_traceback() -> None:
     task = BackgroundTask(NAME)
     with capture_logs() as lines:

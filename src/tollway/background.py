@@ -55,7 +55,7 @@ class BackgroundTask:
     """One background task. Used from one event loop. `clock`: monotonic seconds.
 
     `interval_s`: the pause between two runs; None where it runs only when there is work. `failures`: runs in a row that
-    failed. `succeeded_s`: when the last good run ended. `has_ended`: it ended although it was neither cancelled nor expected to end.
+    failed. `succeeded_s`: when the last good run ended. `has_succeeded`: a run was good since the task began. `has_ended`: it ended although it was neither cancelled nor expected to end.
     """
 
     def __init__(self, name: TaskName, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,6 +64,7 @@ class BackgroundTask:
         self.failures = 0
         self.is_running = False
         self.has_ended = False
+        self.has_succeeded = False
         self._clock = clock
         self.succeeded_s = clock()
         self._is_end_expected = False
@@ -76,7 +77,7 @@ class BackgroundTask:
 
     async def supervise(self, job: Job) -> None:
         """Runs the whole of the task, and says so when it ends by itself. Raises only what cancels it from outside."""
-        self.failures, self.has_ended, self._is_end_expected = 0, False, False
+        self.failures, self.has_ended, self.has_succeeded, self._is_end_expected = 0, False, False, False
         self.succeeded_s = self._clock()
         self.is_running = True
         try:
@@ -116,7 +117,7 @@ class BackgroundTask:
         return failure is None
 
     def record_success(self) -> None:
-        self.succeeded_s = self._clock()
+        self.succeeded_s, self.has_succeeded = self._clock(), True
         if self.failures:
             _log.info("background_task_recovered", task=self.name.value, failures=self.failures)
         self.failures = 0

@@ -1,6 +1,6 @@
 """A whole gateway behind its own server, in this process, whose work is counted: `run_counted_gateway`. Loaded by `conftest.py`.
 
-Its settings have everything that a gateway does by the clock done at its start and then not again.
+Its settings have everything that a gateway does by the clock done at its start and then not again. Nothing is counted before that is done.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from tests.kit.work_counter import (
     count_sqlite,
 )
 from tollway.app.lifecycle import App
+from tollway.background import TaskName
 from tollway.config.settings import load_settings
 
 QUIET = {
@@ -42,6 +43,19 @@ QUIET = {
     }.items()
 }
 """Whatever a gateway does by the clock it does at its start and then not again."""
+ON_DEMAND = frozenset(
+    {
+        TaskName.BOOK_WRITER,
+        TaskName.RECEIPT_POLLING,
+        TaskName.REPUTATION_ELECTION,
+        TaskName.SHARED_RATES_CHECK,
+        TaskName.SHARED_RATES_WRITER,
+        TaskName.SWEEPER_ELECTION,
+        TaskName.UPSTREAM_PROBES,
+        TaskName.WATCHER_ELECTION,
+    }
+)
+"""Background tasks that do nothing before there is work, or whose run lasts as long as this gateway leads. Each other one has a first round."""
 DEADLINE_S = 60.0
 LISTING_QUERY = r"^SELECT listing\.revision"
 """A busy listing is looked at twice a second (decision 14). A call that happens to look is counted again."""
@@ -113,6 +127,11 @@ async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
             await serving
 
 
+def has_done_first_rounds(app: App) -> bool:
+    """Whether this gateway leads in every duty, and whatever it does by the clock, for itself or as the leader, was done once."""
+    return all(task.has_succeeded for task in app.background if task.name not in ON_DEMAND)
+
+
 @contextlib.asynccontextmanager
 async def run_counted_gateway(
     cluster: Any, dialect: Literal["sqlite", "postgresql"]
@@ -149,6 +168,9 @@ async def run_counted_gateway(
             free_id="",
         )
         await poll(lambda: answers(port, "/readyz"), deadline_s=READY_DEADLINE_S, what="readiness")
+        await poll(
+            lambda: has_done_first_rounds(app), deadline_s=DEADLINE_S, what="the first rounds of all tasks"
+        )
         api_id = await cluster.publish(it, provider, endpoint=upstream.url)
         free_id = await cluster.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
         object.__setattr__(it, "api_id", api_id)
