@@ -1,14 +1,13 @@
 """Reads the blocks of payments that are not final again, until they are final or gone.
 
-One look at a block decides for all payments in it: as long as the chain has the same hash at that height, they stand.
-Receipts are read only where a block has changed, or where one node's word was enough to sell for a payment: what is final
-is never looked at again, so a lie would stand for ever. Whatever the value, as many nodes as the network asks for must
-agree.
+One check of a block decides for all payments in it: as long as the chain has the same hash at that height, they stand.
+Receipts are read only where a block has changed, or where one node was enough to accept a payment: a final payment is never
+checked again, so a false report would stand for ever. For every value, as many nodes as the network requires must agree.
 
-It changes the ledger only on what nodes positively say, and takes a payment away only when that was said at two looks in a
-row; and never while an authorisation has made the same transfer in another transaction. A chain that does not answer
-changes nothing. Where nodes disagree again and again, what is unspent of a payment is held until they agree. It never
-decides what a payment may buy.
+It changes the ledger only on a positive answer of nodes, and marks a payment gone only after two checks in a row with that answer,
+and never while an authorisation has made the same transfer in another transaction. A chain that does not answer changes nothing.
+Where nodes disagree again and again, the unspent part of a payment is held until they agree. The watcher never decides what a
+payment may buy.
 """
 
 import asyncio
@@ -47,9 +46,10 @@ from tollway.payments.authorization_onchain import TransferFound, find_use
 from tollway.payments.transaction_rules import NoLongerPays, NotCanonical, StillPays, recheck_payment
 
 CHECKS_UNTIL_GONE = 2
-"""One node that lags or lies for a moment must not make debts."""
+"""One node that lags or answers falsely for a moment must not make debts."""
 CHECKS_WITHOUT_LOGS_MAX = 30
-"""A node that tells no logs for so many checks says nothing of where else the money moved: it is a debt until then."""
+"""After this many checks without logs from the nodes the watcher no longer waits for the transaction to which the money moved: the
+payment is gone, and its calls are debt until it is found."""
 AUTHORIZATIONS_MAX = 100
 """Of one transaction, at one check."""
 REORG_BLOCKS_MAX = 128
@@ -61,7 +61,7 @@ BLOCKS_PER_PAGE = 2_000
 RECEIPTS_AT_ONCE = 40
 """Payments whose receipts are read in one request."""
 HELD_MAX = 10_000
-"""Payments held for a dispute that one look may free."""
+"""Payments held for a dispute that one check may free."""
 
 _log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ BlockId = tuple[int, bytes]
 
 
 class BlockComparison(Enum):
-    """What a look at a block found."""
+    """The result of a block's check."""
 
     UNCHANGED = auto()
     CHANGED = auto()
@@ -80,7 +80,7 @@ class BlockComparison(Enum):
 
 class ReorgWatcher:
     """One per process; of several gateways one runs it for all. Two at once do no harm: each move names the state that it
-    expects. The networks are looked at together, so one that is away delays the others by its deadlines at most.
+    expects. The networks are checked together, so an unavailable one delays the others by its deadlines at most.
 
     `on_gone` is called with each payment that left its chain, once the ledger says so. `clock` is monotonic seconds.
     """
@@ -115,23 +115,23 @@ class ReorgWatcher:
         """Looks again and again, until it is cancelled."""
         self._task.interval_s = self._interval_s
         for network in self._networks.values():
-            network.forget()  # another may have looked since it last ran here: not in a row any more
+            network.forget()  # another gateway may have checked since it last ran here: not in a row any more
         self._running_since_s = self._clock()
         try:
             while True:
                 started_s = self._clock()
                 await self._task.attempt(self.check_once)
-                # A look goes on until all is read: after one that took longer than the interval, none is waited for.
+                # A check reads everything: after one that took longer than the interval, the next one starts at once.
                 await self._sleep(max(0.0, self._interval_s - (self._clock() - started_s)))
         finally:
             self._running_since_s = None
 
     async def check_once(self) -> None:
-        """One look at all networks together. Raises StorageUnavailable."""
+        """One check of all networks together. Raises `StorageUnavailable`."""
         await run_all([network.check for network in self._networks.values()])
 
     def check_age_s(self, chain_id: ChainId) -> float:
-        """How long ago every payment of that network which is not final was looked at. 0 where this gateway does not
+        """The age of the last check that read every payment of that network which is not final. 0 where this gateway does not
         lead."""
         if self._running_since_s is None:
             return 0.0
@@ -140,7 +140,7 @@ class ReorgWatcher:
 
 
 class NetworkWatcher:
-    """Looks at the payments of one network. `checked_s`: when the last look began that has seen all of them."""
+    """Checks the payments of one network. `checked_s`: the start of the last check that read all of them."""
 
     def __init__(
         self,
@@ -170,9 +170,7 @@ class NetworkWatcher:
 
     def forget(self) -> None:
         self.checked_s: float | None = None
-        self._seen: dict[
-            UnfinalBlock, float
-        ] = {}  # blocks that stood at the last look at them, and when that was
+        self._seen: dict[UnfinalBlock, float] = {}  # blocks that stood at their last check, and its time
         self._missed = ConsecutiveCounter[tuple[BlockId, int]]()  # payments that were not found
         self._disputes = ConsecutiveCounter[
             int | UnfinalBlock
@@ -182,7 +180,7 @@ class NetworkWatcher:
         self._is_whole = True
 
     async def check(self) -> None:
-        """One look at every payment that is not final, and at some of those that are gone. Raises StorageUnavailable."""
+        """One check of every payment that is not final, and of some that are gone. Raises `StorageUnavailable`."""
         started_s = self._clock()
         self._is_whole, is_done = True, False
         try:
@@ -522,14 +520,14 @@ class NetworkWatcher:
 
 
 class ConsecutiveCounter(Generic[K]):
-    """Counts looks in a row. What a whole look does not count is forgotten; one that was cut short forgets nothing."""
+    """Counts checks in a row. A whole check forgets every key that it did not count; an incomplete one forgets none."""
 
     def __init__(self) -> None:
         self._before: dict[K, int] = {}
         self._now: dict[K, int] = {}
 
     def count(self, key: K) -> int:
-        """Once in this look. Returns how many looks in a row have counted it."""
+        """Once in this check. Returns how many checks in a row have counted it."""
         self._now[key] = checks = self._before.get(key, 0) + 1
         return checks
 

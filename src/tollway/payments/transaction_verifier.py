@@ -3,7 +3,7 @@
 A payment in the ledger is verified from its row; a transaction seen for the first time is looked up on its chain, verified by
 the pure rules, and recorded. Nothing here takes money: that is the claim, in the ledger.
 
-It never asks a chain for a payment that the ledger already holds, and never turns "the chain did not answer" into a
+It never reads the chain for a payment that the ledger already holds, and never turns "the chain did not answer" into a
 refusal: an unreachable chain is `ChainUnavailable`, a transaction not mined yet is pending.
 
 The signer is found among the payers: keys first, then at most four contract wallets.
@@ -50,8 +50,8 @@ from tollway.registry.listing import CatalogEntry
 CONTRACT_PAYERS_MAX = 4
 WALLETS_MAX = 10_000
 UNCLAIMED_MAX = 300
-"""So many questions to one contract wallet beyond those of its claims cost no look-up. More than one client address may have
-in flight."""
+"""This many signature checks of one contract wallet beyond those of its claims cost no look-up. It is more than one client address can
+have in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class BoundRequest:
 
 
 class PresentedProof:
-    """One proof as it is shown with one request. Remembers who was asked, so that nobody is asked twice for it."""
+    """One proof of one request. Remembers the answers of contract wallets, so that each is called once for it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PresentedProof:
         chain_id: ChainId,
         quota: LookupQuota,
     ) -> None:
-        """`chain_id`: the likeliest network; only the meter's name for the signer rests on it."""
+        """`chain_id`: the likeliest network; only the signer's name for the quota depends on it."""
         self.proof = proof
         self.request = request
         self.listing_id = listing_id
@@ -91,7 +91,7 @@ class PresentedProof:
         return _digests(self.proof, self.request, self.listing_id, chain_id)
 
     def keys(self, chain_id: ChainId) -> frozenset[Address]:
-        """The wallets whose keys may have made the signature. One of two plain spellings names a stranger."""
+        """The wallets whose keys may have made the signature. One of the two plain forms recovers a foreign address."""
         known = self._keys.get(chain_id)
         if known is None:
             recovered = _recover_all(self.proof, self.digests(chain_id))
@@ -99,8 +99,8 @@ class PresentedProof:
         return known
 
     def _name_signer(self, chain_id: ChainId) -> str:
-        """For the meter, before the payer is known. Contract wallets must not all share one name, and a stranger who
-        shows a public hash with junk must not use up the look-ups of its payer."""
+        """The signer's name for the quota, before the payer is known. Contract wallets must not all share one name, and another
+        caller with a public hash and a worthless signature must not use up the look-ups of its payer."""
         signer = recover(self.digests(chain_id)[0], self.proof.signature)
         if signer is not None:
             return str(signer)
@@ -112,10 +112,10 @@ class SignerCheck:
 
     def __init__(self, verifier: SignatureVerifier) -> None:
         self._verifier = verifier
-        # Contract wallets that said yes lately pay no look-up charge: their calls would all cost one.
+        # Contract wallets that accepted a signature lately pay no look-up charge: their calls would all cost one.
         self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
-        # How often each was asked, less two for each claim. A wallet that only says yes, and buys nothing, would have its
-        # chain asked without a limit.
+        # How often each was called, less two for each claim. Without it, a wallet that accepts every signature and buys
+        # nothing would have no limit.
         self._unclaimed: OrderedDict[tuple[ChainId, Address], int] = OrderedDict()
 
     async def find_signers(
@@ -177,8 +177,8 @@ class SignerCheck:
 def recover_wallets(
     proof: Proof, request: BoundRequest, listing_id: ListingId, chain_ids: Iterable[ChainId]
 ) -> tuple[Address, ...]:
-    """The wallets whose keys may have made the signature, on whichever of these networks. Asks nobody: no contract's
-    wallet is among them, and one of two plain spellings names a stranger."""
+    """The wallets whose keys may have made the signature, on any of these networks. Calls no contract: no contract
+    wallet is among them, and one of the two plain forms recovers a foreign address."""
     digests = (digest for chain_id in chain_ids for digest in _digests(proof, request, listing_id, chain_id))
     return tuple(dict.fromkeys(_recover_all(proof, dict.fromkeys(digests))))
 
@@ -223,7 +223,7 @@ class SpendablePayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verification:
-    """What a chain is asked about: a proof, the listing that it was shown for, and what the ledger said before."""
+    """The input of a chain look-up: a proof, the listing of its request, and what the ledger had recorded before."""
 
     presented: PresentedProof
     entry: CatalogEntry
@@ -247,7 +247,7 @@ class TransactionVerifier:
         find_older_terms: Callable[[CatalogEntry, int], Awaitable[CatalogEntry]],
         on_outcome: Callable[[str, str], None] = lambda network, outcome: None,
     ) -> None:
-        """`on_outcome` hears of each payment that a chain was asked about: the network, and `accepted` or the code."""
+        """`on_outcome` gets the outcome of each look-up: the network, and `accepted` or the code."""
         self._payments = payments
         self._readiness = readiness
         self._chains = chains
@@ -271,7 +271,7 @@ class TransactionVerifier:
         """
         remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
         if found := _match_keys(remembered, proof, request, entry.listing.id):
-            return found  # the usual case: nobody is asked, so nothing can be charged
+            return found  # the usual case: no contract and no chain is called, so nothing can be charged
         likeliest = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
         presented = PresentedProof(proof, request, entry.listing.id, chain_id=likeliest, quota=self._quota)
         try:
@@ -301,9 +301,9 @@ class TransactionVerifier:
     async def find_key_wallets(
         self, proof: Proof, entry: CatalogEntry, signers: Sequence[Address]
     ) -> tuple[Address, ...]:
-        """Those of these wallets, who made the signature, whose idempotency keys it opens. A bound one is of this very
+        """Those of these signers whose idempotency keys the signature opens. A bound one is of this very
         request. A plain one is the same for ever and may have been read in a log, so it opens no more than it might
-        buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Asks no chain."""
+        buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Reads no chain."""
         if proof.binding is not None or not signers:
             return tuple(signers)
         recorded = await self._payments.find_payments(proof.tx_hash)
@@ -333,7 +333,7 @@ class TransactionVerifier:
         if payment.tx_hash in self._known:
             self._known.move_to_end(payment.tx_hash)
 
-    # ---- Known payments: no chain is asked, except a contract wallet for its own signature.
+    # ---- Known payments: no chain is read, except a contract wallet for its own signature.
 
     async def _find_known(
         self, recorded: tuple[Payment, ...], presented: PresentedProof, entry: CatalogEntry
@@ -439,7 +439,7 @@ class TransactionVerifier:
         assets = () if rules is None else rules.assets
         return next((asset for asset in assets if asset.key == payment.asset), None)
 
-    # ---- First presentation: the chain is asked once.
+    # ---- First presentation: the chain is read once.
 
     async def _look_up(self, verification: "_Verification") -> tuple[SpendablePayment, ...] | Problem:
         proof = verification.presented.proof
@@ -469,7 +469,7 @@ class TransactionVerifier:
     async def _verify_on_all(
         self, chain_ids: Sequence[ChainId], verification: "_Verification"
     ) -> list["_NetworkResult"]:
-        """All networks at once. A match decides at once; otherwise everybody is heard."""
+        """All networks at once. A match decides at once; otherwise every network is read."""
         if len(chain_ids) == 1:
             return [await self._verify_on(chain_ids[0], verification)]
         try:
@@ -485,8 +485,8 @@ class TransactionVerifier:
         return [task.result() for task in tasks]
 
     async def _verify_on(self, chain_id: ChainId, verification: "_Verification") -> "_NetworkResult":
-        """Its failures are answers too: another network may know better. What it is worth is known only once a node was
-        asked, and then more nodes may have to say the same."""
+        """A failure is a result too: another network may have the payment. The value is known only after one node has answered,
+        and then more nodes may have to agree."""
         quorum = self._rules[chain_id].first_quorum
         try:
             answer = await self._verify_by(quorum, chain_id, verification)
@@ -524,7 +524,7 @@ class TransactionVerifier:
         return await self._name_internal_transfer(result, facts, given)
 
     async def _age_credit_s(self, facts: ChainFacts, now_ms: int) -> int:
-        """The clock of a payment's age stands still while no gateway was ready; asked only when it decides."""
+        """The clock of a payment's age stands still while no gateway was ready; read only when it decides."""
         block_ms = facts.block_time * 1000
         if now_ms - block_ms <= self._limits.payment_age_s * 1000:
             return 0
@@ -565,8 +565,7 @@ def _match_keys(
 
 
 def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> bool:
-    """Whether one node's word may stand. What only asks for patience may; a refusal never: for all we know it is about a
-    large payment."""
+    """Whether one node's answer is enough. For a pending payment it is; for a refusal never: it may be about a large payment."""
     match answer:
         case Accepted(payments=payments):
             worth = {
@@ -583,7 +582,7 @@ def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> 
 
 
 def _keep_unfinal(answer: VerificationResult | NotMined) -> VerificationResult | NotMined:
-    """What rests on one node's word can still leave its chain, whatever that node says: so others are asked about it."""
+    """A payment by one node's answer stays unfinal, whatever that node reports: the watcher reads it again from others."""
     if not isinstance(answer, Accepted):
         return answer
     return Accepted(payments=tuple(replace(payment, is_final=False) for payment in answer.payments))
@@ -592,7 +591,7 @@ def _keep_unfinal(answer: VerificationResult | NotMined) -> VerificationResult |
 _NetworkResult = VerificationResult | NotMined | TollwayError
 
 _URGENCY = (Pending, BlockInFuture, HeldByRestore, TooOld, NotThePayer, Refused)
-"""What may still become a payment is told before what never will: the law about 402."""
+"""A result that can still become a payment comes before one that never will: the rule about 402."""
 
 
 def _combine_results(tx_hash: TxHash, answers: Sequence[_NetworkResult]) -> Problem:
