@@ -9,10 +9,10 @@ from sqlalchemy import text
 from tests.kit.ledger_records import NOW_MS, PAYER
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.ledger import StoredResponse, encode_stored_response
+from tollway.ledger.ledger import StoredResponse
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
-from tollway.storage.idempotency import ResponseStore
+from tollway.storage.idempotency import ResponseStore, encode_stored_response
 
 OTHER = Address(b"\x01" * 20)
 DAY_MS = 86_400_000

@@ -239,7 +239,7 @@ LIMIT_GUARDS = (
         "P7",
         "a look-up of an authorisation counts unless its call was charged",
         "payments.authorization_onchain:AuthorizationLookup.__exit__",
-        "            self._quota.count_junk(keys)\n",
+        "            self._quota.count_unpaid(keys)\n",
         "            pass\n",
         test="gateway/test_authorization_payment.py::test_one_authorisation_that_is_released_again_and_again_buys_few_look_ups",
     ),

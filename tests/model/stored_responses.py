@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from tests.model.rows import MemoryAnswer, MemoryRows
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.ledger import StoredResponse, encode_stored_response
+from tollway.ledger.ledger import StoredResponse
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.idempotency import encode_stored_response
 
 
 class MemoryAnswers:

@@ -14,7 +14,6 @@ paid once, so no debt follows. A nonce of a gas key is taken in the transaction 
 are bounded in size and time and encrypted at rest; losing one costs a repeat, never money.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -586,25 +585,3 @@ class StoredResponses(Protocol):
     async def prune(self, *, now_ms: int) -> int:
         """Drops what is too old. Returns how many."""
         ...
-
-
-_LENGTH = struct.Struct(">I")
-
-
-def encode_stored_response(answer: StoredResponse) -> bytes:
-    """Status, names and values, body: each with its length before it."""
-    head = [part for header in answer.headers for part in header]
-    parts = [str(answer.status).encode(), *head, answer.body]
-    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
-
-
-def decode_stored_response(encoded: bytes) -> StoredResponse:
-    parts: list[bytes] = []
-    at = 0
-    while at < len(encoded):
-        (length,) = _LENGTH.unpack_from(encoded, at)
-        at += _LENGTH.size + length
-        parts.append(encoded[at - length : at])
-    status, *head, body = parts
-    headers = tuple(zip(head[::2], head[1::2], strict=True))
-    return StoredResponse(status=int(status), headers=headers, body=body)

@@ -293,7 +293,7 @@ class AuthorizationQuota:
             if not self._running[key]:
                 del self._running[key]
 
-    def count_junk(self, keys: Sequence[str]) -> None:
+    def count_unpaid(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._rate_limiter.count_hit(self._item, key)
             self._failed.hit(self._lately, key)
@@ -338,7 +338,7 @@ class AuthorizationLookup:
         if self._is_unresolved or isinstance(exc, ChainUnavailable | StorageUnavailable):
             self._quota.count_unresolved(keys)
         elif not self._is_given_back:
-            self._quota.count_junk(keys)
+            self._quota.count_unpaid(keys)
 
     async def take(self, signer: str) -> Problem | None:
         """The refusal of a look-up for this signer; None when it is allowed. Further look-ups of the same call are free."""

@@ -8,6 +8,7 @@ reads in the same transaction stays true until its end. A claim reads open calls
 the transaction that opens, ends or reopens such a call holds it too. `ledger/claims` decides.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -38,7 +39,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.claims import key_name, request_name
-from tollway.ledger.ledger import Claim, StoredResponse, decode_stored_response, encode_stored_response
+from tollway.ledger.ledger import Claim, StoredResponse
 from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyName, OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database, metadata
@@ -121,6 +122,28 @@ class ResponseStore:
 
     def _oldest_ms(self, now_ms: int) -> int:
         return now_ms - self._limits.answer_ttl_s * 1000
+
+
+_LENGTH = struct.Struct(">I")
+
+
+def encode_stored_response(answer: StoredResponse) -> bytes:
+    """Status, names and values, body: each with its length before it."""
+    head = [part for header in answer.headers for part in header]
+    parts = [str(answer.status).encode(), *head, answer.body]
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def decode_stored_response(encoded: bytes) -> StoredResponse:
+    parts: list[bytes] = []
+    at = 0
+    while at < len(encoded):
+        (length,) = _LENGTH.unpack_from(encoded, at)
+        at += _LENGTH.size + length
+        parts.append(encoded[at - length : at])
+    status, *head, body = parts
+    headers = tuple(zip(head[::2], head[1::2], strict=True))
+    return StoredResponse(status=int(status), headers=headers, body=body)
 
 
 def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
