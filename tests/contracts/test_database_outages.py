@@ -21,9 +21,32 @@ pytestmark = pytest.mark.postgres
 DEADLINE_S = 20.0
 
 
+class InterruptedConnection(asyncpg.Connection):
+    """A connection on which the server cancels the next statement that begins with `victim`."""
+
+    victim: str | None = None
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        if self.victim is not None and query.startswith(self.victim):
+            self.victim = None
+            query = "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"
+        return await super().execute(query, *args, **options)
+
+
 @pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+def opened() -> list[InterruptedConnection]:
+    """Every connection that `database` has opened."""
+    return []
+
+
+@pytest.fixture
+async def database(postgres_url: str, opened: list[InterruptedConnection]) -> AsyncIterator[PostgresDatabase]:
+    async def connect(**options: Any) -> InterruptedConnection:
+        opened.append(await asyncpg.connect(**options, connection_class=InterruptedConnection))
+        return opened[-1]
+
     it = PostgresDatabase(postgres_url)
+    it.connector = PostgresConnector(PostgresAddress.parse(postgres_url), connect=connect)
     await it.write(run("CREATE TABLE t (n bigint PRIMARY KEY)"))
     yield it
     await it.close()
@@ -58,10 +81,12 @@ async def end_sessions(operator: Any) -> None:
 
 
 async def test_sessions_that_ended_while_nobody_asked_are_not_noticed(
-    database: PostgresDatabase, operator: Any
+    database: PostgresDatabase, opened: list[InterruptedConnection], operator: Any
 ) -> None:
     await asyncio.gather(*(database.write(run(f"INSERT INTO t VALUES ({n})")) for n in range(5)))
     await end_sessions(operator)
+    while not all(one.is_closed() for one in opened):  # their ends may not be read yet
+        await asyncio.sleep(0.01)
     assert await numbers(database) == list(range(5))
     await database.write(run("INSERT INTO t VALUES (5)"))
     assert await numbers(database) == list(range(6))
@@ -92,18 +117,6 @@ async def test_a_connection_to_a_read_only_server_is_thrown_away(database: Postg
     assert await numbers(database) == [2]
 
 
-class InterruptedConnection(asyncpg.Connection):
-    """A connection on which the server cancels the next statement that begins with `victim`."""
-
-    victim: str | None = None
-
-    async def execute(self, query: str, *args: Any, **options: Any) -> str:
-        if self.victim is not None and query.startswith(self.victim):
-            self.victim = None
-            query = "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)"
-        return await super().execute(query, *args, **options)
-
-
 @pytest.mark.parametrize(
     ("job", "victim"),
     [
@@ -115,33 +128,21 @@ class InterruptedConnection(asyncpg.Connection):
     ],
 )
 async def test_a_connection_whose_transaction_did_not_begin_or_not_end_is_not_used_again(
-    postgres_url: str, job: str, victim: str
+    database: PostgresDatabase, opened: list[InterruptedConnection], job: str, victim: str
 ) -> None:
-    opened: list[InterruptedConnection] = []
-
-    async def connect(**options: Any) -> InterruptedConnection:
-        opened.append(await asyncpg.connect(**options, connection_class=InterruptedConnection))
-        return opened[-1]
-
-    database = PostgresDatabase(postgres_url)
-    database.connector = PostgresConnector(PostgresAddress.parse(postgres_url), connect=connect)
     select = run("SELECT 1")
     jobs = {
         "read": partial(database.read, select),
         "write": partial(database.write, select),
         "failed write": partial(database.write, run("SELECT 1 FROM missing")),
     }
-    try:
-        await database.open()
-        opened[0].victim = victim
-        with pytest.raises(StorageUnavailable):
-            await jobs[job]()
-        assert opened[0].victim is None
-        await database.read(select)
-        await database.write(select)
-        assert [one.is_closed() for one in opened] == [True, False]
-    finally:
-        await database.close()
+    opened[0].victim = victim
+    with pytest.raises(StorageUnavailable):
+        await jobs[job]()
+    assert opened[0].victim is None
+    await database.read(select)
+    await database.write(select)
+    assert [one.is_closed() for one in opened] == [True, False]
 
 
 async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: str, operator: Any) -> None:
