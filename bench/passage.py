@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
@@ -42,7 +42,7 @@ from tollway.ids import TxHash, keccak256
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.records import NewPayment, Rail
 from tollway.limits import DEFAULT_LIMITS
-from tollway.outbound.client import Progress, UpstreamRequest
+from tollway.outbound.client import UpstreamRequest
 from tollway.outbound.http1 import HeadLimits, parse_head
 from tollway.web.middleware import read_client_address, read_request_id
 
@@ -75,12 +75,24 @@ class QuickLedger:
     def finish(self, finish: Finish) -> None: ...
 
 
-class QuickResponse:
-    def __init__(self) -> None:
+class QuickExchange:
+    """The response is there as soon as the request is sent."""
+
+    def __init__(self, request: UpstreamRequest) -> None:
+        self._request = request
+        self._rest: bytes = BODY
+        self.is_sent = self.is_body_sent = self.is_body_handed_over = False
+
+    async def __aenter__(self) -> Self:
+        self._request.check_writable()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def send(self, *, head_deadline_s: float, headers: Any) -> None:
+        self.is_sent = self.is_body_sent = self.is_body_handed_over = True
         head = parse_head(HEAD % len(BODY), method="GET", limits=HEAD_LIMITS)
         self.status, self.headers = head.status, head.headers
-        self._rest: bytes = BODY
-        self.body_wholly_sent = True
 
     @property
     def is_read(self) -> bool:
@@ -96,13 +108,8 @@ class QuickResponse:
 class QuickHttpClient:
     """Every upstream answers before it is asked."""
 
-    async def send(
-        self, request: UpstreamRequest, *, before_send: Any, head_deadline_s: float, progress: Progress
-    ) -> QuickResponse:
-        request.check_writable()
-        await before_send()
-        progress.sent = progress.body_handed_over = progress.body_wholly_sent = True
-        return QuickResponse()
+    def connect(self, request: UpstreamRequest) -> QuickExchange:
+        return QuickExchange(request)
 
 
 class QuickGateway(InProcessGateway):

@@ -35,17 +35,26 @@ MUTANTS = (
         name="claim after forward",
         edits=(
             Edit(
-                place="outbound.client:HttpClient.send",
-                before="            await before_send()\n",
+                place="outbound.client:UpstreamExchange.__aenter__",
+                before="        self._connected_ms = client.ticks_ms()\n",
+                after=(
+                    "        head = await self._deliver(request, self._connection, 2.0)\n"
+                    "        self.status, self.headers = head.status, head.headers\n"
+                ),
+            ),
+            Edit(
+                place="outbound.client:UpstreamExchange.send",
+                before=(
+                    "            connection = self._connection = await self._client.renew(self._connection, request)\n"
+                    "            self._client.check_age(self._connected_ms)\n"
+                    "            head = await self._deliver(request, connection, head_deadline_s)\n"
+                ),
                 after="            pass\n",
             ),
             Edit(
-                place="outbound.client:HttpClient.send",
-                before="            head = await self._deliver(request, connection, progress, head_deadline_s)\n",
-                after=(
-                    "            head = await self._deliver(request, connection, progress, head_deadline_s)\n"
-                    "            await before_send()\n"
-                ),
+                place="outbound.client:UpstreamExchange.send",
+                before="        self.status, self.headers = head.status, head.headers\n",
+                after="",
             ),
         ),
         test="tests/gateway/test_pipeline.py::test_fifty_callers_and_a_payment_for_ten_make_ten_requests",

@@ -33,7 +33,7 @@ TRAPS = (
     ),
     Trap(
         name="an answer's status outside 100 to 999 aborts the whole process",
-        guard="HttpClient.send takes 200 to 599 only",
+        guard="UpstreamExchange.send takes 200 to 599 only",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
             "gateway/test_proxy.py::test_an_answer_that_is_no_http_is_502_and_held",
@@ -57,7 +57,7 @@ TRAPS = (
     ),
     Trap(
         name="HTTP clients repeat idempotent requests by themselves",
-        guard="a client of our own: HttpClient.send delivers once, and a connection begins one exchange at a time",
+        guard="a client of our own: UpstreamExchange.send delivers once, and a connection begins one exchange at a time",
         tests=(
             "outbound/test_client.py::test_a_request_is_never_sent_twice",
             "outbound/test_client.py::test_a_connection_that_dies_during_the_claim_costs_no_second_claim",

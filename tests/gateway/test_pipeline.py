@@ -523,7 +523,7 @@ async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls
     assert len(gateway.upstream.arrived) == 1
 
 
-async def refuse_to_dial(*_args: Any, **_options: Any) -> Any:
+def refuse_to_dial(*_args: Any) -> Any:
     raise AssertionError("dialled for nothing")
 
 
@@ -535,7 +535,7 @@ async def test_a_spent_payment_opens_no_connection_to_its_upstream(
     payment = await gateway.pay()
     first = gateway.plain_proof(payment.tx_hash) if form == "plain" else gateway.bound_proof(payment.tx_hash)
     assert (await gateway.ask(headers=first)).status == 200
-    monkeypatch.setattr(gateway.http_client, "send", refuse_to_dial)
+    monkeypatch.setattr(gateway.http_client, "connect", refuse_to_dial)
     for _ in range(3):
         proof = gateway.bound_proof(payment.tx_hash) if form == "bound" else first
         answer = await gateway.ask(headers=proof)

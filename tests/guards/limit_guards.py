@@ -124,8 +124,8 @@ LIMIT_GUARDS = (
     guard(
         "X2",
         "an answer that falls silent is given up",
-        "outbound.client:UpstreamResponse.read_chunk",
-        "chunk = await connection.read_chunk(self._idle_s)",
+        "outbound.client:UpstreamExchange.read_chunk",
+        "chunk = await connection.read_chunk(self._client.chunk_idle_s)",
         "chunk = await connection.read_chunk(60)",
         test="outbound/test_client.py::test_a_body_that_falls_silent_is_a_timeout",
     ),

@@ -214,7 +214,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X4",
         "one provider has so many calls in flight",
-        "outbound.client:HttpClient._begin_call",
+        "outbound.client:HttpClient.begin_call",
         "if count >= self._limits.in_flight_per_origin_max:",
         "if False:",
         test="outbound/test_client.py::test_calls_in_flight_per_origin_are_limited",
@@ -222,9 +222,9 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "a connection that was spoken to out of turn is not used",
-        "outbound.client:HttpClient.send",
-        "if not (self._is_usable(connection, request) and connection.has_no_unread_bytes()):",
-        "if not self._is_usable(connection, request):",
+        "outbound.client:HttpClient.renew",
+        "if self._is_usable(connection, request) and connection.has_no_unread_bytes():",
+        "if self._is_usable(connection, request):",
         test="outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
     ),
     guard(

@@ -10,10 +10,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from tests.kit.gateway_process import poll
 from tollway.app import lifecycle
@@ -25,7 +25,7 @@ from tollway.identity.siwe import PublicOrigin
 from tollway.ids import CallId, ChainId
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
-from tollway.outbound.client import HttpClient, UpstreamRequest
+from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
 from tollway.web import gateway_app
@@ -175,40 +175,41 @@ class PointLedger(LedgerStore):
 
 
 class PointHttpClient(HttpClient):
-    async def send(
-        self, request: UpstreamRequest, *, before_send: Callable[[], Awaitable[None]], **options: Any
-    ) -> Any:
-        path = request.target.partition("?")[0]
+    def connect(self, request: UpstreamRequest) -> UpstreamExchange:
+        return PointExchange(self, request)
 
-        async def reach_dialled() -> None:
-            await _POINTS.reach_by_path("dialled", path)
-            await before_send()
 
-        send = partial(super().send, request, before_send=reach_dialled, **options)
-        if _point_of(path, "kill") != "sent-no-head":
-            return KilledBody(await send(), path) if _point_of(path, "kill") == "mid-body" else await send()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._kill_when_sent(options["progress"], path))
-            return await send()
+class PointExchange(UpstreamExchange):
+    """`dialled`: connected, nothing claimed. `sent-no-head`: the whole request is sent. `mid-body`: the first chunk is read."""
 
-    async def _kill_when_sent(self, progress: Any, path: str) -> None:
-        while not progress.body_wholly_sent:
+    def __init__(self, client: HttpClient, request: UpstreamRequest) -> None:
+        super().__init__(client, request)
+        self._path = request.target.partition("?")[0]
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            await _POINTS.reach_by_path("dialled", self._path)
+        except BaseException as exc:
+            await self.__aexit__(type(exc), exc, exc.__traceback__)
+            raise
+        return self
+
+    async def send(self, *, head_deadline_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+        if _point_of(self._path, "kill") == "sent-no-head":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._kill_when_sent())
+                await super().send(head_deadline_s=head_deadline_s, headers=headers)
+        else:
+            await super().send(head_deadline_s=head_deadline_s, headers=headers)
+
+    async def _kill_when_sent(self) -> None:
+        while not self.is_body_sent:
             await asyncio.sleep(SENT_POLL_S)
-        _POINTS.kill_at("sent-no-head", path)
-
-
-class KilledBody:
-    """An upstream's answer at whose first chunk the process ends."""
-
-    def __init__(self, response: Any, path: str) -> None:
-        self._response = response
-        self._path = path
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._response, name)
+        _POINTS.kill_at("sent-no-head", self._path)
 
     async def read_chunk(self) -> bytes:
-        chunk: bytes = await self._response.read_chunk()
+        chunk = await super().read_chunk()
         _POINTS.kill_at("mid-body", self._path)
         return chunk
 

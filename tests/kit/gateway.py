@@ -28,13 +28,16 @@ from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.chain.networks import PRESETS, ChainRules
 from tollway.chain.signer import GasKey
-from tollway.gateway.access import CallRateLimits
-from tollway.gateway.authorization_payment import AuthorizationPayment
+from tollway.gateway.access import AccessControl, CallRateLimits
+from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker
-from tollway.gateway.idempotency import ClientNetworks
-from tollway.gateway.pipeline import CallPipeline, GatewayName
+from tollway.gateway.idempotency import ClientNetworks, Idempotency
+from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
+from tollway.gateway.rail import ClaimClock, FreeRail, PaymentRail
+from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
+from tollway.gateway.transaction_payment import TransactionRail
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.sessions import SignIn
@@ -153,25 +156,11 @@ class InProcessGateway:
         )
         self.breaker = CircuitBreaker(limits=limits)
         self.signer = UpstreamSigner.derive([SECRET])
-        self.proxy = self._make_proxy()
         self.challenger = Challenger(secret=SECRET, realm=HOST) if has_mpp else None
         self.receipt_signer = receipt_signer
         self.settlement = self._make_settlement(stores)
-        self.authorizations = AuthorizationPayment(
-            ledger=self.ledger,
-            stored_responses=self.stored_responses,
-            settlement=self.settlement.settlement,
-            challenger=self.challenger,
-            receipt_signer=receipt_signer,
-            rules=self.rules,
-            limits=limits,
-            public_url=PUBLIC_URL,
-            now_ms=self._clock,
-            entropy=self._entropy,
-            networks=ClientNetworks.derive([SECRET]),
-            prove_wallet=self._prove_wallet,
-        )
-        self.pipeline = self._make_pipeline(is_bound_required, only_verified)
+        self._make_rails(is_bound_required)
+        self.pipeline = self._make_pipeline(only_verified)
         self._build_app()
 
     def _make_chain(self) -> MemoryChain:
@@ -238,10 +227,48 @@ class InProcessGateway:
     async def _prove_wallet(self, request: SignedRequest) -> Address:
         return (await self.authenticator.authenticate_call(request)).address
 
+    def _make_rails(self, is_bound_required: bool) -> None:
+        receipts = ReceiptWriter(
+            public_url=PUBLIC_URL, receipt_signer=self.receipt_signer, now_ms=self._clock
+        )
+        networks = ClientNetworks.derive([SECRET])
+        self.claim_clock = ClaimClock(now_ms=self._clock, entropy=self._entropy)
+        self.idempotency = Idempotency(
+            ledger=self.ledger,
+            stored_responses=self.stored_responses,
+            rules=self.rules,
+            limits=self.limits,
+            receipts=receipts,
+            public_url=PUBLIC_URL,
+            now_ms=self._clock,
+            networks=networks,
+            prove_wallet=self._prove_wallet,
+        )
+        self.transaction_rail = TransactionRail(
+            ledger=self.ledger,
+            transaction_verifier=self.transaction_verifier,
+            idempotency=self.idempotency,
+            limits=self.limits,
+            origin=PUBLIC_URL,
+            is_bound_required=is_bound_required,
+            clock=self.claim_clock,
+        )
+        self.authorization_rail = AuthorizationRail(
+            ledger=self.ledger,
+            settlement=self.settlement.settlement,
+            idempotency=self.idempotency,
+            receipts=receipts,
+            challenger=self.challenger,
+            rules=self.rules,
+            limits=self.limits,
+            networks=networks,
+            clock=self.claim_clock,
+        )
+
     def _make_proxy(self) -> Proxy:
         return Proxy(
             http_client=self.http_client,
-            ledger=self.ledger,
+            store_response=self.idempotency.store_response,
             limits=self.limits,
             now_ms=self._clock,
             public_url=PUBLIC_URL,
@@ -253,28 +280,28 @@ class InProcessGateway:
             tally=self.tally,
         )
 
-    def _make_pipeline(self, is_bound_required: bool, only_verified: bool) -> CallPipeline:
+    def _list_rails(self) -> tuple[PaymentRail, ...]:
+        return (self.transaction_rail, self.authorization_rail)
+
+    def _make_pipeline(self, only_verified: bool) -> CallPipeline:
         async def is_verified(listing_id: ListingId) -> bool:
             return listing_id in self.verified
 
-        name = GatewayName(
-            origin=PUBLIC_URL,
-            host=HOST,
-            allow_private=True,
-            is_bound_required=is_bound_required,
+        self.access = AccessControl(
+            self.call_limits, limits=self.limits, is_blocked=self.blocked.__contains__, now_ms=self._clock
         )
         return CallPipeline(
-            name=name,
+            host=HOST,
+            allow_private=True,
             catalog=self.catalog,
-            ledger=self.ledger,
-            transaction_verifier=self.transaction_verifier,
-            authorizations=self.authorizations,
-            proxy=self.proxy,
-            call_limits=self.call_limits,
+            rails=self._list_rails(),
+            free_rail=FreeRail(ledger=self.ledger, access=self.access, clock=self.claim_clock),
+            idempotency=self.idempotency,
+            access=self.access,
+            proxy=self._make_proxy(),
             limits=self.limits,
-            is_blocked=self.blocked.__contains__,
             now_ms=self._clock,
-            entropy=self._entropy,
+            find_requirements=self.authorization_rail.find_requirements,
             is_verified=is_verified if only_verified else None,
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ from tollway.errors import (
     UpstreamUnreachable,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.outbound.client import HttpClient, Progress, UpstreamRequest, UpstreamResponse
+from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 LIMITS = replace(
@@ -118,11 +119,52 @@ def get(upstream: Upstream, method: str = "GET", **changes: object) -> UpstreamR
     return replace(request, **changes)  # type: ignore[arg-type]
 
 
-async def read_all(response: UpstreamResponse) -> bytes:
+async def read_all(response: UpstreamExchange) -> bytes:
     body = b""
     while chunk := await response.read_chunk():
         body += chunk
     return body
+
+
+class Attempt:
+    """One call as a gateway makes it: connect, claim, send, read. `steps`: how far it came, also after a failure."""
+
+    def __init__(self, http_client: HttpClient, request: UpstreamRequest) -> None:
+        self.exchange = http_client.connect(request)
+        self.has_claimed = False
+
+    @property
+    def steps(self) -> set[str]:
+        steps = {
+            "claimed": self.has_claimed,
+            "sent": self.exchange.is_sent,
+            "body sent": self.exchange.is_body_sent,
+        }
+        return {step for step, is_reached in steps.items() if is_reached}
+
+    async def send(
+        self, *, before_send: Callable[[], Awaitable[None]] = no_claim, deadline_s: float = 2.0
+    ) -> UpstreamExchange:
+        """Returns with the head of the response."""
+        async with self.exchange as exchange:
+            await before_send()
+            self.has_claimed = True
+            await exchange.send(head_deadline_s=deadline_s)
+        return exchange
+
+    async def call(
+        self, *, before_send: Callable[[], Awaitable[None]] = no_claim, deadline_s: float = 2.0
+    ) -> tuple[int, bytes]:
+        """Status and body."""
+        response = await self.send(before_send=before_send, deadline_s=deadline_s)
+        try:
+            return response.status, await read_all(response)
+        finally:
+            response.close()
+
+
+async def send(http_client: HttpClient, request: UpstreamRequest) -> UpstreamExchange:
+    return await Attempt(http_client, request).send()
 
 
 async def call(
@@ -131,15 +173,8 @@ async def call(
     *,
     before_send: Callable[[], Awaitable[None]] = no_claim,
     deadline_s: float = 2.0,
-    progress: Progress | None = None,
 ) -> tuple[int, bytes]:
-    response = await http_client.send(
-        request, before_send=before_send, head_deadline_s=deadline_s, progress=progress
-    )
-    try:
-        return response.status, await read_all(response)
-    finally:
-        response.close()
+    return await Attempt(http_client, request).call(before_send=before_send, deadline_s=deadline_s)
 
 
 def answer(*parts: bytes, keep: bool = True) -> Handler:
@@ -171,10 +206,18 @@ async def test_sends_the_bytes_as_they_are_and_adds_host_only() -> None:
         ]
 
 
+async def test_what_the_claim_decides_goes_out_behind_the_other_headers() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        async with http_client.connect(get(upstream, headers=[("a", "1")])) as exchange:
+            await exchange.send(head_deadline_s=2, headers=[("b", "2"), ("c", "3")])
+        assert await read_all(exchange) == b"ok"
+        assert upstream.requests[0].endswith(b"\r\na: 1\r\nb: 2\r\nc: 3\r\n\r\n")
+
+
 async def test_returns_raw_headers_and_undecoded_bodies() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a: \xff\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
     async with running(answer(head)) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response = await send(http_client, get(upstream))
         assert list(response.headers) == [
             (b"X-A", b"1"),
             (b"x-a", b"\xff"),
@@ -228,7 +271,7 @@ async def test_refuses_to_claim_for_what_cannot_be_written(changes: dict[str, ob
 
     async with running(answer(OK)) as upstream, dialing() as http_client:
         with pytest.raises(Refusal):
-            await http_client.send(get(upstream, **changes), before_send=claim, head_deadline_s=1)
+            await call(http_client, get(upstream, **changes), before_send=claim)
         assert (claims, upstream.accepted) == ([], 0)
 
 
@@ -271,25 +314,24 @@ async def echo(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio
 async def test_frames_the_body_itself(
     body: bytes | tuple[bytes, ...] | None, length: int | None, framing: bytes
 ) -> None:
-    progress = Progress()
     streamed = chunks(*body) if isinstance(body, tuple) else body
     async with running(echo) as upstream, dialing() as http_client:
         request = get(upstream, "POST", body=streamed, content_length=length)
         expected = b"".join(body) if isinstance(body, tuple) else body or b""
-        assert await call(http_client, request, progress=progress) == (200, expected)
+        attempt = Attempt(http_client, request)
+        assert await attempt.call() == (200, expected)
         assert framing in upstream.requests[0].lower()
-        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+        assert attempt.steps == {"claimed", "sent", "body sent"}
 
 
 @pytest.mark.parametrize("parts", [(b"ab",), (b"ab", b"cd"), ()])
 async def test_a_body_of_another_length_is_cut_and_refused(parts: tuple[bytes, ...]) -> None:
-    progress = Progress()
     async with running(echo) as upstream, dialing() as http_client:
-        request = get(upstream, "POST", body=chunks(*parts), content_length=3)
+        attempt = Attempt(http_client, get(upstream, "POST", body=chunks(*parts), content_length=3))
         with pytest.raises(Refusal) as caught:
-            await call(http_client, request, progress=progress)
+            await attempt.call()
         assert caught.value.problem.code is Code.INVALID_REQUEST
-        assert not progress.body_wholly_sent
+        assert not attempt.exchange.is_body_sent
         await until(lambda: upstream.closed == upstream.accepted)
 
 
@@ -301,11 +343,11 @@ async def test_what_the_body_raises_reaches_the_caller_and_cuts_the_request() ->
         yield b"ab"
         raise CallerGone
 
-    progress = Progress()
     async with running(echo) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream, "POST", body=body()))
         with pytest.raises(CallerGone):
-            await call(http_client, get(upstream, "POST", body=body()), progress=progress)
-        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+            await attempt.call()
+        assert attempt.steps == {"claimed", "sent"}
         await until(lambda: upstream.closed == upstream.accepted)
 
 
@@ -321,10 +363,8 @@ async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> N
 
     too_large = b"HTTP/1.1 413 X\r\nContent-Length: 0\r\n\r\n"
     async with running(answer(too_large)) as upstream, dialing() as http_client:
-        response = await http_client.send(
-            get(upstream, "POST", body=body()), before_send=no_claim, head_deadline_s=2
-        )
-        assert (response.status, response.body_wholly_sent) == (413, False)
+        response = await send(http_client, get(upstream, "POST", body=body()))
+        assert (response.status, response.is_body_sent) == (413, False)
         assert await read_all(response) == b""
         response.close()
         async with asyncio.timeout(2):
@@ -359,12 +399,12 @@ async def test_a_claim_that_fails_sends_nothing_and_reaches_the_caller_unchanged
     async def claim() -> None:
         raise raised
 
-    progress = Progress()
     async with running(answer(OK)) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream))
         with pytest.raises(type(raised)) as caught:
-            await call(http_client, get(upstream), before_send=claim, progress=progress)
+            await attempt.call(before_send=claim)
         assert caught.value is raised
-        assert progress == Progress()
+        assert attempt.steps == set()
         assert await call(http_client, get(upstream)) == (200, b"ok")
         assert upstream.accepted == 1, "the untouched connection went back to the pool"
         assert len(upstream.requests) == 1
@@ -388,6 +428,16 @@ async def test_a_cancelled_claim_sends_nothing() -> None:
         assert task.cancelled()
         await until(lambda: upstream.closed == 1)
         assert upstream.requests == []
+        assert http_client._in_flight == {}
+
+
+async def test_what_is_given_up_before_it_is_sent_returns_its_connection() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        async with http_client.connect(get(upstream)) as exchange:
+            assert http_client._in_flight == {upstream.endpoint().origin: 1}
+        assert (exchange.is_sent, http_client._in_flight) == (False, {})
+        assert await call(http_client, get(upstream)) == (200, b"ok")
+        assert (upstream.accepted, len(upstream.requests)) == (1, 1)
 
 
 Ending = Callable[[asyncio.WriteTransport], None]
@@ -423,7 +473,6 @@ HALF_LEASE_MS = int(LIMITS.owner_lease_s * 500)
 async def test_a_claim_that_has_grown_old_is_not_sent(passed_ms: int, is_sent: bool) -> None:
     """The process stood still: the others may take it for dead, and its call may run elsewhere by now."""
     ticks = [1_000_000]
-    progress = Progress()
 
     async def claim_and_stall() -> None:
         ticks[0] += passed_ms
@@ -432,10 +481,11 @@ async def test_a_claim_that_has_grown_old_is_not_sent(passed_ms: int, is_sent: b
         if is_sent:
             assert await call(http_client, get(upstream), before_send=claim_and_stall) == (200, b"ok")
             return
+        attempt = Attempt(http_client, get(upstream))
         with pytest.raises(Refusal) as caught:
-            await call(http_client, get(upstream), before_send=claim_and_stall, progress=progress)
+            await attempt.call(before_send=claim_and_stall)
         assert caught.value.problem.code is Code.OVERLOADED
-        assert progress == Progress(claimed=True)
+        assert attempt.steps == {"claimed"}
         assert await call(http_client, get(upstream)) == (200, b"ok")
         assert upstream.accepted == 1, "the untouched connection went back to the pool"
         assert len(upstream.requests) == 1
@@ -464,7 +514,6 @@ async def test_a_claim_grows_old_while_it_is_dialled_again() -> None:
 
 
 async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
-    progress = Progress()
 
     async def close_all() -> None:
         upstream.writers[0].transport.abort()
@@ -477,9 +526,11 @@ async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
     upstream.port = server.sockets[0].getsockname()[1]
     async with dialing() as http_client:
         await call(http_client, get(upstream))
+        attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamUnreachable):
-            await call(http_client, get(upstream), before_send=close_all, progress=progress)
-        assert progress == Progress(claimed=True)
+            await attempt.call(before_send=close_all)
+        assert attempt.steps == {"claimed"}
+        assert http_client._in_flight == {}
 
 
 # ---------------------------------------------------------------------- sent at most once
@@ -506,13 +557,23 @@ async def reset_in_head(
 @pytest.mark.parametrize("handler", [hang_up, reset, reset_in_head])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
 async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> None:
-    progress = Progress()
     async with running(handler) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream, method))
         with pytest.raises(UpstreamBadResponse) as caught:
-            await call(http_client, get(upstream, method), progress=progress)
+            await attempt.call()
         assert caught.value.sent
-        assert progress.sent
+        assert attempt.exchange.is_sent
         assert len(upstream.requests) == 1
+
+
+async def test_an_exchange_is_sent_once() -> None:
+    async with running(answer(OK)) as upstream, dialing() as http_client:
+        async with http_client.connect(get(upstream)) as exchange:
+            await exchange.send(head_deadline_s=2)
+            with pytest.raises(AssertionError):
+                await exchange.send(head_deadline_s=2)
+        assert await read_all(exchange) == b"ok"
+        assert (upstream.accepted, len(upstream.requests)) == (1, 1)
 
 
 async def test_a_reset_is_one_for_the_gateway_s_side_too() -> None:
@@ -531,19 +592,19 @@ async def test_a_reset_is_one_for_the_gateway_s_side_too() -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
 async def test_a_reset_while_the_body_is_on_its_way_was_sent_and_is_not_sent_again(method: str) -> None:
-    progress, endless = Progress(), asyncio.Event()
+    endless = asyncio.Event()
 
     async def content() -> AsyncIterator[bytes]:
         while not endless.is_set():
             yield bytes(65_536)
 
     async with running(reset) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream, method, body=content()))
         with pytest.raises(UpstreamBadResponse) as caught:
-            await call(http_client, get(upstream, method, body=content()), progress=progress)
+            await attempt.call()
         endless.set()
         assert caught.value.sent
-        assert progress.sent
-        assert not progress.body_wholly_sent
+        assert attempt.steps == {"claimed", "sent"}
         assert len(upstream.requests) == 1
 
 
@@ -617,7 +678,7 @@ async def test_a_retired_generation_finishes_its_calls() -> None:
         await writer.drain()
 
     async with running(handler) as upstream, dialing(replace(LIMITS, connection_age_s=0.0)) as http_client:
-        first = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        first = await send(http_client, get(upstream))
         assert await call(http_client, get(upstream)) == (200, b"ok")
         go_on.set()
         assert await read_all(first) == b"ok"
@@ -654,12 +715,12 @@ def head(status: str, *more: bytes) -> bytes:
     ],
 )
 async def test_a_head_that_is_none_is_a_bad_response_after_sending(raw: bytes) -> None:
-    progress = Progress()
     async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamBadResponse) as caught:
-            await call(http_client, get(upstream), progress=progress)
+            await attempt.call()
         assert caught.value.sent
-        assert progress.sent
+        assert attempt.exchange.is_sent
         assert len(upstream.requests) == 1
         assert http_client._in_flight == {}
 
@@ -689,12 +750,12 @@ async def informational(
 
 @pytest.mark.parametrize("handler", [silent, dribble, informational])
 async def test_the_head_has_a_deadline_whatever_trickles_in(handler: Handler) -> None:
-    progress = Progress()
     async with running(handler) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamTimeout) as caught:
-            await call(http_client, get(upstream), deadline_s=0.05, progress=progress)
+            await attempt.call(deadline_s=0.05)
         assert caught.value.sent
-        assert progress.body_wholly_sent
+        assert attempt.exchange.is_body_sent
         await until(lambda: upstream.closed == 1)
 
 
@@ -738,21 +799,20 @@ async def test_a_body_that_stalls_is_handed_over_only_with_its_last_byte(
             yield piece
         await pause(None)
 
-    progress = Progress()
     async with running(silent) as upstream, dialing() as http_client:
-        request = get(upstream, "POST", body=stalling(), content_length=length)
+        attempt = Attempt(http_client, get(upstream, "POST", body=stalling(), content_length=length))
         with pytest.raises(UpstreamTimeout):
-            await call(http_client, request, deadline_s=0.05, progress=progress)
-        assert progress.body_handed_over is is_handed_over
+            await attempt.call(deadline_s=0.05)
+        assert attempt.exchange.is_body_handed_over is is_handed_over
 
 
 @pytest.mark.parametrize("body", [None, b"", b"x", b"x" * 100_000])
 async def test_a_body_that_is_here_is_handed_over(body: bytes | None) -> None:
-    progress = Progress()
     async with running(silent) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream, "POST", body=body))
         with pytest.raises(UpstreamTimeout):
-            await call(http_client, get(upstream, "POST", body=body), deadline_s=0.1, progress=progress)
-        assert progress.body_handed_over
+            await attempt.call(deadline_s=0.1)
+        assert attempt.exchange.is_body_handed_over
 
 
 @pytest.mark.parametrize(
@@ -790,7 +850,7 @@ async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
         reset_connection(writer.transport)
 
     async with running(handler) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2.0)
+        response = await send(http_client, get(upstream))
         assert await response.read_chunk() == b"short"
         is_read.set()
         with pytest.raises(UpstreamBadResponse):
@@ -810,7 +870,7 @@ async def test_an_answer_without_a_body_is_whole_whatever_comes_after_it(method:
 
     is_here = asyncio.Event()
     async with running(handler) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream, method), before_send=no_claim, head_deadline_s=2.0)
+        response = await send(http_client, get(upstream, method))
         is_here.set()
         await until(lambda: upstream.closed == 1)
         assert await read_all(response) == b""
@@ -855,7 +915,7 @@ async def test_chunks_arrive_as_they_are_sent() -> None:
         await writer.drain()
 
     async with running(handler) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response = await send(http_client, get(upstream))
         assert await response.read_chunk() == b"one"
         go_on.set()
         assert [await response.read_chunk(), await response.read_chunk()] == [b"two", b""]
@@ -887,12 +947,71 @@ async def test_a_response_closed_early_cuts_the_upstream() -> None:
             await writer.drain()
 
     async with running(handler) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response = await send(http_client, get(upstream))
         assert await response.read_chunk()
         response.close()
         response.close()
         await until(lambda: upstream.closed == 1)
         assert http_client._in_flight == {}
+
+
+class HandlingFailed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [HandlingFailed, asyncio.CancelledError])
+async def test_an_error_between_the_head_and_the_body_cuts_the_upstream(error: type[BaseException]) -> None:
+    async with running(silent_after_head) as upstream, dialing() as http_client:
+        exchange = http_client.connect(get(upstream))
+
+        async def send_and_fail() -> None:
+            async with exchange:
+                await exchange.send(head_deadline_s=2)
+                raise error
+
+        with pytest.raises(error):
+            await send_and_fail()
+        assert (exchange.status, http_client._in_flight) == (200, {})
+        await until(lambda: upstream.closed == 1)
+
+
+async def silent_after_head(
+    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await upstream.read_head(reader)
+    writer.write(head("200 OK", b"Content-Length: 9\r\n"))
+    await reader.read()
+
+
+async def test_a_request_that_fails_frees_its_connection_before_the_caller_handles_the_failure() -> None:
+    """The caller then writes the outcome of the call, which may take long."""
+    ticks = [0]
+    limits = replace(LIMITS, in_flight_per_origin_max=1)
+    async with (
+        running(hang_up) as upstream,
+        running(answer(OK)) as other,
+        dialing(limits, ticks_ms=lambda: ticks[0]) as http_client,
+    ):
+        async with http_client.connect(get(upstream)) as exchange:
+            with pytest.raises(UpstreamBadResponse):
+                await exchange.send(head_deadline_s=2)
+            assert http_client._in_flight == {}
+        async with http_client.connect(get(other)) as exchange:
+            ticks[0] += HALF_LEASE_MS + 1
+            with pytest.raises(Refusal):
+                await exchange.send(head_deadline_s=2)
+            assert await call(http_client, get(other)) == (200, b"ok")
+        assert (other.accepted, len(other.requests)) == (1, 1)
+
+
+async def test_a_request_body_is_not_kept_while_the_response_is_read() -> None:
+    async with running(echo) as upstream, dialing() as http_client:
+        body = chunks(b"abc")
+        kept = weakref.ref(body)
+        response = await send(http_client, get(upstream, "POST", body=body, content_length=3))
+        del body
+        assert kept() is None
+        assert await read_all(response) == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -904,10 +1023,10 @@ async def test_a_response_closed_early_cuts_the_upstream() -> None:
 )
 async def test_the_last_byte_frees_the_connection(raw: bytes) -> None:
     async with running(answer(raw)) as upstream, dialing() as http_client:
-        first = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        first = await send(http_client, get(upstream))
         assert (first.is_read, http_client._in_flight) == (False, {upstream.endpoint().origin: 1})
         assert (await first.read_chunk(), first.is_read, http_client._in_flight) == (b"ok", True, {})
-        second = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        second = await send(http_client, get(upstream))
         first.close()  # has nothing to do with the connection any more
         assert await first.read_chunk() == b""
         assert await read_all(second) == b"ok"
@@ -916,7 +1035,7 @@ async def test_the_last_byte_frees_the_connection(raw: bytes) -> None:
 
 async def test_an_answer_that_was_given_up_has_no_end() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response = await send(http_client, get(upstream))
         response.close()
         with pytest.raises(UpstreamBadResponse):
             await response.read_chunk()
@@ -925,21 +1044,21 @@ async def test_an_answer_that_was_given_up_has_no_end() -> None:
 
 async def test_closing_an_unread_answer_leaves_its_pooled_connection_alone() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
-        response = await http_client.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response = await send(http_client, get(upstream))
         response.close()
         assert await call(http_client, get(upstream)) == (200, b"ok")
         assert upstream.accepted <= 2
 
 
 async def test_cancelling_the_wait_for_the_head_cuts_the_upstream() -> None:
-    progress = Progress()
     async with running(silent) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream))
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(call(http_client, get(upstream), progress=progress))
+            task = group.create_task(attempt.call())
             await until(lambda: len(upstream.requests) == 1)
             task.cancel()
         assert task.cancelled()
-        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+        assert attempt.steps == {"claimed", "sent", "body sent"}
         await until(lambda: upstream.closed == 1)
         assert http_client._in_flight == {}
 
@@ -961,22 +1080,20 @@ async def huge() -> AsyncIterator[bytes]:
 
 
 async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() -> None:
-    progress = Progress()
     async with running(unread) as upstream, dialing() as http_client:
+        attempt = Attempt(http_client, get(upstream, "POST", body=huge()))
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(call(http_client, get(upstream, "POST", body=huge()), progress=progress))
+            task = group.create_task(attempt.call())
             await until(lambda: len(upstream.requests) == 1)
             task.cancel()
-        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+        assert attempt.steps == {"claimed", "sent"}
         await until(lambda: upstream.closed == 1)
 
 
 async def test_closing_an_answer_cuts_the_upload_that_nobody_reads() -> None:
     async with running(unread) as upstream, dialing() as http_client:
-        response = await http_client.send(
-            get(upstream, "POST", target="/answer", body=huge()), before_send=no_claim, head_deadline_s=2
-        )
-        assert not response.body_wholly_sent
+        response = await send(http_client, get(upstream, "POST", target="/answer", body=huge()))
+        assert not response.is_body_sent
         response.close()
         await until(lambda: upstream.closed == 1)
 
@@ -1017,15 +1134,15 @@ async def test_a_name_that_must_not_be_dialled_is_unreachable(
     async def claim() -> None:
         claims.append(1)
 
-    progress = Progress()
     async with dialing(allow_private=False, lookup=lookup) as http_client:
         endpoint = public_endpoint("api.example.com", 8080)
-        send = UpstreamRequest(method="GET", endpoint=endpoint, target="/", headers=[])
+        request = UpstreamRequest(method="GET", endpoint=endpoint, target="/", headers=[])
+        attempt = Attempt(http_client, request)
         with pytest.raises(UpstreamUnreachable) as caught:
-            await call(http_client, send, before_send=claim, progress=progress)
+            await attempt.call(before_send=claim)
         assert caught.value.problem == UpstreamUnreachable().problem
         assert not caught.value.sent
-        assert (claims, progress) == ([], Progress())
+        assert (claims, attempt.steps) == ([], set())
         with pytest.raises(EndpointNotAllowed) as denied:
             await http_client.check_endpoint(endpoint)
         assert denied.value.problem.detail.startswith("The endpoint's host does not lead to")
@@ -1198,6 +1315,7 @@ async def test_fetches_a_small_document_with_its_query() -> None:
         assert upstream.requests[0].startswith(b"GET /openapi.json?v=1 HTTP/1.1\r\n")
         with pytest.raises(UpstreamBadResponse):
             await http_client.fetch(url, bytes_max=1, deadline_s=2)
+        assert http_client._in_flight == {}
 
 
 @pytest.mark.parametrize(

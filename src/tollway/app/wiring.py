@@ -21,13 +21,16 @@ from tollway.chain.port import ChainReader, SettlementChain
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
 from tollway.discovery.site_openapi import Site
-from tollway.gateway.access import CallRateLimits
-from tollway.gateway.authorization_payment import AuthorizationPayment
+from tollway.gateway.access import AccessControl, CallRateLimits
+from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
-from tollway.gateway.idempotency import ClientNetworks
-from tollway.gateway.pipeline import CallPipeline, GatewayName
+from tollway.gateway.idempotency import ClientNetworks, Idempotency
+from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
+from tollway.gateway.rail import ClaimClock, FreeRail
+from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
+from tollway.gateway.transaction_payment import TransactionRail
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.sessions import SignIn
@@ -416,52 +419,75 @@ class AsgiBuilder:
 
     def _pipeline(self) -> CallPipeline:
         services, settings, limits = self._services, self._settings, self._limits
-        return CallPipeline(
-            name=GatewayName(
-                origin=str(self._origin),
-                host=self._origin.authority,
-                allow_private=settings.allow_private_endpoints,
-                is_bound_required=settings.require_bound_signature,
-            ),
-            catalog=services.catalog,
+        receipts = ReceiptWriter(
+            public_url=settings.public_url, receipt_signer=self._receipt_signer, now_ms=self._now_ms
+        )
+        idempotency = Idempotency(
             ledger=services.ledger,
-            transaction_verifier=services.transaction_verifier,
-            authorizations=AuthorizationPayment(
-                ledger=services.ledger,
-                stored_responses=services.settlement_services.stored_responses,
-                settlement=services.settlement_services.settlement,
-                challenger=self._mpp_challenger,
-                is_x402=settings.x402,
-                receipt_signer=self._receipt_signer,
-                networks=self._networks,
-                prove_wallet=self._authenticate_caller,
-                rules=services.rules,
-                limits=limits,
-                public_url=settings.public_url,
-                now_ms=self._now_ms,
-                entropy=self._random.take_bytes,
-            ),
-            proxy=Proxy(
-                http_client=services.http_client,
-                ledger=services.ledger,
-                limits=limits,
-                now_ms=self._now_ms,
-                public_url=settings.public_url,
-                name=self._origin.authority,
-                signer=self._signer,
-                entropy=self._random.take_bytes,
-                observe_upstream_s=services.metrics.upstream_seconds.observe,
-                tally=services.reputation_services.tally,
-                breaker=services.reputation_services.breaker,
-            ),
-            call_limits=services.call_limits,
+            stored_responses=services.settlement_services.stored_responses,
+            rules=services.rules,
+            limits=limits,
+            receipts=receipts,
+            public_url=settings.public_url,
+            now_ms=self._now_ms,
+            networks=self._networks,
+            prove_wallet=self._authenticate_caller,
+        )
+        clock = ClaimClock(now_ms=self._now_ms, entropy=self._random.take_bytes)
+        access = AccessControl(
+            services.call_limits,
             limits=limits,
             is_blocked=services.moderation.is_blocked,
             now_ms=self._now_ms,
+        )
+        transactions = TransactionRail(
+            ledger=services.ledger,
+            transaction_verifier=services.transaction_verifier,
+            idempotency=idempotency,
+            limits=limits,
+            origin=str(self._origin),
+            is_bound_required=settings.require_bound_signature,
+            clock=clock,
+        )
+        authorizations = AuthorizationRail(
+            ledger=services.ledger,
+            settlement=services.settlement_services.settlement,
+            idempotency=idempotency,
+            receipts=receipts,
+            challenger=self._mpp_challenger,
+            rules=services.rules,
+            limits=limits,
+            networks=self._networks,
+            clock=clock,
+            is_x402=settings.x402,
+        )
+        proxy = Proxy(
+            http_client=services.http_client,
+            store_response=idempotency.store_response,
+            limits=limits,
+            now_ms=self._now_ms,
+            public_url=settings.public_url,
+            name=self._origin.authority,
+            signer=self._signer,
             entropy=self._random.take_bytes,
-            is_verified=services.reputation_services.ownerships.is_verified
-            if settings.require_ownership
-            else None,
+            observe_upstream_s=services.metrics.upstream_seconds.observe,
+            tally=services.reputation_services.tally,
+            breaker=services.reputation_services.breaker,
+        )
+        ownerships = services.reputation_services.ownerships
+        return CallPipeline(
+            host=self._origin.authority,
+            allow_private=settings.allow_private_endpoints,
+            catalog=services.catalog,
+            rails=(transactions, authorizations),
+            free_rail=FreeRail(ledger=services.ledger, access=access, clock=clock),
+            idempotency=idempotency,
+            access=access,
+            proxy=proxy,
+            limits=limits,
+            now_ms=self._now_ms,
+            find_requirements=authorizations.find_requirements,
+            is_verified=ownerships.is_verified if settings.require_ownership else None,
         )
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:

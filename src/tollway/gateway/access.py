@@ -19,13 +19,13 @@ from typing import Self
 
 from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
-from tollway.errors import Code, Problem, describe_rate
-from tollway.gateway.messages import Disconnected, IncomingCall, Outcome, ProblemResponse
+from tollway.errors import Code, Problem, TollwayError, describe_rate
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import BLOCKED, check_price_max
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price
-from tollway.payments.authorization_onchain import UnresolvedQuota, quota_keys
+from tollway.payments.authorization_onchain import AuthorizationLookup, UnresolvedQuota, quota_keys
 from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucket
 from tollway.registry.listing import Listing, RateLimit
 
@@ -93,7 +93,7 @@ class CallRateLimits:
     async def charge_free_listing(
         self, rate: RateLimit, listing_id: ListingId, client_address: str
     ) -> int | None:
-        """Nobody pays for a free call, so whoever makes it is known by his address."""
+        """A free call has no payer: its caller is known by the client address."""
         return await self.rate_limiter.hit(
             _item_of(rate), listing_id, f"address:{client_bucket(client_address)}"
         )
@@ -242,6 +242,7 @@ class FailureBudget:
 
 
 _UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
+_UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,43 +269,52 @@ class AccessControl:
             call_limits=call_limits, failures=failures, limits=limits, is_blocked=is_blocked
         )
 
-    def enter(self, call: IncomingCall, listing: Listing, *, is_settled_here: bool = False) -> "ActiveCall":
+    def enter(
+        self, request: ProxyRequest, listing: Listing, *, is_settled_here: bool = False
+    ) -> "ActiveCall":
         """A paid call, for as long as it runs. `is_settled_here`: its money moves at this gateway's expense."""
-        return ActiveCall(self._checks, call, listing, is_settled_here=is_settled_here)
+        return ActiveCall(self._checks, request, listing, is_settled_here=is_settled_here)
 
-    async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
+    async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
         """Why this address may not make this free call now. Only a pass counts: against the listing's own rate, against the
         address's rate at this listing, and against its rate over all listings."""
         call_limits, rate = self._checks.call_limits, listing.rate_limit
         if rate is not None:
-            wait_s = await call_limits.charge_free_listing(rate, listing.id, call.client_address)
+            wait_s = await call_limits.charge_free_listing(rate, listing.id, request.client_address)
             if wait_s is not None:
                 return _explain_too_often(rate, wait_s, payment_state="none")
-        wait_s = await call_limits.charge_free_call(call.client_address, listing.id)
+        wait_s = await call_limits.charge_free_call(request.client_address, listing.id)
         if wait_s is not None:
-            call_limits.give_back_free_listing(rate, listing.id, call.client_address)
+            call_limits.give_back_free_listing(rate, listing.id, request.client_address)
             most = self._checks.limits.free_calls_per_minute
             return _explain_too_many_free("free-calls", most, wait_s, where="of one API")
-        wait_s = await call_limits.charge_free_address(call.client_address)
+        wait_s = await call_limits.charge_free_address(request.client_address)
         if wait_s is not None:
-            call_limits.give_back_free_listing(rate, listing.id, call.client_address)
-            call_limits.give_back_free_call(call.client_address, listing.id)
+            call_limits.give_back_free_listing(rate, listing.id, request.client_address)
+            call_limits.give_back_free_call(request.client_address, listing.id)
             most = call_limits.free_calls_of_address_max
             return _explain_too_many_free("free-calls-address", most, wait_s, where="of all APIs together")
         return None
 
 
 class ActiveCall:
-    """One paid call, from the check of its payer to its outcome; a context, which ends it."""
+    """One call, from the check of its payer to its outcome; a context, whose end counts how the call ended.
+
+    `payer`: the wallet whose outcomes are counted; None until one is known.
+    """
+
+    __slots__ = ("_checks", "_is_settled_here", "_listing", "_lookup", "_request", "_running", "payer")
 
     def __init__(
-        self, checks: _AccessChecks, call: IncomingCall, listing: Listing, *, is_settled_here: bool
+        self, checks: _AccessChecks, request: ProxyRequest, listing: Listing, *, is_settled_here: bool
     ) -> None:
+        self.payer: Address | None = None
         self._checks = checks
-        self._call = call
+        self._request = request
         self._listing = listing
         self._is_settled_here = is_settled_here
         self._running: tuple[str, ...] = ()
+        self._lookup: AuthorizationLookup | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -312,15 +322,37 @@ class ActiveCall:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(exc, CallRefused):
+            self._count(_find_state(exc.headers), exc.problem.code)
+        elif isinstance(exc, ClientGone) and exc.payment_state != "none":
+            self._count(None if exc.payment_state == "charged" else exc.payment_state, None, is_gone=True)
+            if exc.payment_state == "charged" and self._lookup is not None:
+                self._lookup.give_back()
+        if self._lookup is not None:
+            if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
+                self._lookup.leave_unresolved()
+            self._lookup.__exit__(kind, exc, trace)
         running, self._running = self._running, ()
-        self._checks.failures.leave(running)
+        if running:
+            self._checks.failures.leave(running)
+
+    def hold(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
+        """Ends the look-up with the call: it counts, unless the call was charged now. A stored response was charged before."""
+        self._lookup = lookup.__enter__()
+        return lookup
+
+    def note(self, response: ProxyResponse) -> ProxyResponse:
+        """Counts the response of the upstream as the call's outcome."""
+        self._count(_find_state(response.headers), None)
+        return response
 
     async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
-        """Why this wallet may not make this call now at that price. A pass counts as a call that runs, until the visit
+        """Why this wallet may not make this call now at that price. A pass counts as a call that runs, until the context
         ends, and against the listing's rate."""
+        self.payer = payer
         if self._checks.is_blocked(payer):
             return BLOCKED
-        problem = check_price_max(self._call, price, asset)
+        problem = check_price_max(self._request, price, asset)
         if problem is not None:
             return problem
         keys = (*self._build_failure_keys(payer), *self._build_settlement_keys(payer))
@@ -330,29 +362,26 @@ class ActiveCall:
         self._running = keys
         return await self._charge_rate(payer)
 
-    def record_outcome(self, payer: Address, outcome: Outcome) -> None:
-        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
+    def _count(self, state: str | None, code: Code | None, *, is_gone: bool = False) -> None:
+        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay for nothing. Those that
         were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
-        headers = {} if isinstance(outcome, Disconnected) else dict(outcome.headers)
-        if b"idempotency-replayed" in headers:
-            return  # another call's answer
-        state = headers.get(b"tollway-payment-state")
-        counted, anywhere, failures = (
-            self._build_failure_keys(payer),
-            self._build_settlement_keys(payer),
-            self._checks.failures,
-        )
-        if state == b"charged":
+        if state == "charged" and self._lookup is not None:
+            self._lookup.give_back()
+        if self.payer is None:
+            return
+        failures = self._checks.failures
+        counted, anywhere = self._build_failure_keys(self.payer), self._build_settlement_keys(self.payer)
+        if state == "charged":
             failures.record_paid((*counted, *anywhere))
-        elif isinstance(outcome, Disconnected) or state in (b"released", b"held"):
+        elif is_gone or state in ("released", "held"):
             failures.record_failed(counted)
-            if isinstance(outcome, ProblemResponse) and outcome.problem.code in _UNSETTLED:
+            if code in _UNSETTLED:
                 failures.record_failed(anywhere)
 
     def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
         """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
         to make. Never those of a listing alone: one caller's failures would close it for all the others."""
-        wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(self._call.client_address)}"
+        wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(self._request.client_address)}"
         listing_id = self._listing.id
         here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
         return *here, over_all_listings(wallet), over_all_listings(address)
@@ -383,6 +412,17 @@ class ActiveCall:
         if rate is None or wait_s is None:
             return None
         return _explain_too_often(rate, wait_s, payment_state="released")
+
+
+def _find_state(headers: Headers) -> str | None:
+    """The payment state that a response reports. None for a stored one: it is the answer of another run."""
+    state = None
+    for name, value in headers:
+        if name == b"idempotency-replayed":
+            return None
+        if name == b"tollway-payment-state":
+            state = value.decode("ascii")
+    return state
 
 
 def _explain_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -> Problem:

@@ -7,13 +7,18 @@ decides what a body costs.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from Crypto.Hash import keccak
 
-from tollway.errors import Code, FieldError, Problem
-from tollway.gateway.messages import BodyRefused, RequestBody
+from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.gateway.messages import ProxyRequest, RequestBody
+from tollway.gateway.problems import find_key
 from tollway.ids import keccak256
 from tollway.limits import Limits
+from tollway.payments.authorization_check import PresentedAuthorization, is_late
+from tollway.payments.proof import Proof
+from tollway.registry.listing import Listing
 
 EMPTY_BODY_HASH = keccak256(b"")
 
@@ -51,22 +56,43 @@ def check_size(body: RequestBody, limits: Limits) -> Problem | None:
     return None
 
 
-async def load_declared(
-    body: RequestBody, declared_hash: bytes | None, *, limits: Limits
-) -> ForwardBody | Problem:
+async def load_body(
+    request: ProxyRequest, proof: object, listing: Listing, *, limits: Limits, now_ms: Callable[[], int]
+) -> ForwardBody:
+    """The body as the proof needs it: hashed where a signature or an idempotency key covers it, else streamed.
+
+    A body that the caller may repeat under a key is read first (at most 1 MiB). Raises ClientGone and Refusal.
+    """
+    body = request.body
+    if isinstance(proof, Proof) and proof.binding is not None:
+        return await load_declared(body, proof.binding.body_hash, limits=limits)
+    if isinstance(proof, Proof) and find_key(request, proof) is not None:
+        return await load_hashed(body, is_whole=True, limits=limits)
+    if isinstance(proof, PresentedAuthorization):
+        is_too_late = partial(_is_too_late, proof, listing, now_ms)
+        is_whole = find_key(request, proof) is not None
+        return await load_hashed(body, is_whole=is_whole, limits=limits, is_late=is_too_late)
+    return await load_plain(body, limits=limits)
+
+
+def _is_too_late(proof: PresentedAuthorization, listing: Listing, now_ms: Callable[[], int]) -> bool:
+    return is_late(proof.valid_before, now_s=now_ms() / 1000, timeout_s=listing.timeout_s)
+
+
+async def load_declared(body: RequestBody, declared_hash: bytes | None, *, limits: Limits) -> ForwardBody:
     """The body of a call whose signature covers it: streamed when it names the hash, else read first (at most 1 MiB).
 
-    Raises ClientGone and BodyRefused from the body itself.
+    Raises ClientGone and Refusal from the body itself.
     """
     if not body.is_present:
         if declared_hash not in (None, EMPTY_BODY_HASH):
-            return _mismatch()
+            raise Refusal(_mismatch())
         return EMPTY_BODY
     if declared_hash is None:
         whole = await _read_whole(body, limits.bound_body_bytes_max)
         if whole is None:
             detail = f"must name bodyHash when the body is longer than {limits.bound_body_bytes_max} bytes"
-            return Problem(
+            problem = Problem(
                 code=Code.PAYLOAD_TOO_LARGE,
                 detail=f"X-Signature-Params {detail}.",
                 errors=(
@@ -74,11 +100,12 @@ async def load_declared(
                 ),
                 payment_state="none",
             )
+            raise Refusal(problem)
         return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
     if body.length is not None and body.length <= limits.buffer_bytes:
         whole = await _read_whole(body, limits.buffer_bytes)
         if whole is None or keccak256(whole) != declared_hash:
-            return _mismatch()
+            raise Refusal(_mismatch())
         return ForwardBody(content=whole, length=len(whole), body_hash=declared_hash)
     return ForwardBody(
         content=_stream_declared(body, declared_hash, limits.upload_bytes_max),
@@ -100,7 +127,7 @@ async def load_plain(body: RequestBody, *, limits: Limits) -> ForwardBody:
 
 async def load_hashed(
     body: RequestBody, *, is_whole: bool, limits: Limits, is_late: Callable[[], bool] = lambda: False
-) -> ForwardBody | Problem:
+) -> ForwardBody:
     """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
 
     `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
@@ -111,7 +138,7 @@ async def load_hashed(
     if is_whole:
         whole = await _read_whole(body, limits.bound_body_bytes_max)
         if whole is None:
-            return too_large(limits.bound_body_bytes_max)
+            raise Refusal(too_large(limits.bound_body_bytes_max))
         return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
     if body.length is not None and body.length <= limits.buffer_bytes:
         return await load_plain(body, limits=limits)
@@ -126,7 +153,7 @@ async def load_hashed(
 
 async def load_compared(body: RequestBody, *, limits: Limits) -> ForwardBody:
     """The body of a call that is known already: hashed to its end, so that a repeat of any length is recognised. Only a
-    small one (at most 1 MiB) is still there afterwards. Raises BodyRefused for one that no call can have."""
+    small one (at most 1 MiB) is still there afterwards. Raises Refusal for one that no call can have."""
     if not body.is_present:
         return EMPTY_BODY
     digest = keccak.new(digest_bits=256)
@@ -161,7 +188,7 @@ async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
     while chunk := await body.read_chunk():
         size += len(chunk)
         if size > bytes_max:
-            raise BodyRefused(too_large(bytes_max))
+            raise Refusal(too_large(bytes_max))
         yield chunk
 
 
@@ -174,12 +201,12 @@ async def _stream_hashed(
     async for chunk in _stream(body, bytes_max):
         digest.update(chunk)
         if is_late():
-            raise BodyRefused(_TOO_LATE)
+            raise Refusal(_TOO_LATE)
         passed, withheld = withheld + chunk[:-1], chunk[-1:]
         if passed:
             yield passed
     if is_late():
-        raise BodyRefused(_TOO_LATE)
+        raise Refusal(_TOO_LATE)
     running.body_hash = digest.digest()
     if withheld:
         yield withheld
@@ -194,7 +221,7 @@ async def _stream_declared(body: RequestBody, declared_hash: bytes, bytes_max: i
             yield withheld
         withheld = chunk
     if digest.digest() != declared_hash:
-        raise BodyRefused(_mismatch())
+        raise Refusal(_mismatch())
     if withheld:
         yield withheld
 

@@ -1,5 +1,10 @@
 """Repeats: the same authorisation presented again, or any request under an idempotency key that named a call.
 
+    find -> the authorisation is in the ledger? -> its proof, its secret, its body -> stored, running, used, or runs again
+         -> the key has named a call of a wallet that the proof opens? -> its body -> the same
+
+Every path on which a request meets an earlier call is here, before the listing, money or a chain is looked at.
+
 An authorisation that the ledger knows is never answered with a quote, because its money may have moved. A stored response
 costs nothing. Which call a key has named is decided in the ledger; nothing here claims, reopens or settles.
 The age of a call or of its response is measured by the clock that all gateways share; the validity of a proof by this gateway's own.
@@ -8,20 +13,22 @@ The age of a call or of its response is measured by the clock that all gateways 
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Protocol, Self
 
 import structlog
 
 from tollway.chain.networks import ChainRules
-from tollway.errors import Code, Refusal, StorageUnavailable
-from tollway.gateway.body import ForwardBody
-from tollway.gateway.messages import Headers, IncomingCall, ProblemResponse, ProxyResponse
+from tollway.errors import Code, Problem, Refusal, StorageUnavailable
+from tollway.gateway.body import ForwardBody, check_size, load_body, load_compared
+from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
     KEY_REUSED,
     OUTCOME_UNKNOWN,
     authorization_became_credit,
     authorization_public,
     authorization_used,
+    check_idempotency_key,
+    find_key,
     in_progress,
     key_used,
 )
@@ -29,9 +36,10 @@ from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.target import GATEWAY_PREFIX
 from tollway.identity.http_signatures import SignedRequest
 from tollway.ids import Address, CallId, ChainId
-from tollway.ledger.ledger import Ledger, StoredResponse, StoredResponses
+from tollway.ledger.ledger import AuthorizationTaken, Ledger, StoredResponse, StoredResponses
 from tollway.ledger.records import (
     SAFE_METHODS,
+    UNKNOWN_DIGEST,
     Authorization,
     AuthorizationKey,
     AuthorizedCall,
@@ -44,6 +52,7 @@ from tollway.money import Asset
 from tollway.payments.authorization_check import PresentedAuthorization, to_authorization
 from tollway.payments.eip3009 import recover_signer
 from tollway.rate_limits.limiter import client_bucket
+from tollway.registry.listing import CatalogEntry
 
 _log = structlog.get_logger(__name__)
 
@@ -60,27 +69,41 @@ class ClaimedAuthorization:
     is_proven: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorizedRequest:
-    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
-    `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
+class KeyReader(Protocol):
+    """The part of a rail that idempotency keys need."""
 
-    call: IncomingCall
-    presented: PresentedAuthorization
-    body: ForwardBody
-    key: str | None
-    known: ClaimedAuthorization | None
+    async def find_key_wallets(
+        self, request: ProxyRequest, entry: CatalogEntry, proof: Any, body: ForwardBody | None
+    ) -> tuple[Address, ...] | None:
+        """The wallets whose idempotency keys the proof opens at this listing. Asks no chain. None: the signature covers the body,
+        which is not read yet (`body` None). Raises StorageUnavailable."""
+        ...
+
+
+# The answer that was paid for is not there yet: asking again brings it.
+_RUNNING_CODES = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """What the ledger holds of the same request: its stored response, why there is none, or the call that may run again.
+
+    `response` and `call` are None where no call is named. `body`: read to be compared; None: it is not read. `key_wallets`: the
+    wallets whose keys were looked up. `is_entitled`: the request shows more than the authorisation that a chain may show.
+    """
+
+    response: ProxyResponse | Problem | None = None
+    call: KeyedCall | AuthorizedCall | None = None
+    body: ForwardBody | None = None
+    key_wallets: tuple[Address, ...] = ()
     is_entitled: bool = False
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadAuthorizedRequest:
-    """One call that shows an authorisation of the ledger without its proof, or without more than what is public. `recorded`: its
-    answer, for which the body is not read."""
-
-    presented: PresentedAuthorization
-    known: ClaimedAuthorization
-    recorded: ProblemResponse
+    @property
+    def is_deliverable(self) -> bool:
+        """The response that was paid for, or that it is on its way: delivered whatever the listing has become."""
+        if isinstance(self.response, Problem):
+            return self.response.code in _RUNNING_CODES
+        return self.response is not None
 
 
 class ClientNetworks:
@@ -142,6 +165,72 @@ class Idempotency:
         self._networks = networks
         self._prove_wallet = prove_wallet
 
+    async def find(
+        self, request: ProxyRequest, entry: CatalogEntry, reader: KeyReader, proof: object, *, is_free: bool
+    ) -> Repeat | None:
+        """What the ledger holds of this request; None: no call is named, and the body is not read.
+
+        The body is read only if a call is named and the proof is the payer's. `is_free`: the call costs nothing now; then only
+        what its key names counts, or what can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
+        known = None
+        if isinstance(proof, PresentedAuthorization):
+            known = await self.find_known(proof)
+        if not isinstance(proof, PresentedAuthorization) or known is None or self._is_too_large(request):
+            return await self._find_named(request, entry, reader, proof)
+        repeat = await self._find_authorized(request, proof, known)
+        key = find_key(request, proof)
+        is_named = key is not None and key == known.call.idempotency_key
+        if repeat.is_deliverable or is_named or not is_free:
+            return repeat
+        named = await self._find_named(request, entry, reader, proof, repeat.body)
+        return named or (None if repeat.body is None else Repeat(body=repeat.body))
+
+    async def _find_authorized(
+        self, request: ProxyRequest, presented: PresentedAuthorization, known: ClaimedAuthorization
+    ) -> Repeat:
+        """The ledger knows the authorisation."""
+        key = find_key(request, presented)
+        problem = self._find_unread_response(request, presented, known, key=key)
+        if problem is not None:
+            return Repeat(response=problem)
+        body = await load_compared(request.body, limits=self._limits)
+        is_entitled = await self._is_entitled(request, presented, known, body, key)
+        response = await self._find_response(request, presented, known, body, key, is_entitled=is_entitled)
+        call = known.call if response is None else None
+        return Repeat(response=response, call=call, body=body, is_entitled=is_entitled)
+
+    async def _find_named(
+        self,
+        request: ProxyRequest,
+        entry: CatalogEntry,
+        reader: KeyReader,
+        proof: object,
+        body: ForwardBody | None = None,
+    ) -> Repeat | None:
+        """The call that the request's key has named. `body`: where it is read already."""
+        key = find_key(request, proof)
+        if key is None or self._is_too_large(request) or check_idempotency_key(request) is not None:
+            return None
+        wallets = await reader.find_key_wallets(request, entry, proof, body)
+        if wallets == ():
+            return None
+        if body is None:
+            try:
+                body = await load_body(
+                    request, proof, entry.listing, limits=self._limits, now_ms=self._now_ms
+                )
+            except Refusal as refusal:
+                return Repeat(response=refusal.problem)
+        if wallets is None:
+            wallets = await reader.find_key_wallets(request, entry, proof, body) or ()
+        found = await self.find_by_key(request, proof, body, wallets, key)
+        if isinstance(found, KeyedCall | AuthorizedCall):
+            return Repeat(call=found, body=body, key_wallets=wallets, is_entitled=True)
+        return Repeat(response=found, body=body, key_wallets=wallets)
+
+    def _is_too_large(self, request: ProxyRequest) -> bool:
+        return check_size(request.body, self._limits) is not None
+
     # ---- The same proof.
 
     async def find_known(self, presented: PresentedAuthorization) -> ClaimedAuthorization | None:
@@ -183,114 +272,121 @@ class Idempotency:
         )
         return self._signer_of(authorized) == presented.payer
 
-    async def find_response(self, authorized: AuthorizedRequest) -> ProxyResponse | ProblemResponse | None:
-        """What a repeat gets from the record, whatever its listing is by now. None: it is no repeat, or may run again
-        under the claim that it has."""
-        if authorized.known is None:
-            return None
-        recorded = self.find_unread_response(
-            authorized.call, authorized.presented, authorized.known, key=authorized.key
-        )
-        if recorded is not None:
-            return recorded
-        known = authorized.known.call
-        if known.is_public and not authorized.is_entitled:
-            return ProblemResponse(problem=authorization_public(known.call_id, known.state))
-        call, payer, body_hash = authorized.call, known.authorization.payer, authorized.body.body_hash
-        if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
-            return self._explain_used(known)
+    async def _find_response(
+        self,
+        request: ProxyRequest,
+        presented: PresentedAuthorization,
+        claimed: ClaimedAuthorization,
+        body: ForwardBody,
+        key: str | None,
+        *,
+        is_entitled: bool,
+    ) -> ProxyResponse | Problem | None:
+        """What a repeat gets from the record. None: it may run again under the claim that it has."""
+        known = claimed.call
+        if known.is_public and not is_entitled:
+            return authorization_public(known.call_id, known.state)
+        payer, body_hash = known.authorization.payer, body.body_hash
+        if body_hash is None or request.digest_for(payer, body_hash) != known.digest:
+            return _explain_used(known)
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
             return self.explain_running(known)
         if known.state is CallState.CONSUMED and known.has_stored_response:
             stored = await self._stored_responses.find(known.call_id, now_ms=self._ledger.shared_ms())
             if stored is not None:
-                return _build_replay(call, stored, known.call_id, self._write_receipt(call, known))
+                return _build_replay(request, stored, known.call_id, self._write_receipt(request, known))
         if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
-            keyed = await self.find_response_by_key(call, authorized.body, (payer,), known.idempotency_key)
+            keyed = await self._find_keyed(request, body, (payer,), known.idempotency_key)
             if keyed is not None:
                 return None if isinstance(keyed, KeyedCall) else keyed
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and known.method in SAFE_METHODS:
             return None
-        return self._explain_used(known)
+        return _explain_used(known)
 
-    def find_unread_response(
+    def _find_unread_response(
         self,
-        call: IncomingCall,
+        request: ProxyRequest,
         presented: PresentedAuthorization,
         known: ClaimedAuthorization,
         *,
         key: str | None,
-    ) -> ProblemResponse | None:
+    ) -> Problem | None:
         """What an authorisation of the ledger gets without its proof, with another challenge or key than it was claimed with,
         or, once it is public, with nothing beside it: the same whatever the body is. None: the body decides."""
         if not known.is_proven:
             return self.explain_known(known)
         if not _is_same_proof(presented, known.call, key=key):
-            return self._explain_used(known.call)
-        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):
-            return ProblemResponse(problem=authorization_public(known.call.call_id, known.call.state))
+            return _explain_used(known.call)
+        if known.call.is_public and not self._may_be_entitled(request, presented, known.call, key):
+            return authorization_public(known.call.call_id, known.call.state)
         return None
 
-    async def is_entitled(self, authorized: AuthorizedRequest) -> bool:
-        """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
+    async def _is_entitled(
+        self,
+        request: ProxyRequest,
+        presented: PresentedAuthorization,
+        known: ClaimedAuthorization,
+        body: ForwardBody,
+        key: str | None,
+    ) -> bool:
+        """Whether the request shows something that no chain shows: the challenge or the idempotency key that the authorisation
         was claimed with, the client network of the claim, or a fresh proof of the paying wallet. Spends the nonce of such
-        a proof, so it is asked once a call. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
-        if authorized.known is None or not authorized.known.is_proven:
-            return False
-        known = authorized.known.call
-        if self._has_second_proof(authorized.call, authorized.presented, known, authorized.key):
+        a proof, so it is called once a request. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
+        if self._has_second_proof(request, presented, known.call, key):
             return True
-        return await self._is_proved_by(known.authorization.payer, authorized)
+        return await self._is_proved_by(known.call.authorization.payer, request, body)
 
     def _may_be_entitled(
-        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
+        self, request: ProxyRequest, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
-        """False where no body makes `is_entitled` true: there is no wallet proof, or the body is too long for one."""
-        is_short = (call.body.length or 0) <= self._limits.bound_body_bytes_max
-        return self._has_second_proof(call, presented, known, key) or (is_short and _has_wallet_proof(call))
+        """False where no body makes `_is_entitled` true: there is no wallet proof, or the body is too long for one."""
+        is_short = (request.body.length or 0) <= self._limits.bound_body_bytes_max
+        has_proof = is_short and _has_wallet_proof(request)
+        return self._has_second_proof(request, presented, known, key) or has_proof
 
     def _has_second_proof(
-        self, call: IncomingCall, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
+        self, request: ProxyRequest, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
         """The challenge or the idempotency key of the claim, or its client network."""
         return _has_claim_secret(presented, known, key) or self._networks.is_same(
-            known.client_network, known.authorization.nonce, call.client_address
+            known.client_network, known.authorization.nonce, request.client_address
         )
 
-    async def _is_proved_by(self, payer: Address, authorized: AuthorizedRequest) -> bool:
+    async def _is_proved_by(self, payer: Address, request: ProxyRequest, body: ForwardBody) -> bool:
         """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
-        request = _build_signed_request(authorized.call, authorized.body)
-        if request is None:
+        signed = _build_signed_request(request, body)
+        if signed is None:
             return False
         try:
-            return await self._prove_wallet(request) == payer
+            return await self._prove_wallet(signed) == payer
         except Refusal as refusal:
             if refusal.problem.code is Code.RATE_LIMITED:
                 raise
             return False
 
-    def explain_known(self, authorized: ClaimedAuthorization) -> ProblemResponse:
-        """To whoever was overtaken by the same authorisation. Never with terms: it may have paid."""
+    def explain_known(self, authorized: ClaimedAuthorization) -> Problem:
+        """For a request that the same authorisation has overtaken. Never with terms: it may have paid."""
         if not authorized.is_proven:
-            return ProblemResponse(problem=authorization_used(None, authorized.call.state))
+            return authorization_used(None, authorized.call.state)
         return self.explain_running(authorized.call)
 
-    def _explain_used(self, known: AuthorizedCall) -> ProblemResponse:
-        if known.state is CallState.RELEASED and known.transfer is not None:
-            return ProblemResponse(problem=authorization_became_credit(known.call_id, known.transfer))
-        return ProblemResponse(problem=authorization_used(known.call_id, known.state))
-
-    def explain_running(self, known: AuthorizedCall) -> ProblemResponse:
-        """To whoever was overtaken by the same authorisation: asking again gets what the record says then."""
+    def explain_running(self, known: AuthorizedCall) -> Problem:
+        """For a request that the same authorisation has overtaken: a later request gets what the record says then."""
         if known.state is not CallState.SETTLING:
-            return ProblemResponse(problem=in_progress(known.call_id))
+            return in_progress(known.call_id)
         return self._explain_undecided(known.call_id)
 
-    def _explain_undecided(self, call_id: CallId) -> ProblemResponse:
+    async def explain_taken(self, taken: AuthorizationTaken, key: AuthorizationKey, digest: bytes) -> Problem:
+        """The same authorisation was claimed first; mostly by the same request, sent twice at once."""
+        known = await self._ledger.find_authorized_call(key)
+        if known is not None and known.digest == digest != UNKNOWN_DIGEST:
+            return self.explain_running(known)
+        return authorization_used(taken.call_id, taken.state)
+
+    def _explain_undecided(self, call_id: CallId) -> Problem:
         members = {"call": f"{self._public_url}/api/v2/history/{call_id}"}
-        problem = replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
-        return ProblemResponse(problem=problem)
+        return replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
 
     def _tokens_of(self, presented: PresentedAuthorization) -> tuple[Address, ...]:
         if presented.token is not None:
@@ -299,50 +395,92 @@ class Idempotency:
         assets = () if rules is None else rules.assets
         return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
 
-    def _write_receipt(self, call: IncomingCall, known: AuthorizedCall) -> Headers:
+    def _write_receipt(self, request: ProxyRequest, known: AuthorizedCall) -> Headers:
         if known.transfer is None:
             return []
-        return [self._receipts.write_receipt(known.transfer, call=call, authorization=known.authorization)]
+        authorization = known.authorization
+        return [self._receipts.write_receipt(known.transfer, request=request, authorization=authorization)]
 
     # ---- The same idempotency key.
 
-    async def find_response_by_key(
-        self, call: IncomingCall, body: ForwardBody, wallets: Iterable[Address], key: str
-    ) -> ProxyResponse | ProblemResponse | KeyedCall | None:
-        """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
-        A `KeyedCall` may run again under the claim that it has. None: the key has named none yet."""
+    async def find_by_key(
+        self, request: ProxyRequest, proof: object, body: ForwardBody, wallets: Iterable[Address], key: str
+    ) -> ProxyResponse | Problem | KeyedCall | AuthorizedCall | None:
+        """What a wallet gets whose key has named a call: that call's response, free, and what is shown now stays unused.
+        A call may run again under the claim that it has. None: the key has named none yet."""
+        found = await self._find_keyed(request, body, wallets, key)
+        if isinstance(found, KeyedCall) and isinstance(proof, PresentedAuthorization):
+            return await self._find_authorized_by_key(found, proof)
+        return found
+
+    async def _find_keyed(
+        self, request: ProxyRequest, body: ForwardBody, wallets: Iterable[Address], key: str
+    ) -> ProxyResponse | Problem | KeyedCall | None:
         since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
         for payer in wallets:
             earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
             if earlier is not None:
-                return await self.find_keyed_response(call, body, payer, earlier)
+                return await self.find_keyed_response(request, body, payer, earlier)
         return None
 
+    async def _find_authorized_by_key(
+        self, keyed: KeyedCall, presented: PresentedAuthorization
+    ) -> AuthorizedCall | Problem:
+        """A call that runs again is paid by the authorisation that was claimed for it; the one that is shown now stays unused."""
+        known = None
+        if keyed.authorization is not None:
+            known = await self._ledger.find_authorized_call(keyed.authorization)
+        if known is None or known.call_id != keyed.call_id:
+            return explain_key_used(keyed)
+        if known.authorization.dialect != presented.dialect:  # in which the response would speak
+            return explain_key_used(keyed)
+        return known
+
     async def find_keyed_response(
-        self, call: IncomingCall, body: ForwardBody, payer: Address, earlier: KeyedCall
-    ) -> ProxyResponse | ProblemResponse | KeyedCall:
+        self, request: ProxyRequest, body: ForwardBody, payer: Address, earlier: KeyedCall
+    ) -> ProxyResponse | Problem | KeyedCall:
         """The same, once it is known which call the key has named."""
         body_hash = body.body_hash
-        if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
-            return ProblemResponse(problem=replace(KEY_REUSED, call_id=earlier.call_id))
+        if body_hash is None or request.digest_for(payer, body_hash) != earlier.digest:
+            return replace(KEY_REUSED, call_id=earlier.call_id)
         if earlier.state is CallState.FORWARDING:
-            return ProblemResponse(problem=in_progress(earlier.call_id))
+            return in_progress(earlier.call_id)
         if earlier.state is CallState.SETTLING:
             return self._explain_undecided(earlier.call_id)
         if earlier.state is CallState.CONSUMED:
             stored = await self._stored_responses.find(earlier.call_id, now_ms=self._ledger.shared_ms())
             if stored is not None:
-                return _build_replay(call, stored, earlier.call_id, [])
+                return _build_replay(request, stored, earlier.call_id, [])
             if self._is_response_being_read(earlier):
-                return ProblemResponse(problem=in_progress(earlier.call_id, payment_state="charged"))
-        return earlier if _may_run_again(earlier, call.method) else explain_key_used(earlier)
+                return in_progress(earlier.call_id, payment_state="charged")
+        return earlier if _may_run_again(earlier, request.method) else explain_key_used(earlier)
 
     async def find_overtaken_response(
-        self, call: IncomingCall, body: ForwardBody, payer: Address, key: str | None, earlier: KeyedCall
-    ) -> ProxyResponse | ProblemResponse:
-        """To whoever was about to run a call again when somebody else did: mostly that it is running."""
-        recorded = None if key is None else await self.find_response_by_key(call, body, (payer,), key)
+        self,
+        request: ProxyRequest,
+        body: ForwardBody,
+        payer: Address | None,
+        key: str | None,
+        earlier: KeyedCall,
+    ) -> ProxyResponse | Problem:
+        """For a request that was about to run a call again when another one did: mostly that it is running."""
+        recorded = None
+        if key is not None and payer is not None:
+            recorded = await self._find_keyed(request, body, (payer,), key)
         return explain_key_used(earlier) if recorded is None or isinstance(recorded, KeyedCall) else recorded
+
+    async def find_overtaken_authorization(
+        self, request: ProxyRequest, body: ForwardBody, key: str | None, earlier: AuthorizedCall
+    ) -> ProxyResponse | Problem:
+        """The same, for a call that an authorisation pays."""
+        if key is not None:
+            recorded = await self._find_keyed(request, body, (earlier.authorization.payer,), key)
+            if isinstance(recorded, ProxyResponse | Problem):
+                return recorded
+        now = await self._ledger.find_authorized_call(earlier.authorization.key)
+        if now is not None and now.state in (CallState.FORWARDING, CallState.SETTLING):
+            return self.explain_running(now)
+        return authorization_used(earlier.call_id, earlier.state)
 
     def _is_response_being_read(self, earlier: KeyedCall) -> bool:
         """Its answer is stored when it has been read to its end. Not one that is known to be lost; and not for ever: its
@@ -360,18 +498,15 @@ class Idempotency:
             _log.warning("answer_not_kept", call_id=call_id)
 
 
-# The answer that was paid for is not there yet: asking again brings it.
-_RUNNING_CODES = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
+def explain_key_used(earlier: KeyedCall) -> Problem:
+    """There is no stored response, and what is shown now cannot run the call again."""
+    return key_used(earlier.call_id, earlier.state)
 
 
-def is_deliverable(recorded: ProxyResponse | ProblemResponse) -> bool:
-    """The answer that was paid for, or that it is on its way: given out whatever the listing has become."""
-    return isinstance(recorded, ProxyResponse) or recorded.problem.code in _RUNNING_CODES
-
-
-def explain_key_used(earlier: KeyedCall) -> ProblemResponse:
-    """There is no answer to give out, and what is shown now cannot run the call again."""
-    return ProblemResponse(problem=key_used(earlier.call_id, earlier.state))
+def _explain_used(known: AuthorizedCall) -> Problem:
+    if known.state is CallState.RELEASED and known.transfer is not None:
+        return authorization_became_credit(known.call_id, known.transfer)
+    return authorization_used(known.call_id, known.state)
 
 
 def _may_run_again(earlier: KeyedCall, method: str) -> bool:
@@ -404,22 +539,22 @@ def _has_claim_secret(presented: PresentedAuthorization, known: AuthorizedCall, 
     return known.idempotency_key is not None and key == known.idempotency_key
 
 
-def _has_wallet_proof(call: IncomingCall) -> bool:
-    return any(call.find_header(name) is not None for name in _WALLET_PROOFS)
+def _has_wallet_proof(request: ProxyRequest) -> bool:
+    return any(request.find_header(name) is not None for name in _WALLET_PROOFS)
 
 
-def _build_signed_request(call: IncomingCall, body: ForwardBody) -> SignedRequest | None:
+def _build_signed_request(request: ProxyRequest, body: ForwardBody) -> SignedRequest | None:
     """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
     then its digest cannot be compared."""
-    if not _has_wallet_proof(call) or not isinstance(body.content, bytes | None) or body.is_discarded:
+    if not _has_wallet_proof(request) or not isinstance(body.content, bytes | None) or body.is_discarded:
         return None
     return SignedRequest(
-        method=call.method,
-        raw_path=f"{GATEWAY_PREFIX}{call.listing_id}{call.target.rest}".encode(),
-        query=call.target.query.encode(),
-        headers=call.headers,
+        method=request.method,
+        raw_path=f"{GATEWAY_PREFIX}{request.listing_id}{request.target.rest}".encode(),
+        query=request.target.query.encode(),
+        headers=request.headers,
         body=body.content or b"",
-        client_address=call.client_address,
+        client_address=request.client_address,
     )
 
 
@@ -427,7 +562,7 @@ _WALLET_PROOFS = (b"signature-input", b"sign-in-with-x")
 
 
 def _build_replay(
-    call: IncomingCall, stored: StoredResponse, call_id: CallId, receipt: Headers
+    request: ProxyRequest, stored: StoredResponse, call_id: CallId, receipt: Headers
 ) -> ProxyResponse:
     """`receipt`: of a payment that was not decided when the answer was stored; else it is stored with it."""
     stored_names = {name for name, _ in stored.headers}
@@ -437,7 +572,7 @@ def _build_replay(
         (b"tollway-payment-state", b"charged"),
         *(header for header in receipt if header[0] not in stored_names),
     ]
-    body = b"" if call.method == "HEAD" else stored.body
+    body = b"" if request.method == "HEAD" else stored.body
     return ProxyResponse(status=stored.status, headers=[*stored.headers, *own], first=body)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
-from tollway.errors import Problem
+from tollway.errors import Problem, Refusal
 from tollway.gateway.target import Target
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import Delivery
@@ -17,15 +17,11 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientGone(Exception):
-    """The caller closed the connection before the whole request was here."""
+    """The caller closed the connection before its request was whole. `payment_state`: of the call, where its price was taken."""
 
-
-class BodyRefused(Exception):
-    """The request's body breaks a rule; `problem` says which. What was sent upstream so far is cut off."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem.detail)
+    def __init__(self, payment_state: str = "none") -> None:
+        self.payment_state = payment_state
+        super().__init__(payment_state)
 
 
 class RequestBody(Protocol):
@@ -40,11 +36,11 @@ class RequestBody(Protocol):
     is_broken: bool
 
     async def read_chunk(self) -> bytes:
-        """The next bytes; b"" once, at the end. Raises ClientGone, and BodyRefused when it comes too slowly."""
+        """The next bytes; b"" once, at the end. Raises ClientGone, and Refusal when it comes too slowly."""
         ...
 
     def reserve(self, size: int) -> None:
-        """So many bytes of it are kept until the call is over. Raises BodyRefused where too much is held already."""
+        """So many bytes of it are kept until the call is over. Raises Refusal where too much is held already."""
         ...
 
     async def has_disconnected(self) -> bool:
@@ -53,7 +49,7 @@ class RequestBody(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncomingCall:
+class ProxyRequest:
     """A request as it was parsed; nothing of it is checked yet. Header names in lower case."""
 
     method: str
@@ -95,8 +91,8 @@ class ResponseBody(Protocol):
         """It is being stored for a repeat: read on although its caller is gone, within limits."""
         ...
 
-    def end(self, delivery: Delivery, response_bytes: int) -> None:
-        """Called once, however it ends: frees the connection and notes in the ledger what reached the caller."""
+    async def end(self, delivery: Delivery, response_bytes: int) -> None:
+        """Called once, however it ends: frees the connection and records in the ledger what reached the caller."""
         ...
 
 
@@ -150,3 +146,14 @@ class Disconnected:
 
 
 Outcome = ProxyResponse | ProblemResponse | Disconnected
+
+
+class CallRefused(Refusal):
+    """A refusal with what the response says beside its problem: the quote of a 402; the call, its price and its state."""
+
+    def __init__(
+        self, problem: Problem, *, quote: Quote | None = None, headers: Headers | None = None
+    ) -> None:
+        super().__init__(problem)
+        self.quote = quote
+        self.headers: Headers = headers or []

@@ -1,439 +1,209 @@
 """The call pipeline: the one function that handles a paid call.
 
-    find the listing -> paid and stored? return it -> closed? 404, 410, 503, 405 -> free, and no repeat? forward -> no proof? 402
-      -> transaction: ledger or chain facts, rules, price -> connect -> claim, committed -> send -> close, written -> stream
-    a signed authorisation instead: ledger, our own requirement, simulation, cover -> connect -> claim -> send -> settle -> stream
+    find the listing -> read the proof -> a repeat? return its stored response -> route, price -> a proof where it costs
+      -> check -> body -> verify -> connect -> claim, committed -> send -> capture -> stream
 
 Every exit is a named outcome. The default refuses. No chain is asked, and no money is taken, before everything is checked that can be
-refused for free.
+refused for free. How a proof pays is the matter of its rail (`gateway.rail`): nothing here names one.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
-from tollway.errors import Code, Problem
-from tollway.gateway.access import AccessControl, ActiveCall, CallRateLimits
-from tollway.gateway.authorization_payment import AuthorizationPayment, PendingClaim, QuotedAuthorizedRequest
-from tollway.gateway.body import ForwardBody, check_size, load_compared, load_hashed, load_plain, too_large
+from tollway.errors import Problem, Refusal, TollwayError
+from tollway.gateway.access import AccessControl
+from tollway.gateway.body import ForwardBody, check_size, load_body
 from tollway.gateway.headers import check_control_headers, is_loop
-from tollway.gateway.idempotency import (
-    AuthorizedRequest,
-    ClaimedAuthorization,
-    UnreadAuthorizedRequest,
-    is_deliverable,
-)
-from tollway.gateway.messages import (
-    BodyRefused,
-    ClientGone,
-    Disconnected,
-    IncomingCall,
-    Outcome,
-    ProblemResponse,
-    ProxyResponse,
-    Quote,
-)
+from tollway.gateway.idempotency import Idempotency, Repeat
+from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
 from tollway.gateway.problems import (
     LOOP,
     NOT_FOUND,
+    PAYMENT_REQUIRED,
+    add_quote,
     check_idempotency_key,
     check_listing,
-    find_idempotency_key,
-    payment_required,
-    refuse_call,
+    explain,
 )
-from tollway.gateway.proxy import Proxy, UpstreamCall
+from tollway.gateway.proxy import Proxy
+from tollway.gateway.rail import PaymentRail, Shown, read_proof, require
 from tollway.gateway.routing import RequestSchemas, Route, Router
-from tollway.gateway.transaction_payment import (
-    LoadedTransactionRequest,
-    TransactionClaims,
-    TransactionPayment,
-    TransactionRequest,
-)
-from tollway.ids import Address, ListingId
-from tollway.ledger.ledger import Ledger
+from tollway.ids import ListingId
 from tollway.limits import Limits
-from tollway.payments.authorization_check import PresentedAuthorization, is_late
-from tollway.payments.authorization_onchain import AuthorizationLookup
-from tollway.payments.proof import TX_HEADER
-from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.payments.pricing import OperationPrice, PaymentRequirement
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.ownership import UNVERIFIED
 
-_AuthorizationProof = AuthorizedRequest | PresentedAuthorization | Problem | None
-"""What a call shows on the rails of authorisations. `AuthorizedRequest`: the ledger knows it, and its body is read to be compared."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayName:
-    """What a gateway says of itself. `origin`: that of the public URL; `host`: its name in Via and CDN-Loop."""
-
-    origin: str
-    host: str
-    allow_private: bool
-    is_bound_required: bool
-
 
 class CallPipeline:
-    """Serves calls. One per process; safe to use from many tasks at once."""
+    """Handles calls. One per process; safe to use from many tasks at once."""
 
     def __init__(
         self,
         *,
-        name: GatewayName,
+        host: str,
+        allow_private: bool,
         catalog: Catalog,
-        ledger: Ledger,
-        transaction_verifier: TransactionVerifier,
-        authorizations: AuthorizationPayment,
+        rails: tuple[PaymentRail, ...],
+        free_rail: PaymentRail,
+        idempotency: Idempotency,
+        access: AccessControl,
         proxy: Proxy,
-        call_limits: CallRateLimits,
         limits: Limits,
-        is_blocked: Callable[[Address], bool],
         now_ms: Callable[[], int],
-        entropy: Callable[[int], bytes],
+        find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
-        """`is_verified`: whose ownership is proved, where only those are served."""
-        self._name = name
-        self._is_verified = is_verified
+        """`host`: the name of this gateway in Via and CDN-Loop. `rails`: a request is read by each in turn. `free_rail`: of calls that cost nothing. `find_requirements`: what a 402 offers to sign. `is_verified`: whether the
+        ownership of a listing is proved; given where only such listings are served."""
+        self._host = host
         self._catalog = catalog
-        self._authorizations = authorizations
+        self._rails = rails
+        self._free_rail = free_rail
+        self._idempotency = idempotency
+        self._access = access
         self._proxy = proxy
         self._limits = limits
-        self._schemas = RequestSchemas()
-        self._router = Router(wait_s=proxy.wait_s, allow_private=name.allow_private, schemas=self._schemas)
-        self._access = AccessControl(call_limits, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
         self._now_ms = now_ms
-        self._claims = TransactionClaims(
-            ledger=ledger,
-            transaction_verifier=transaction_verifier,
-            idempotency=authorizations.idempotency,
-            limits=limits,
-            now_ms=now_ms,
-            entropy=entropy,
-        )
-        self._transactions = TransactionPayment(
-            transaction_verifier=transaction_verifier,
-            claims=self._claims,
-            idempotency=authorizations.idempotency,
-            limits=limits,
-            origin=name.origin,
-            is_bound_required=name.is_bound_required,
-            now_ms=now_ms,
-        )
+        self._find_requirements = find_requirements
+        self._is_verified = is_verified
+        self._schemas = RequestSchemas()
+        self._router = Router(wait_s=proxy.wait_s, allow_private=allow_private, schemas=self._schemas)
 
-    async def handle(self, call: IncomingCall) -> Outcome:
-        """One call, from its headers to its outcome. Raises StorageUnavailable and ChainUnavailable: nothing taken."""
-        problem = check_control_headers(call.headers, limits=self._limits)
-        if problem is not None:
-            return ProblemResponse(problem=problem)
-        if is_loop(call.headers, self._name.host):
-            return ProblemResponse(problem=LOOP)
-        entry = await self._catalog.find(call.listing_id)
-        if entry is None or entry.listing.suspended_ms is not None:
-            return ProblemResponse(problem=check_listing(entry, call) or NOT_FOUND)
+    async def handle(self, request: ProxyRequest) -> Outcome:
+        """One call, from its headers to its outcome. A refusal, and a failure of storage, of a chain or of the upstream, is an
+        outcome too: only a defect, and a cancellation, escape."""
         try:
-            return await self._handle_listed(entry, call)
-        except ClientGone:
-            return Disconnected()
-        except BodyRefused as refused:
-            return ProblemResponse(problem=refused.problem)
+            return await self._handle(request)
+        except TollwayError as error:
+            return explain(error)
+        except ClientGone as gone:
+            return Disconnected(payment_state=gone.payment_state)
 
-    async def _handle_listed(self, entry: CatalogEntry, call: IncomingCall) -> Outcome:
-        """What was paid for and is stored is given out whatever its listing has become; everything else is for an open
-        one."""
-        authorized = await self._find_authorization(call)
-        recorded = (
-            await self._authorizations.idempotency.find_response(authorized)
-            if isinstance(authorized, AuthorizedRequest)
-            else None
-        )
-        if recorded is not None and is_deliverable(recorded):
-            return recorded
-        route = self._router.find(entry, call)
-        if self._is_verified is not None and isinstance(route, Route):
-            route = route if await self._is_verified(route.listing.id) else UNVERIFIED
-        if isinstance(route, Problem):
-            return await self._transactions.find_paid_response(call, entry) or ProblemResponse(problem=route)
-        if isinstance(authorized, UnreadAuthorizedRequest):
-            # A free call is served all the same, unless its key names the paid call that it shows.
-            key = _find_key(call, authorized.presented)
-            if not route.is_free or (key is not None and key == authorized.known.call.idempotency_key):
-                return authorized.recorded
-            authorized = authorized.presented
-        if route.is_free:
-            return await self._handle_free(call, route, authorized)
-        return recorded or await self._handle_transaction(call, route, authorized)
+    async def _handle(self, request: ProxyRequest) -> ProxyResponse:
+        self._check_headers(request)
+        entry = await self._find_listing(request)  # 404; a suspended one delivers not even a stored response
+        shown = read_proof(
+            request, self._rails
+        )  # a value: what is wrong with it counts only where a payment is required
+        route = self._router.match(
+            entry, request
+        )  # a value too: what is paid and stored is delivered for a closed listing
+        repeat = await self._find_repeat(request, entry, shown, route)
+        if repeat is not None and repeat.response is not None and repeat.is_deliverable:
+            return require(repeat.response)  # stored, or still running
+        route = await self._check_route(route)  # 410, 503, 405, 404, ownership
+        try:
+            return await self._serve(request, route, shown, repeat)
+        except Refusal as refusal:
+            raise add_quote(refusal, self._quote(request, route), request) from refusal
 
-    async def _find_authorization(self, call: IncomingCall) -> _AuthorizationProof | UnreadAuthorizedRequest:
-        if call.find_header(TX_HEADER) is not None:
-            return None  # on another rail; or on two, which is told in its turn
-        presented = self._authorizations.read(call)
-        if not isinstance(presented, PresentedAuthorization):
-            return presented
-        known = await self._authorizations.find_known(presented)
-        if known is None or check_size(call.body, self._limits) is not None:
-            return presented
-        recorded = self._authorizations.idempotency.find_unread_response(
-            call, presented, known, key=_find_key(call, presented)
-        )
-        if recorded is not None:
-            return UnreadAuthorizedRequest(presented=presented, known=known, recorded=recorded)
-        body = await load_compared(call.body, limits=self._limits)
-        authorized = _build_authorized_request(call, presented, body, known)
-        return replace(authorized, is_entitled=await self._authorizations.idempotency.is_entitled(authorized))
+    async def _serve(
+        self, request: ProxyRequest, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
+    ) -> ProxyResponse:
+        rail, proof = self._choose_rail(
+            route, shown, repeat
+        )  # free: a bad proof is ignored; else 402, 400, or the repeat's 409
+        self._check_request(request, route)  # size, form of the key, required parameters
+        with self._access.enter(
+            request, route.entry.listing, is_settled_here=rail.is_settled_here
+        ) as active:  # its end counts every outcome, refusals included
+            payment = rail.open(request, route, proof, repeat, active)
+            await payment.check()  # what the body does not decide is refused before it is read
+            payment.body = await self._load_body(request, route, proof, repeat)
+            stored = (
+                await payment.verify()
+            )  # facts -> rules -> price -> access; the second look-up of the key
+            if stored is not None:
+                return stored
+            async with self._proxy.connect(
+                payment
+            ) as upstream:  # every exit returns the connection or cuts it
+                stored = await payment.claim()  # one durable commit, before the first byte
+                if stored is not None:  # another request was faster
+                    return stored
+                return active.note(await self._proxy.exchange(upstream, payment))
 
-    # ---- Paid.
+    # ---- What the steps do.
 
-    async def _handle_transaction(
-        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
-    ) -> Outcome:
-        proof = self._transactions.read(call)
-        if isinstance(proof, Problem):
-            return ProblemResponse(problem=proof)
-        if proof is None:
-            return await self._handle_authorization(call, route, authorized)
-        problem = self._check_request(call, route.listing)
+    def _check_headers(self, request: ProxyRequest) -> None:
+        problem = check_control_headers(request.headers, limits=self._limits)
         if problem is not None:
-            return await self._transactions.find_paid_response(call, route.entry) or ProblemResponse(
-                problem=problem
-            )
-        problem = self._transactions.check_form(proof, route.listing)
-        if problem is not None:
-            return ProblemResponse(problem=problem)
-        listing, quote = route.listing, self._quote(call, route)
-        checked = await self._transactions.check_proof(
-            TransactionRequest(call=call, listing=listing, proof=proof, quote=quote)
-        )
-        if isinstance(checked, ProblemResponse):
-            return checked
-        body = await self._transactions.load_body(call, proof)
-        if isinstance(body, Problem):
-            return ProblemResponse(problem=body)
-        request = LoadedTransactionRequest(call=call, listing=listing, proof=proof, quote=quote, body=body)
-        with self._access.enter(call, listing) as active:
-            verified = await self._transactions.verify(request, checked, route.operation_prices, active.check)
-            return await self._forward(call, route, body, verified, active)
+            raise Refusal(problem)
+        if is_loop(request.headers, self._host):
+            raise Refusal(LOOP)
 
-    def _quote(self, call: IncomingCall, route: Route) -> Quote:
-        operation_price = route.operation_prices[0]
-        return Quote(
-            entry=route.entry,
-            price=operation_price.price,
-            expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
-            find_requirements=partial(self._authorizations.find_requirements, operation_price, route.listing),
-        )
+    async def _find_listing(self, request: ProxyRequest) -> CatalogEntry:
+        entry = await self._catalog.find(request.listing_id)
+        if entry is None or entry.listing.suspended_ms is not None:
+            raise Refusal(check_listing(entry, request) or NOT_FOUND)
+        return entry
 
-    async def _forward(
+    async def _find_repeat(
         self,
-        call: IncomingCall,
-        route: Route,
-        body: ForwardBody,
-        verified: ProxyResponse | ProblemResponse | PendingClaim,
-        active: ActiveCall,
-    ) -> Outcome:
-        if not isinstance(verified, PendingClaim):
-            return verified
-        if body.is_discarded:  # a repeat that would have to run again
-            return ProblemResponse(problem=too_large(self._limits.bound_body_bytes_max))
-        upstream_call = _build_upstream_call(call, route, body, is_paid=True)
-        outcome = await self._proxy.forward(upstream_call, verified.claim)
-        active.record_outcome(verified.payer, outcome)
-        return outcome
+        request: ProxyRequest,
+        entry: CatalogEntry,
+        shown: Shown | Problem | None,
+        route: Route | Problem,
+    ) -> Repeat | None:
+        if shown is None or isinstance(shown, Problem):
+            return None
+        rail, proof = shown
+        is_free = isinstance(route, Route) and route.is_free
+        return await self._idempotency.find(request, entry, rail, proof, is_free=is_free)
 
-    # ---- Paid by an authorisation.
+    async def _check_route(self, route: Route | Problem) -> Route:
+        if isinstance(route, Problem):
+            raise Refusal(route)
+        if self._is_verified is not None and not await self._is_verified(route.listing.id):
+            raise Refusal(UNVERIFIED)
+        return route
 
-    async def _handle_authorization(
-        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
-    ) -> Outcome:
-        quote = self._quote(call, route)
-        if authorized is None:
-            return ProblemResponse(problem=payment_required(quote), quote=quote)
-        if isinstance(authorized, Problem):
-            return refuse_call(authorized, quote, call)
-        problem = self._check_request(call, route.listing)
+    def _choose_rail(
+        self, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
+    ) -> tuple[PaymentRail, object]:
+        if repeat is not None and isinstance(repeat.response, Problem):
+            raise Refusal(repeat.response)
+        if route.is_free and (repeat is None or repeat.call is None):
+            return self._free_rail, None
+        if isinstance(shown, Problem):
+            raise Refusal(shown)
+        if shown is None:
+            raise Refusal(PAYMENT_REQUIRED)
+        return shown
+
+    def _check_request(self, request: ProxyRequest, route: Route) -> None:
+        problem = check_size(request.body, self._limits) or check_idempotency_key(request)
+        if problem is None and not route.is_free:
+            problem = self._check_parameters(request, route.listing)
         if problem is not None:
-            return ProblemResponse(problem=problem)
-        if isinstance(authorized, PresentedAuthorization) and call.body.is_present:
-            key = _find_key(call, authorized)
-            refusal = self._authorizations.check_unread(
-                call, authorized, quote, route.operation_prices, key=key
-            )
-            if refusal is not None:
-                return refusal
-        request = await self._load_authorized_request(call, route, authorized)
-        if isinstance(request, Problem):
-            return ProblemResponse(problem=request)
-        with (
-            self._access.enter(call, route.listing, is_settled_here=True) as active,
-            self._authorizations.open_lookup(call) as lookup,
-        ):
-            verified = await self._authorizations.verify(
-                request, route.operation_prices, active.check, lookup
-            )
-            outcome = await self._forward(call, route, request.body, verified, active)
-            _end_lookup(lookup, outcome)
-            return outcome
+            raise Refusal(problem)
 
-    async def _load_authorized_request(
-        self, call: IncomingCall, route: Route, authorized: AuthorizedRequest | PresentedAuthorization
-    ) -> QuotedAuthorizedRequest | Problem:
-        if isinstance(authorized, PresentedAuthorization):
-            body = await load_hashed(
-                call.body,
-                is_whole=_find_key(call, authorized) is not None,
-                limits=self._limits,
-                is_late=partial(self._is_late, authorized, route.listing),
-            )
-            if isinstance(body, Problem):
-                return body
-            authorized = _build_authorized_request(call, authorized, body, None)
-        return QuotedAuthorizedRequest(
-            call=call,
-            presented=authorized.presented,
-            body=authorized.body,
-            key=authorized.key,
-            known=authorized.known,
-            is_entitled=authorized.is_entitled,
-            listing=route.listing,
-            quote=self._quote(call, route),
-        )
-
-    def _is_late(self, presented: PresentedAuthorization, listing: Listing) -> bool:
-        now_s = self._now_ms() / 1000
-        return is_late(presented.valid_before, now_s=now_s, timeout_s=listing.timeout_s)
-
-    # ---- What is checked before money is looked at.
-
-    def _check_request(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        return (
-            check_size(call.body, self._limits)
-            or check_idempotency_key(call)
-            or self._check_parameters(call, listing)
-        )
-
-    def _check_parameters(self, call: IncomingCall, listing: Listing) -> Problem | None:
+    def _check_parameters(self, request: ProxyRequest, listing: Listing) -> Problem | None:
         schema = self._schemas.find(listing)
         if schema is None:
             return None
         return schema.check(
-            method=call.method,
-            rest=call.target.rest,
-            query=call.target.query,
-            headers=call.headers,
-            has_body=call.body.is_present and call.body.length != 0,
+            method=request.method,
+            rest=request.target.rest,
+            query=request.target.query,
+            headers=request.headers,
+            has_body=request.body.is_present and request.body.length != 0,
         )
 
-    # ---- Free.
+    async def _load_body(
+        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None
+    ) -> ForwardBody:
+        if repeat is not None and repeat.body is not None:
+            return repeat.body
+        return await load_body(request, proof, route.listing, limits=self._limits, now_ms=self._now_ms)
 
-    async def _handle_free(
-        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
-    ) -> Outcome:
-        request = await self._read_repeat(call, route, authorized)
-        if isinstance(request, Problem):
-            return ProblemResponse(problem=request)
-        recorded = None if request is None else await self._handle_repeat(request, route)
-        if recorded is not None:
-            return recorded
-        listing = route.listing
-        problem = await self._access.check_free(call, listing)
-        if problem is not None:
-            return ProblemResponse(problem=problem)
-        problem = check_size(call.body, self._limits) or check_idempotency_key(call)
-        if problem is not None:
-            return ProblemResponse(problem=problem)
-        loaded = request or (authorized if isinstance(authorized, AuthorizedRequest) else None)
-        body = await load_plain(call.body, limits=self._limits) if loaded is None else loaded.body
-        if body.is_discarded:
-            return ProblemResponse(problem=too_large(self._limits.bound_body_bytes_max))
-        upstream_call = _build_upstream_call(call, route, body, is_paid=False)
-        claim = partial(self._claims.claim_free, call, listing, route.operation_prices[0])
-        return await self._proxy.forward(upstream_call, claim)
-
-    async def _read_repeat(
-        self, call: IncomingCall, route: Route, authorized: _AuthorizationProof
-    ) -> LoadedTransactionRequest | QuotedAuthorizedRequest | Problem | None:
-        """A free call that may repeat a paid one, from before: its key says so, and a payment says whose key it is."""
-        if not isinstance(authorized, AuthorizedRequest | PresentedAuthorization):
-            return await self._transactions.read_repeat(call, route.entry)
-        presented = authorized.presented if isinstance(authorized, AuthorizedRequest) else authorized
-        length = call.body.length or 0
-        if _find_key(call, presented) is None or check_idempotency_key(call) is not None:
-            return None
-        if isinstance(authorized, PresentedAuthorization) and length > self._limits.bound_body_bytes_max:
-            return None  # no such call was ever granted under a key
-        request = await self._load_authorized_request(call, route, authorized)
-        if (
-            isinstance(request, QuotedAuthorizedRequest)
-            and request.known is not None
-            and request.known.call.idempotency_key != request.key
-        ):
-            return replace(request, known=None)  # of another call; the key may be of this one
-        return request
-
-    async def _handle_repeat(
-        self, request: LoadedTransactionRequest | QuotedAuthorizedRequest, route: Route
-    ) -> Outcome | None:
-        is_settled_here = isinstance(request, QuotedAuthorizedRequest)
-        with (
-            self._access.enter(request.call, route.listing, is_settled_here=is_settled_here) as active,
-            self._authorizations.open_lookup(request.call) as lookup,
-        ):
-            if isinstance(request, QuotedAuthorizedRequest):
-                recorded = await self._authorizations.find_repeat_outcome(
-                    request, route.operation_prices, lookup
-                )
-            else:
-                recorded = await self._transactions.find_repeat_outcome(
-                    request, route.operation_prices, active.check
-                )
-            if recorded is None:
-                return None
-            outcome = await self._forward(request.call, route, request.body, recorded, active)
-            _end_lookup(lookup, outcome)
-            return outcome
-
-
-def _build_upstream_call(
-    call: IncomingCall, route: Route, body: ForwardBody, *, is_paid: bool
-) -> UpstreamCall:
-    return UpstreamCall(
-        call=call,
-        listing=route.listing,
-        endpoint=route.endpoint,
-        target=route.target,
-        body=body,
-        is_paid=is_paid,
-    )
-
-
-def _end_lookup(lookup: AuthorizationLookup, outcome: Outcome) -> None:
-    """A look-up counts, unless its call was charged now: a stored answer was charged before."""
-    if isinstance(outcome, ProblemResponse) and outcome.problem.code in _UNRESOLVED:
-        lookup.leave_unresolved()
-    elif isinstance(outcome, Disconnected):
-        if outcome.payment_state == "charged":
-            lookup.give_back()
-    else:
-        headers = dict(outcome.headers)
-        if headers.get(b"tollway-payment-state") == b"charged" and b"idempotency-replayed" not in headers:
-            lookup.give_back()
-
-
-_UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
-
-
-def _find_key(call: IncomingCall, presented: PresentedAuthorization) -> str | None:
-    return find_idempotency_key(call) or presented.identifier
-
-
-def _build_authorized_request(
-    call: IncomingCall,
-    presented: PresentedAuthorization,
-    body: ForwardBody,
-    known: ClaimedAuthorization | None,
-) -> AuthorizedRequest:
-    return AuthorizedRequest(
-        call=call, presented=presented, body=body, key=_find_key(call, presented), known=known
-    )
+    def _quote(self, request: ProxyRequest, route: Route) -> Quote:
+        operation_price = route.operation_prices[0]
+        return Quote(
+            entry=route.entry,
+            price=operation_price.price,
+            expires_ms=request.received_ms + self._limits.price_memory_s * 1000,
+            find_requirements=partial(self._find_requirements, operation_price, route.listing),
+        )

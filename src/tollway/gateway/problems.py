@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
-from tollway.gateway.messages import BodyRefused, ClientGone, IncomingCall, ProblemResponse, Quote
+from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, UpstreamBadResponse
+from tollway.gateway.messages import CallRefused, ClientGone, ProblemResponse, ProxyRequest, Quote
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempotency_key, read_idempotency_key
-from tollway.ledger.records import CallState, Payment
+from tollway.ledger.ledger import Claim
+from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.payments.pricing import AmountDue
+from tollway.payments.authorization_check import PresentedAuthorization
 from tollway.registry.listing import CatalogEntry, Listing
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -25,7 +26,7 @@ _NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 def check_listing(
     entry: CatalogEntry | None,
-    call: IncomingCall,
+    request: ProxyRequest,
     *,
     find_wait_s: Callable[[Listing], int | None] = lambda _: None,
 ) -> Problem | None:
@@ -67,7 +68,7 @@ def check_listing(
             retry_after_s=wait_s,
             payment_state="none",
         )
-    return check_method(listing.methods, call.method)
+    return check_method(listing.methods, request.method)
 
 
 def check_method(methods: Sequence[str], method: str) -> Problem | None:
@@ -89,10 +90,10 @@ def _priced_method(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def check_rails(call: IncomingCall, *, has_proof: bool) -> Problem | None:
-    """One kind of payment at most; `has_proof`: X-Payment-Tx is there."""
-    rails = int(has_proof)
-    for name, value in call.headers:
+def check_rails(request: ProxyRequest, *, has_transaction: bool) -> Problem | None:
+    """One kind of payment at most. `has_transaction`: X-Payment-Tx or X-Signature is there."""
+    rails = int(has_transaction)
+    for name, value in request.headers:
         rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
     if rails <= 1:
         return None
@@ -104,8 +105,8 @@ def check_rails(call: IncomingCall, *, has_proof: bool) -> Problem | None:
     )
 
 
-def check_idempotency_key(call: IncomingCall) -> Problem | None:
-    key = find_idempotency_key(call)
+def check_idempotency_key(request: ProxyRequest) -> Problem | None:
+    key = find_idempotency_key(request)
     if key is None or is_idempotency_key(key):
         return None
     detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters, none of them NUL"
@@ -117,13 +118,21 @@ def check_idempotency_key(call: IncomingCall) -> Problem | None:
     )
 
 
-def find_idempotency_key(call: IncomingCall) -> str | None:
-    value = call.find_header(b"idempotency-key")
+def find_idempotency_key(request: ProxyRequest) -> str | None:
+    value = request.find_header(b"idempotency-key")
     return None if value is None else read_idempotency_key(value)
 
 
-def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem | None:
-    text = call.find_header(b"tollway-max-price")
+def find_key(request: ProxyRequest, proof: object) -> str | None:
+    """The request's idempotency key: of its header, or of the `payment-identifier` extension of x402."""
+    key = find_idempotency_key(request)
+    if key is None and isinstance(proof, PresentedAuthorization):
+        return proof.identifier
+    return key
+
+
+def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Problem | None:
+    text = request.find_header(b"tollway-max-price")
     if text is None:
         return None
     try:
@@ -146,10 +155,10 @@ def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem |
 
 
 def check_held_price_max(
-    call: IncomingCall, asset: Asset, *, call_id: CallId, price: str, state: CallState
+    request: ProxyRequest, asset: Asset, *, call_id: CallId, price: str, state: CallState
 ) -> Problem | None:
     """`check_price_max` for a call that holds its price already and would run again at it."""
-    problem = check_price_max(call, Price.parse(price), asset)
+    problem = check_price_max(request, Price.parse(price), asset)
     if problem is None:
         return None
     payment_state = "charged" if state is CallState.CONSUMED else "held"
@@ -157,42 +166,53 @@ def check_held_price_max(
 
 
 def payment_required(quote: Quote) -> Problem:
+    """`PAYMENT_REQUIRED` with the price, and what to do."""
     listing = quote.entry.listing
     other = " Or let a client of x402 or MPP sign for it: the headers say how." if quote.requirements else ""
-    return Problem(
-        code=Code.PAYMENT_REQUIRED,
+    return replace(
+        PAYMENT_REQUIRED,
         detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
         f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
-        payment_state="none",
     )
 
 
-def refuse_call(problem: Problem, quote: Quote, call: IncomingCall) -> ProblemResponse:
-    """A refusal, with terms where its code may ask for money.
+def add_quote(refusal: Refusal, quote: Quote, request: ProxyRequest) -> CallRefused:
+    """The same refusal, with the quote where its code may ask for money.
 
-    An x402 payment that cannot be read gets no terms: the HTTP transport of x402 answers it with 400, and its clients
-    sign a new payment for each 402. A credential of MPP gets them (Payment HTTP authentication scheme: 402)."""
-    is_unreadable_x402 = problem.code is Code.PAYMENT_MALFORMED and not _has_credential(call)
-    return ProblemResponse(
-        problem=problem, quote=quote if may_quote(problem) and not is_unreadable_x402 else None
-    )
+    An x402 payment that cannot be read gets none: the HTTP transport of x402 answers it with 400, and its clients
+    sign a new payment for each 402. A credential of MPP gets it (Payment HTTP authentication scheme: 402)."""
+    problem = refusal.problem
+    if problem is PAYMENT_REQUIRED:
+        problem = payment_required(quote)
+    is_unreadable_x402 = problem.code is Code.PAYMENT_MALFORMED and not _has_credential(request)
+    is_quoted = may_quote(problem) and not is_unreadable_x402
+    headers = refusal.headers if isinstance(refusal, CallRefused) else None
+    return CallRefused(problem, quote=quote if is_quoted else None, headers=headers)
 
 
-def _has_credential(call: IncomingCall) -> bool:
-    return any(name == b"authorization" and _PAYS.match(value) is not None for name, value in call.headers)
+def explain(error: TollwayError) -> ProblemResponse:
+    """What the caller gets for a refusal, or for a failure of storage, of a chain or of the upstream."""
+    if isinstance(error, CallRefused):
+        return ProblemResponse(problem=error.problem, quote=error.quote, headers=error.headers)
+    return ProblemResponse(problem=error.problem)
+
+
+def _has_credential(request: ProxyRequest) -> bool:
+    return any(name == b"authorization" and _PAYS.match(value) is not None for name, value in request.headers)
 
 
 def may_quote(problem: Problem) -> bool:
     return problem.code in _QUOTED_CODES
 
 
-def insufficient(payment: Payment, asset: Asset, due: AmountDue, *, remaining_units: int) -> Problem:
+def insufficient(claim: Claim, asset: Asset, *, remaining_units: int) -> Problem:
     """Some value, less than the price; sending the difference is enough."""
-    there, missing = asset.format_units(remaining_units), asset.format_units(due.units - remaining_units)
+    there = asset.format_units(remaining_units)
+    missing = asset.format_units(claim.price_units - remaining_units)
     return Problem(
         code=Code.PAYMENT_INSUFFICIENT,
-        detail=f"{there} {asset.symbol} is left and the call costs {due.price.text}; send the missing {missing} "
-        f"{asset.symbol} to {payment.payee} and show either transaction.",
+        detail=f"{there} {asset.symbol} is left and the call costs {claim.price}; send the missing {missing} "
+        f"{asset.symbol} to {claim.pay_to} and show either transaction.",
         payment_state="released",
         members={"available": there, "missing": missing, "currency": asset.symbol},
     )
@@ -217,7 +237,7 @@ def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
     )
 
 
-def in_debt_to(payee: Address, asset: Asset, units: int) -> Problem:
+def in_debt_to(payee: Address | None, asset: Asset, units: int) -> Problem:
     return Problem(
         code=Code.PAYER_IN_DEBT,
         detail="A payment of this wallet left the chain after it had bought calls; pay what is owed first.",
@@ -259,18 +279,16 @@ _QUOTED_CODES = frozenset(
         Code.PAYMENT_VERIFICATION_FAILED,
     }
 )
+PAYMENT_REQUIRED = Problem(
+    code=Code.PAYMENT_REQUIRED,
+    detail="This call costs money, and the request shows no payment.",
+    payment_state="none",
+)
 NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API of this id.", payment_state="none")
 UNREACHABLE = Problem(
     code=Code.UPSTREAM_UNREACHABLE,
     detail="The provider's API could not be reached; nothing was sent.",
     payment_state="none",
-)
-BOUND_REQUIRED = Problem(
-    code=Code.INVALID_REQUEST,
-    detail="This payment or API counts only with a signature bound to the request: X-Signature-Params is missing.",
-    reason="bound_signature_required",
-    errors=(FieldError(code="missing", detail="is required here", parameter="X-Signature-Params"),),
-    payment_state="released",
 )
 OTHER_CURRENCY = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,
@@ -325,10 +343,8 @@ BLOCKED = Problem(
 )
 
 
-def explain_failure(exc: TollwayError | ClientGone | BodyRefused) -> Problem:
-    """What the asker may read about a call without an answer. All dial failures look alike."""
-    if isinstance(exc, BodyRefused):
-        return exc.problem
+def explain_failure(exc: TollwayError | ClientGone) -> Problem:
+    """What the caller may read about a call without an answer. All dial failures look alike."""
     if isinstance(exc, ClientGone):
         return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
     if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, OSError):

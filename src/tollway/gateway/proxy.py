@@ -1,17 +1,18 @@
-"""The reverse proxy: forwards one claimed call to its upstream and returns the response. Here the outcome of a call becomes a row in the ledger.
+"""The reverse proxy: sends one claimed call to its upstream and returns the response. Here the outcome of a call becomes a row in the ledger.
 
-The order is the law: connect, claim (durable), send, head, close (written), stream. Every failure between two of
-these steps has one outcome, in the words of the table of outcomes. A body is never held whole, except one that is stored for a repeat and is small enough.
+The order is the law: connect, claim (durable), send, head, capture (written), stream. Every failure between two of
+these steps has one outcome, in `_fail`. A body is never held whole, except one that is stored for a repeat and is small enough.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import assert_never
 
 from tollway.errors import (
     Code,
-    Problem,
     Refusal,
     StorageUnavailable,
     TollwayError,
@@ -19,137 +20,402 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from tollway.gateway.body import ForwardBody
+from tollway.gateway.body import too_large
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.headers import caller_headers, proxy_status, upstream_headers
-from tollway.gateway.messages import (
-    BodyRefused,
-    ClientGone,
-    Disconnected,
-    Headers,
-    IncomingCall,
-    Outcome,
-    ProblemResponse,
-    ProxyResponse,
-    ResponseBody,
-)
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse, ResponseBody
 from tollway.gateway.problems import (
     OUTCOME_UNKNOWN,
     UPSTREAM_PAYMENT_REQUIRED,
     explain_failure,
     name_proxy_error,
 )
+from tollway.gateway.rail import CallPayment, CaptureFailed
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body
-from tollway.ids import Address, CallId, TxHash
-from tollway.ledger.ledger import Claimed, Close, Closed, Finish, Ledger, StoredResponse
+from tollway.ids import Address, CallId
+from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import Limits
-from tollway.money import Asset, Price
-from tollway.outbound.client import HttpClient, Progress, UpstreamRequest, UpstreamResponse, format_host
+from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest, format_host
 from tollway.outbound.policy import Endpoint
-from tollway.payments.settlement import NotSettled, Settled, SettlementFenced, SettlementOutcome, Undecided
-from tollway.registry.listing import ChargeOn, Listing, is_charged
+from tollway.payments.settlement import Undecided
+from tollway.registry.listing import is_charged
 from tollway.registry.quality import QualityTally, classify
 
+StoreResponse = Callable[[CallId, Address, StoredResponse], Awaitable[None]]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamCall:
-    """A call that nothing speaks against. `target`: path and query for the upstream, the listing's secret included."""
-
-    call: IncomingCall
-    listing: Listing
-    endpoint: Endpoint
-    target: str
-    body: ForwardBody
-    is_paid: bool
-
-
-class PaymentCapture(Protocol):
-    """The payment of a call whose money moves only when its upstream has answered."""
-
-    async def settle(self, close: Close) -> SettlementOutcome:
-        """Lets the money move. `close`: what the upstream's head said, on its way into `capture`."""
-        ...
-
-    async def leave_orphaned(self, answer: StoredResponse | None) -> None:
-        """Nobody can wait any longer for the settlement: keeps the answer for whoever shows the same proof again."""
-        ...
-
-    def refuse(self, reason: str) -> ProblemResponse:
-        """The money surely did not move."""
-        ...
+_BODILESS = frozenset({204, 304})
+_WIRE_STATES = {
+    CallState.CONSUMED: "charged",
+    CallState.RELEASED: "released",
+    CallState.UNKNOWN: "held",
+}
+_PAYMENT_REQUIRED = 402  # of the upstream's own answers, the one that is never passed on
+DISCONNECT_CHECK_AFTER_S = 0.25
+"""A caller that waits for longer than that until a connection is held may have left: its socket is looked at before the claim."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedCall:
-    """A granted claim: which call this is, and what it may say about its payment. `asset` None: a free call.
-
-    `capture`: the price is paid by an authorisation that still has to be settled. `store_response` stores the whole answer under
-    the caller's idempotency key.
-    """
-
-    call_id: CallId
-    claimed: Claimed
-    price: Price
-    currency: str
-    charge_on: ChargeOn
-    asset: Asset | None
-    units: int
-    payer: Address | None
-    transaction: TxHash | None
-    write_receipt: Callable[[TxHash], tuple[bytes, bytes]] | None = None
-    capture: PaymentCapture | None = None
-    store_response: Callable[[StoredResponse], Awaitable[None]] | None = None
-
-
-class ClaimRefused(Exception):
-    """The ledger did not grant the claim; nothing was sent. `outcome`: what the caller gets instead."""
-
-    def __init__(self, outcome: ProxyResponse | ProblemResponse) -> None:
-        self.outcome = outcome
-        super().__init__(
-            outcome.problem.detail if isinstance(outcome, ProblemResponse) else "answered already"
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class UpstreamAttempt:
-    """How far one upstream call came. `claimed_call` is there once the claim was granted, `sent_ms` when bytes began to leave."""
-
-    upstream_call: UpstreamCall
-    progress: Progress = field(default_factory=Progress)
-    claimed_call: ClaimedCall | None = None
-    sent_ms: int | None = None
-
-
-class UpstreamResponseBody:
-    """The rest of an answer. See `ResponseBody`. `recorder` gets the whole body before its end is told."""
-
-    __slots__ = (
-        "_call",
-        "_claimed_call",
-        "_is_cut",
-        "_is_ended",
-        "_ledger",
-        "_now_ms",
-        "_recorder",
-        "_response",
-    )
+class Proxy:
+    """One per process; safe to use from many tasks at once."""
 
     def __init__(
         self,
-        response: UpstreamResponse,
         *,
-        ledger: Ledger,
-        call: IncomingCall,
-        claimed_call: ClaimedCall,
+        http_client: HttpClient,
+        store_response: StoreResponse,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        public_url: str,
+        name: str,
+        signer: UpstreamSigner,
+        entropy: Callable[[int], bytes],
+        observe_upstream_s: Callable[[float], None] = lambda seconds: None,
+        tally: QualityTally | None = None,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        """`store_response`: keeps a whole response for a repeat. `observe_upstream_s` hears how long each upstream took, from the
+        first byte sent until its head; `tally`, how paid calls ended."""
+        self._http_client = http_client
+        self._store_response = store_response
+        self._limits = limits
+        self._now_ms = now_ms
+        self._public_url = public_url
+        self._name = name
+        self._signer = signer
+        self._entropy = entropy
+        self._observe_upstream_s = observe_upstream_s
+        self._tally = tally or QualityTally()
+        self._breaker = breaker or CircuitBreaker(limits=limits)
+
+    def wait_s(self, endpoint: Endpoint) -> int | None:
+        """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""
+        return self._breaker.wait_s(endpoint.origin)
+
+    # ---- Before the claim.
+
+    @asynccontextmanager
+    async def connect(self, payment: CallPayment) -> AsyncIterator[UpstreamExchange]:
+        """Holds a connection to the upstream while the call is claimed and sent. Raises CallRefused for a failure that leaves no
+        claim: nothing was sent, and nothing is taken."""
+        request, origin, is_held = self._build_request(payment), payment.route.endpoint.origin, False
+        elapsed_s = asyncio.get_running_loop().time
+        started_s = elapsed_s()
+        try:
+            async with self._http_client.connect(request) as upstream:
+                is_slow = elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
+                if is_slow and await payment.request.body.has_disconnected():
+                    raise ClientGone
+                is_held = True
+                yield upstream
+                if payment.claimed is None:  # another request was faster
+                    self._breaker.record_reached(origin)
+        except (TollwayError, ClientGone) as exc:
+            if payment.claimed is not None:  # what became of a claimed call, as `exchange` says it
+                raise
+            if isinstance(exc, UpstreamUnreachable):
+                self._breaker.record_failed(origin)
+            if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
+                self._breaker.record_reached(origin)
+                raise
+            raise self._explain_unclaimed(payment, exc) from exc
+
+    def _build_request(self, payment: CallPayment) -> UpstreamRequest:
+        if payment.body.is_discarded:  # a repeat that would have to run again
+            raise Refusal(too_large(self._limits.bound_body_bytes_max))
+        request, route = payment.request, payment.route
+        listing = route.entry.listing
+        auth = listing.upstream_auth
+        headers = upstream_headers(
+            request.headers,
+            gateway_name=self._name,
+            forward_headers=listing.forward_headers,
+            secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
+        )
+        return UpstreamRequest(
+            method=request.method,
+            endpoint=route.endpoint,
+            target=route.target,
+            headers=headers,
+            body=payment.body.content,
+            content_length=payment.body.length,
+        )
+
+    def _explain_unclaimed(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
+        """No row, and nothing was sent. Only when the ledger itself broke off may the price be taken for a while."""
+        problem = explain_failure(exc)
+        if payment.asset is not None and problem.code is Code.STORAGE_UNAVAILABLE:
+            return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
+        state = "none" if payment.asset is None else "released"
+        status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
+        return CallRefused(replace(problem, payment_state=state), headers=[status_header])
+
+    # ---- From the claim to the head.
+
+    async def exchange(self, upstream: UpstreamExchange, payment: CallPayment) -> ProxyResponse:
+        """Signs and sends the claimed call once, captures its price by the head, and returns the response, whose body streams.
+
+        Every exit has written its state: charged, released or unknown. Raises CallRefused where the upstream's response is not
+        passed on, ClientGone where the caller has left."""
+        sent_ms = self._now_ms()
+        try:
+            await upstream.send(
+                headers=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
+            )
+        except BaseException as exc:
+            failure = await self._fail(upstream, payment, exc)
+            if failure is exc:
+                raise
+            raise failure from exc
+        payment.drop_content()
+        self._breaker.record_reached(payment.route.endpoint.origin)
+        return await self._answer(upstream, payment, sent_ms)
+
+    def _sign(self, payment: CallPayment, now_ms: int) -> list[tuple[str, str]]:
+        """What tells the provider that this call is the gateway's. Only now is it known which call it is."""
+        request, route, body = payment.request, payment.route, payment.body
+        assert payment.call_id is not None  # claimed
+        return self._signer.sign(
+            method=request.method,
+            authority=format_host(route.endpoint),
+            target=route.target,
+            api_id=route.entry.listing.id,
+            call_id=payment.call_id,
+            payer=payment.payer,
+            body=cover_body(
+                body.content, length=body.length, declared=request.find_header(b"content-digest")
+            ),
+            created_s=now_ms // 1000,
+            nonce=self._entropy(NONCE_BYTES).hex(),
+        )
+
+    # ---- No head: what that means for the payment.
+
+    async def _fail(
+        self, upstream: UpstreamExchange, payment: CallPayment, exc: BaseException
+    ) -> BaseException:
+        """Writes what a call without a head is, and returns what to raise.
+
+        | what happened | the call |
+        |---|---|
+        | not wholly sent: no byte left, the caller left or broke its body, no last byte before the deadline | released; a repeat: as before it |
+        | sent, and a repeat of a charged call | stays charged |
+        | sent | unknown: never a demand to pay again |
+        """
+        if isinstance(exc, UpstreamUnreachable):
+            self._breaker.record_failed(payment.route.endpoint.origin)
+        is_late = isinstance(exc, UpstreamTimeout) and not upstream.is_body_handed_over
+        is_unsent = not upstream.is_sent or is_late or isinstance(exc, ClientGone | Refusal)
+        before = _claimed(payment).before
+        was_charged = before is CallState.CONSUMED
+        after = (before or CallState.RELEASED) if is_unsent or was_charged else CallState.UNKNOWN
+        closing = self._close(payment, after, _name_error(exc))
+        closed = await asyncio.shield(closing)  # a gateway that stops writes it too
+        if isinstance(exc, ClientGone):
+            return ClientGone(_format_state(after if closed is not None else CallState.UNKNOWN, payment))
+        if not isinstance(exc, TollwayError):
+            return exc  # the process stops, or has a defect
+        if after is not CallState.UNKNOWN and closed is None:
+            return self._explain_unknown(
+                payment
+            )  # "released" would be a promise that the ledger does not keep
+        problem, state = explain_failure(exc), _format_state(after, payment)
+        remaining_units = None if closed is None else closed.remaining_units
+        problem = replace(
+            problem,
+            payment_state=state,
+            call_id=payment.call_id,
+            members=self._link_call(payment) if after is CallState.UNKNOWN else {},
+        )
+        status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
+        headers = call_headers(payment, state, remaining_units=remaining_units)
+        return CallRefused(problem, headers=[status_header, *headers])
+
+    async def _close(self, payment: CallPayment, after: CallState, error: str) -> Closed | None:
+        """None: the ledger cannot say, or another gateway moved the call on. The price stays taken until recovery finds the
+        call."""
+        close = self._build_close(payment, after, error=error)
+        try:
+            closed = await payment.capture(close, _collect_nothing)
+        except StorageUnavailable:
+            return None
+        if not isinstance(closed, Closed):
+            return None
+        self._count_quality(payment, close)
+        return closed
+
+    # ---- The head: capture by it, then stream.
+
+    async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
+        status = upstream.status
+        is_charged_now = is_charged(payment.charge_on, status)
+        after = CallState.CONSUMED if is_charged_now else CallState.RELEASED
+        is_foreign_402 = status == _PAYMENT_REQUIRED
+        close = self._build_close(
+            payment,
+            after,
+            error=Code.UPSTREAM_PAYMENT_REQUIRED.value if is_foreign_402 else None,
+            http_status=None if is_foreign_402 else status,
+            upstream_status=status,
+            upstream_ms=self._now_ms() - sent_ms,
+        )
+        try:
+            captured = await payment.capture(close, partial(self._collect, upstream, payment))
+        except StorageUnavailable:
+            raise self._explain_unknown(payment) from None  # a repeat reads the ledger again
+        match captured:
+            case Closed(remaining_units=remaining_units):
+                self._count_quality(payment, close)
+            case CaptureFailed():
+                raise self._explain_capture_failed(payment, captured)
+            case Undecided() | Fenced():
+                raise self._explain_unknown(payment)
+            case _:
+                assert_never(captured)
+        state = _format_state(after, payment)
+        own = call_headers(payment, state, remaining_units=remaining_units)
+        own.append(proxy_status(self._name, f"received-status={status}"))
+        if is_foreign_402:
+            problem = replace(UPSTREAM_PAYMENT_REQUIRED, call_id=payment.call_id, payment_state=state)
+            raise CallRefused(problem, headers=own)
+        # A repeat of what cost nothing is a call of its own: nothing is stored for it.
+        is_stored = is_charged_now and payment.key is not None
+        return await self._start_response(upstream, payment, own, is_stored=is_stored)
+
+    def _explain_capture_failed(self, payment: CallPayment, failed: CaptureFailed) -> CallRefused:
+        headers = [*call_headers(payment, "released", remaining_units=None), *failed.headers]
+        return CallRefused(replace(failed.problem, call_id=payment.call_id), headers=headers)
+
+    def _explain_unknown(self, payment: CallPayment) -> CallRefused:
+        """Never with a quote: what may be paid is not asked for again."""
+        state = _format_state(CallState.UNKNOWN, payment)
+        problem = replace(
+            OUTCOME_UNKNOWN,
+            call_id=payment.call_id,
+            members=self._link_call(payment),
+            payment_state=state,
+        )
+        return CallRefused(problem, headers=call_headers(payment, state, remaining_units=None))
+
+    def _link_call(self, payment: CallPayment) -> dict[str, object]:
+        return {"call": f"{self._public_url}/api/v2/history/{payment.call_id}"}
+
+    def _build_close(
+        self,
+        payment: CallPayment,
+        after: CallState,
+        *,
+        error: str | None,
+        http_status: int | None = None,
+        upstream_status: int | None = None,
+        upstream_ms: int | None = None,
+    ) -> Close:
+        if upstream_ms is not None:
+            self._observe_upstream_s(upstream_ms / 1000)
+        assert payment.call_id is not None  # claimed
+        return Close(
+            call_id=payment.call_id,
+            epoch=_claimed(payment).epoch,
+            after=after,
+            http_status=http_status,
+            upstream_status=upstream_status,
+            latency_ms=self._now_ms() - payment.request.received_ms,
+            upstream_latency_ms=upstream_ms,
+            error=error,
+        )
+
+    def _count_quality(self, payment: CallPayment, close: Close) -> None:
+        listing = payment.route.entry.listing
+        bucket = classify(
+            listing,
+            payment.payer if _claimed(payment).before is None else None,
+            payment_state=_format_state(close.after, payment),
+            upstream_status=close.upstream_status,
+            upstream_latency_ms=close.upstream_latency_ms,
+            error=close.error,
+        )
+        if bucket is not None:
+            self._tally.count_call(listing.id, bucket)
+
+    # ---- The body.
+
+    async def _start_response(
+        self, upstream: UpstreamExchange, payment: CallPayment, own: Headers, *, is_stored: bool
+    ) -> ProxyResponse:
+        """The head, with the body's first piece where it is short and whole already."""
+        status, headers = upstream.status, self._caller_headers(upstream, payment)
+        recorder = None
+        if is_stored and payment.call_id is not None and payment.payer is not None:
+            recorder = ResponseRecorder(
+                partial(self._store_response, payment.call_id, payment.payer),
+                status=status,
+                headers=_without_length(headers) + _select_stored_headers(own),
+                bytes_max=self._limits.answer_bytes_max,
+            )
+        headers += own
+        body = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
+        if payment.request.method == "HEAD" or status in _BODILESS:
+            if recorder is not None:
+                await recorder.add_chunk(b"")
+            await body.end(Delivery.COMPLETE, 0)
+            return ProxyResponse(status=status, headers=headers)
+        length = _find_length(headers)
+        if length is None or length > self._limits.buffer_bytes:
+            return ProxyResponse(status=status, headers=headers, rest=body)
+        try:
+            first = await body.read_chunk() if length else b""
+            if len(first) == length:
+                if recorder is not None or not upstream.is_read:
+                    await body.read_chunk()  # the end, which frees the connection for the next call
+                await body.end(Delivery.COMPLETE, length)
+                return ProxyResponse(status=status, headers=_without_length(headers), first=first)
+        except (UpstreamBadResponse, UpstreamTimeout):
+            first = b""  # the stream below meets the same failure and cuts the answer visibly
+        return ProxyResponse(status=status, headers=headers, first=first, rest=body)
+
+    async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
+        """The whole response, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.answer_collect_s):
+                while chunk := await upstream.read_chunk():
+                    body += chunk
+                    if len(body) > self._limits.answer_bytes_max:
+                        return None
+        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
+            return None
+        headers = _without_length(self._caller_headers(upstream, payment))
+        own = call_headers(payment, "charged", remaining_units=None)  # delivered once it is
+        headers += _select_stored_headers(own)
+        return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
+
+    def _caller_headers(self, upstream: UpstreamExchange, payment: CallPayment) -> Headers:
+        route, listing = payment.route, payment.route.entry.listing
+        headers = caller_headers(
+            upstream.headers,
+            keep_length=True,  # taken off again where the body fits one message
+            endpoint=route.endpoint,
+            target=route.target,
+            gateway_path=f"/api/v2/gateway/{listing.id}",
+            secret=listing.upstream_auth,
+        )
+        return headers if payment.asset is None else _keep_private(headers)
+
+
+class UpstreamBody:
+    """The rest of a response. See `ResponseBody`. `recorder` gets the whole body before its end is reported."""
+
+    __slots__ = ("_is_cut", "_is_ended", "_now_ms", "_payment", "_recorder", "_upstream")
+
+    def __init__(
+        self,
+        upstream: UpstreamExchange,
+        payment: CallPayment,
+        *,
         now_ms: Callable[[], int],
         recorder: "ResponseRecorder | None" = None,
     ) -> None:
-        self._response = response
-        self._ledger = ledger
-        self._call = call
-        self._claimed_call = claimed_call
+        self._upstream = upstream
+        self._payment = payment
         self._now_ms = now_ms
         self._recorder = recorder
         self._is_cut = False
@@ -157,10 +423,10 @@ class UpstreamResponseBody:
 
     async def read_chunk(self) -> bytes:
         try:
-            chunk = await self._response.read_chunk()
+            chunk = await self._upstream.read_chunk()
         except (UpstreamBadResponse, UpstreamTimeout):
             # A caller that breaks its own upload off breaks the connection too; that earns no repeat.
-            self._is_cut = not self._call.body.is_broken
+            self._is_cut = not self._payment.request.body.is_broken
             raise
         if self._recorder is not None:
             await self._recorder.add_chunk(chunk)
@@ -170,22 +436,27 @@ class UpstreamResponseBody:
     def is_recorded(self) -> bool:
         return self._recorder is not None and self._recorder.is_open
 
-    def end(self, delivery: Delivery, response_bytes: int) -> None:
+    async def end(self, delivery: Delivery, response_bytes: int) -> None:
         if self._is_ended:
             return
         self._is_ended = True
-        self._response.close()
-        self._ledger.finish(
+        self._upstream.close()
+        payment = self._payment
+        assert payment.call_id is not None  # claimed
+        await payment.finish(
             Finish(
-                call_id=self._claimed_call.call_id,
-                epoch=self._claimed_call.claimed.epoch,
+                call_id=payment.call_id,
+                epoch=_claimed(payment).epoch,
                 delivery=delivery,
                 is_cut=self._is_cut,
-                request_bytes=self._call.body.bytes_read,
+                request_bytes=payment.request.body.bytes_read,
                 response_bytes=response_bytes,
                 completed_ms=self._now_ms(),
             )
         )
+
+
+_: type[ResponseBody] = UpstreamBody
 
 
 class ResponseRecorder:
@@ -229,112 +500,26 @@ class ResponseRecorder:
             self._body = None
 
 
-_: type[ResponseBody] = UpstreamResponseBody
-
-
-def call_headers(claimed_call: ClaimedCall, state: str, *, remaining_units: int | None) -> Headers:
-    """What every answer to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
+def call_headers(payment: CallPayment, state: str, *, remaining_units: int | None) -> Headers:
+    """What every response to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
-        (b"tollway-call-id", claimed_call.call_id.encode()),
+        (b"tollway-call-id", str(payment.call_id).encode()),
         (b"tollway-payment-state", state.encode()),
-        (b"tollway-price", f"{claimed_call.price.text} {claimed_call.currency}".encode()),
+        (b"tollway-price", f"{payment.price.text} {payment.currency}".encode()),
     ]
-    if claimed_call.asset is None:
+    if payment.asset is None:
         return headers
     if remaining_units is not None:
-        rest = claimed_call.asset.format_units(remaining_units)
-        headers.append((b"tollway-credit-remaining", f"{rest} {claimed_call.currency}".encode()))
-    if state == "charged" and claimed_call.transaction is not None and claimed_call.write_receipt is not None:
-        headers.append(claimed_call.write_receipt(claimed_call.transaction))
+        rest = payment.asset.format_units(remaining_units)
+        headers.append((b"tollway-credit-remaining", f"{rest} {payment.currency}".encode()))
+    receipt = payment.write_receipt() if state == "charged" else None
+    if receipt is not None:
+        headers.append(receipt)
     return headers
 
 
 STORED_HEADERS = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
-"""What a stored answer says of its call for ever."""
-
-
-_BODILESS = frozenset({204, 304})
-
-
-class ResponseRelay:
-    """One per process; safe to use from many tasks at once."""
-
-    def __init__(self, *, ledger: Ledger, limits: Limits, now_ms: Callable[[], int]) -> None:
-        self._ledger = ledger
-        self._limits = limits
-        self._now_ms = now_ms
-
-    async def start_response(
-        self, upstream_call: UpstreamCall, claimed_call: ClaimedCall, response: UpstreamResponse, own: Headers
-    ) -> ProxyResponse:
-        """The head, with the body's first piece where it is short and whole already."""
-        headers = self._caller_headers(upstream_call, response)
-        recorder = None
-        if claimed_call.store_response is not None:
-            recorder = ResponseRecorder(
-                claimed_call.store_response,
-                status=response.status,
-                headers=_without_length(headers) + _select_stored_headers(own),
-                bytes_max=self._limits.answer_bytes_max,
-            )
-        headers += own
-        body = UpstreamResponseBody(
-            response,
-            ledger=self._ledger,
-            call=upstream_call.call,
-            claimed_call=claimed_call,
-            now_ms=self._now_ms,
-            recorder=recorder,
-        )
-        if upstream_call.call.method == "HEAD" or response.status in _BODILESS:
-            if recorder is not None:
-                await recorder.add_chunk(b"")
-            body.end(Delivery.COMPLETE, 0)
-            return ProxyResponse(status=response.status, headers=headers)
-        length = _find_length(headers)
-        if length is None or length > self._limits.buffer_bytes:
-            return ProxyResponse(status=response.status, headers=headers, rest=body)
-        try:
-            first = await body.read_chunk() if length else b""
-            if len(first) == length:
-                if recorder is not None or not response.is_read:
-                    await body.read_chunk()  # the end, which frees the connection for the next call
-                body.end(Delivery.COMPLETE, length)
-                return ProxyResponse(status=response.status, headers=_without_length(headers), first=first)
-        except (UpstreamBadResponse, UpstreamTimeout):
-            first = b""  # the stream below meets the same failure and cuts the answer visibly
-        return ProxyResponse(status=response.status, headers=headers, first=first, rest=body)
-
-    async def collect(
-        self, upstream_call: UpstreamCall, claimed_call: ClaimedCall, response: UpstreamResponse
-    ) -> StoredResponse | None:
-        """The whole answer, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._limits.answer_collect_s):
-                while chunk := await response.read_chunk():
-                    body += chunk
-                    if len(body) > self._limits.answer_bytes_max:
-                        return None
-        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
-            return None
-        headers = _without_length(self._caller_headers(upstream_call, response))
-        headers += _select_stored_headers(
-            call_headers(claimed_call, "charged", remaining_units=None)
-        )  # given out once it is
-        return StoredResponse(status=response.status, headers=tuple(headers), body=bytes(body))
-
-    def _caller_headers(self, upstream_call: UpstreamCall, response: UpstreamResponse) -> Headers:
-        listing = upstream_call.listing
-        headers = caller_headers(
-            response.headers,
-            keep_length=True,  # taken off again where the body fits one message
-            endpoint=upstream_call.endpoint,
-            target=upstream_call.target,
-            gateway_path=f"/api/v2/gateway/{listing.id}",
-            secret=listing.upstream_auth,
-        )
-        return _keep_private(headers) if upstream_call.is_paid else headers
+"""What a stored response says of its call for ever."""
 
 
 def _keep_private(headers: Headers) -> Headers:
@@ -366,370 +551,23 @@ def _without_length(headers: Headers) -> Headers:
     return [header for header in headers if header[0] != b"content-length"]
 
 
-_WIRE_STATES = {
-    CallState.CONSUMED: "charged",
-    CallState.RELEASED: "released",
-    CallState.UNKNOWN: "held",
-}
-_PAYMENT_REQUIRED = 402  # of the upstream's own answers, the one that is never passed on
-DISCONNECT_CHECK_AFTER_S = 0.25
-"""Who waits for longer than that until a connection is held may have left, and is asked before anything is taken."""
+def _claimed(payment: CallPayment) -> Claimed:
+    assert payment.claimed is not None  # nothing is sent before the claim
+    return payment.claimed
 
 
-class Proxy:
-    """Forwards calls. One per process; safe to use from many tasks at once."""
-
-    def __init__(
-        self,
-        *,
-        http_client: HttpClient,
-        ledger: Ledger,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        public_url: str,
-        name: str,
-        signer: UpstreamSigner,
-        entropy: Callable[[int], bytes],
-        observe_upstream_s: Callable[[float], None] = lambda seconds: None,
-        tally: QualityTally | None = None,
-        breaker: CircuitBreaker | None = None,
-    ) -> None:
-        """`observe_upstream_s` hears how long each upstream took, from the first byte sent until its head; `tally`, how paid
-        calls ended."""
-        self._http_client = http_client
-        self._ledger = ledger
-        self._limits = limits
-        self._now_ms = now_ms
-        self._public_url = public_url
-        self._name = name
-        self._signer = signer
-        self._entropy = entropy
-        self._observe_upstream_s = observe_upstream_s
-        self._tally = tally or QualityTally()
-        self._relay = ResponseRelay(ledger=ledger, limits=limits, now_ms=now_ms)
-        self._breaker = breaker or CircuitBreaker(limits=limits)
-
-    def wait_s(self, endpoint: Endpoint) -> int | None:
-        """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""
-        return self._breaker.wait_s(endpoint.origin)
-
-    async def forward(
-        self, upstream_call: UpstreamCall, claim: Callable[[], Awaitable[ClaimedCall]]
-    ) -> Outcome:
-        """Dials, takes the price through `claim` once a connection is held, sends, and answers with what came back.
-
-        `claim` raises ClaimRefused when the ledger says no. Every exit has written its state: released, consumed or
-        unknown; a call that never got a row says so.
-        """
-        attempt, request = UpstreamAttempt(upstream_call=upstream_call), self._build_request(upstream_call)
-        elapsed_s = asyncio.get_running_loop().time
-        started_s = elapsed_s()
-
-        async def before_send() -> None:
-            if (
-                elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
-                and await upstream_call.call.body.has_disconnected()
-            ):
-                raise ClientGone
-            attempt.claimed_call = await claim()
-            attempt.sent_ms = self._now_ms()
-            request.headers.extend(self._sign(upstream_call, attempt.claimed_call, attempt.sent_ms))
-
-        try:
-            response = await self._http_client.send(
-                request,
-                before_send=before_send,
-                head_deadline_s=upstream_call.listing.timeout_s,
-                progress=attempt.progress,
-            )
-        except ClaimRefused as refused:
-            self._breaker.record_reached(upstream_call.endpoint.origin)
-            return refused.outcome
-        except (TollwayError, ClientGone, BodyRefused) as exc:
-            return await self._fail(attempt, exc)
-        except BaseException as exc:
-            await self._close_aborted(attempt, exc)
-            raise
-        self._breaker.record_reached(upstream_call.endpoint.origin)
-        return await self._answer(attempt, response)
-
-    def _build_request(self, upstream_call: UpstreamCall) -> UpstreamRequest:
-        listing, auth = upstream_call.listing, upstream_call.listing.upstream_auth
-        headers = upstream_headers(
-            upstream_call.call.headers,
-            gateway_name=self._name,
-            forward_headers=listing.forward_headers,
-            secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
-        )
-        return UpstreamRequest(
-            method=upstream_call.call.method,
-            endpoint=upstream_call.endpoint,
-            target=upstream_call.target,
-            headers=headers,
-            body=upstream_call.body.content,
-            content_length=upstream_call.body.length,
-        )
-
-    def _sign(
-        self, upstream_call: UpstreamCall, claimed_call: ClaimedCall, now_ms: int
-    ) -> list[tuple[str, str]]:
-        """What tells the provider that this call is the gateway's. Only now is it known which call it is."""
-        body = upstream_call.body
-        declared = upstream_call.call.find_header(b"content-digest")
-        return self._signer.sign(
-            method=upstream_call.call.method,
-            authority=format_host(upstream_call.endpoint),
-            target=upstream_call.target,
-            api_id=upstream_call.listing.id,
-            call_id=claimed_call.call_id,
-            payer=claimed_call.payer,
-            body=cover_body(body.content, length=body.length, declared=declared),
-            created_s=now_ms // 1000,
-            nonce=self._entropy(NONCE_BYTES).hex(),
-        )
-
-    # ---- No answer: what that means for the payment.
-
-    async def _fail(self, attempt: UpstreamAttempt, exc: TollwayError | ClientGone | BodyRefused) -> Outcome:
-        """Provably not wholly sent -> released, or what it was before its repeat. Sent, and no head came -> unknown,
-        which is never asked to pay again."""
-        if isinstance(exc, UpstreamUnreachable):
-            self._breaker.record_failed(attempt.upstream_call.endpoint.origin)
-        problem = explain_failure(exc)
-        status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
-        claimed_call = attempt.claimed_call
-        if claimed_call is None:
-            return self._fail_unclaimed(attempt, problem, status_header)
-        is_unsent = not attempt.progress.sent or isinstance(exc, ClientGone | BodyRefused | Refusal)
-        if isinstance(exc, UpstreamTimeout) and not attempt.progress.body_handed_over:
-            is_unsent = True
-        # A repeat of a call that was charged already has nothing to lose: without a head it stays charged.
-        was_charged = claimed_call.claimed.before is CallState.CONSUMED
-        after = _find_unsent_state(claimed_call) if is_unsent or was_charged else CallState.UNKNOWN
-        error = "caller_gone" if isinstance(exc, ClientGone) else problem.code.value
-        closed = await self._close(
-            attempt, claimed_call, after, error=error, http_status=None, upstream_status=None
-        )
-        if isinstance(exc, ClientGone):
-            written = after if isinstance(closed, Closed) else CallState.UNKNOWN
-            return Disconnected(payment_state=_format_state(written, claimed_call))
-        if after is not CallState.UNKNOWN and isinstance(closed, ProblemResponse):
-            return closed  # "released" would be a promise that the ledger does not keep
-        state = _format_state(after, claimed_call)
-        remaining_units = closed.remaining_units if isinstance(closed, Closed) else None
-        return ProblemResponse(
-            problem=replace(
-                problem,
-                payment_state=state,
-                call_id=claimed_call.call_id,
-                members=self._link_call(claimed_call) if after is CallState.UNKNOWN else {},
-            ),
-            headers=[status_header, *call_headers(claimed_call, state, remaining_units=remaining_units)],
-        )
-
-    def _fail_unclaimed(
-        self, attempt: UpstreamAttempt, problem: Problem, status_header: tuple[bytes, bytes]
-    ) -> ProblemResponse:
-        """No row, and nothing was sent. Only when the ledger itself broke off may the price be taken for a while."""
-        if not attempt.upstream_call.is_paid:
-            state = "none"
-        elif problem.code is Code.STORAGE_UNAVAILABLE:
-            return ProblemResponse(problem=replace(problem, payment_state="held", retry_after_s=1))
-        else:
-            state = "released"
-        return ProblemResponse(problem=replace(problem, payment_state=state), headers=[status_header])
-
-    def _link_call(self, claimed_call: ClaimedCall) -> dict[str, object]:
-        return {"call": f"{self._public_url}/api/v2/history/{claimed_call.call_id}"}
-
-    async def _close_aborted(self, attempt: UpstreamAttempt, exc: BaseException) -> None:
-        """The process is stopping, or has a bug. What was sent is unknown; what was not is given back."""
-        if attempt.claimed_call is None:
-            return
-        after = CallState.UNKNOWN if attempt.progress.sent else _find_unsent_state(attempt.claimed_call)
-        error = "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
-        closing = self._close(
-            attempt, attempt.claimed_call, after, error=error, http_status=None, upstream_status=None
-        )
-        await asyncio.shield(closing)
-
-    # ---- An answer: close by its head, then stream.
-
-    async def _answer(self, attempt: UpstreamAttempt, response: UpstreamResponse) -> Outcome:
-        claimed_call, status = attempt.claimed_call, response.status
-        assert claimed_call is not None  # the client sends nothing before its hook has run
-        after = CallState.CONSUMED if is_charged(claimed_call.charge_on, status) else CallState.RELEASED
-        is_foreign_402 = status == _PAYMENT_REQUIRED
-        # A repeat of a call whose money has moved already has nothing to settle.
-        if after is CallState.CONSUMED and claimed_call.capture and claimed_call.transaction is None:
-            return await self._settle(attempt, claimed_call, claimed_call.capture, response)
-        try:
-            closed = await self._close(
-                attempt,
-                claimed_call,
-                after,
-                error=Code.UPSTREAM_PAYMENT_REQUIRED.value if is_foreign_402 else None,
-                http_status=None if is_foreign_402 else status,
-                upstream_status=status,
-            )
-        except BaseException:
-            response.close()
-            raise
-        if isinstance(closed, ProblemResponse):
-            response.close()
-            return closed
-        state = _format_state(after, claimed_call)
-        own = call_headers(claimed_call, state, remaining_units=closed.remaining_units)
-        own.append(proxy_status(self._name, f"received-status={status}"))
-        if is_foreign_402:
-            response.close()
-            problem = replace(UPSTREAM_PAYMENT_REQUIRED, call_id=claimed_call.call_id, payment_state=state)
-            return ProblemResponse(problem=problem, headers=own)
-        if after is CallState.RELEASED:
-            claimed_call = replace(
-                claimed_call, store_response=None
-            )  # a repeat of what cost nothing is a call of its own
-        return await self._relay.start_response(attempt.upstream_call, claimed_call, response, own)
-
-    async def _settle(
-        self,
-        attempt: UpstreamAttempt,
-        claimed_call: ClaimedCall,
-        capture: PaymentCapture,
-        response: UpstreamResponse,
-    ) -> Outcome:
-        """The head costs: the money moves now, while the body waits at the upstream."""
-        close = self._build_close(
-            attempt,
-            claimed_call,
-            CallState.SETTLING,
-            error=None,
-            http_status=response.status,
-            upstream_status=response.status,
-        )
-        is_kept = False
-        try:
-            outcome = await capture.settle(close)
-            match outcome:
-                case Settled(transfer=transfer):
-                    is_kept = True
-                    self._count_quality(attempt, claimed_call, close, CallState.CONSUMED)
-                    paid = replace(claimed_call, transaction=transfer.tx_hash)
-                    own = call_headers(paid, "charged", remaining_units=None)
-                    own.append(proxy_status(self._name, f"received-status={response.status}"))
-                    return await self._relay.start_response(attempt.upstream_call, paid, response, own)
-                case NotSettled(reason=reason):
-                    refusal = capture.refuse(reason)
-                    headers = [
-                        *call_headers(claimed_call, "released", remaining_units=None),
-                        *refusal.headers,
-                    ]
-                    problem = replace(refusal.problem, call_id=claimed_call.call_id)
-                    return replace(refusal, problem=problem, headers=headers)
-                case Undecided():
-                    await capture.leave_orphaned(
-                        await self._relay.collect(attempt.upstream_call, claimed_call, response)
-                    )
-                case SettlementFenced():
-                    pass
-                case _:
-                    assert_never(outcome)
-        except StorageUnavailable:
-            pass  # the ledger cannot say; a repeat reads it again
-        finally:
-            if (
-                not is_kept
-            ):  # also when this very task is cancelled: settlement recovery finishes what the ledger says
-                response.close()
-        return self._explain_unknown(claimed_call)
-
-    async def _close(
-        self,
-        attempt: UpstreamAttempt,
-        claimed_call: ClaimedCall,
-        after: CallState,
-        *,
-        error: str | None,
-        http_status: int | None,
-        upstream_status: int | None,
-    ) -> Closed | ProblemResponse:
-        """Writes the outcome. Declined: the ledger could not say, or somebody else moved the call on."""
-        close = self._build_close(
-            attempt,
-            claimed_call,
-            after,
-            error=error,
-            http_status=http_status,
-            upstream_status=upstream_status,
-        )
-        try:
-            closed = await self._ledger.close(close)
-            if isinstance(closed, Closed):
-                self._count_quality(attempt, claimed_call, close, after)
-                return closed
-        except StorageUnavailable:
-            pass  # told below: the price stays taken until recovery finds the call
-        return self._explain_unknown(claimed_call)
-
-    def _count_quality(
-        self, attempt: UpstreamAttempt, claimed_call: ClaimedCall, close: Close, after: CallState
-    ) -> None:
-        """`after`: where the call has ended; for one that was settled, that is not what `close` says."""
-        listing = attempt.upstream_call.listing
-        bucket = classify(
-            listing,
-            claimed_call.payer if claimed_call.claimed.before is None else None,
-            payment_state=_format_state(after, claimed_call),
-            upstream_status=close.upstream_status,
-            upstream_latency_ms=close.upstream_latency_ms,
-            error=close.error,
-        )
-        if bucket is not None:
-            self._tally.count_call(listing.id, bucket)
-
-    def _build_close(
-        self,
-        attempt: UpstreamAttempt,
-        claimed_call: ClaimedCall,
-        after: CallState,
-        *,
-        error: str | None,
-        http_status: int | None,
-        upstream_status: int | None,
-    ) -> Close:
-        now_ms, upstream_ms = self._now_ms(), None
-        if upstream_status is not None and attempt.sent_ms is not None:
-            upstream_ms = now_ms - attempt.sent_ms
-            self._observe_upstream_s(upstream_ms / 1000)
-        return Close(
-            call_id=claimed_call.call_id,
-            epoch=claimed_call.claimed.epoch,
-            after=after,
-            http_status=http_status,
-            upstream_status=upstream_status,
-            latency_ms=now_ms - attempt.upstream_call.call.received_ms,
-            upstream_latency_ms=upstream_ms,
-            error=error,
-        )
-
-    def _explain_unknown(self, claimed_call: ClaimedCall) -> ProblemResponse:
-        """Never with terms: nobody is asked to pay again for what may be paid."""
-        state = _format_state(CallState.UNKNOWN, claimed_call)
-        problem = replace(
-            OUTCOME_UNKNOWN,
-            call_id=claimed_call.call_id,
-            members=self._link_call(claimed_call),
-            payment_state=state,
-        )
-        return ProblemResponse(
-            problem=problem, headers=call_headers(claimed_call, state, remaining_units=None)
-        )
+def _format_state(state: CallState, payment: CallPayment) -> str:
+    return "none" if payment.asset is None else _WIRE_STATES[state]
 
 
-def _find_unsent_state(claimed_call: ClaimedCall) -> CallState:
-    """Where a run that was not wholly sent ends. The run before a repeat was sent: its price is not given back."""
-    return claimed_call.claimed.before or CallState.RELEASED
+def _name_error(exc: BaseException) -> str:
+    """What the call's record says of a failure."""
+    if isinstance(exc, ClientGone):
+        return "caller_gone"
+    if isinstance(exc, TollwayError):
+        return explain_failure(exc).code.value
+    return "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
 
 
-def _format_state(state: CallState, claimed_call: ClaimedCall) -> str:
-    return "none" if claimed_call.asset is None else _WIRE_STATES[state]
+async def _collect_nothing() -> None:
+    """No head has come."""

@@ -7,7 +7,7 @@ ledger says, and is written after it.
 from collections.abc import Callable
 from functools import lru_cache
 
-from tollway.gateway.messages import IncomingCall
+from tollway.gateway.messages import ProxyRequest
 from tollway.identity.signatures import ReceiptSigner
 from tollway.ids import Address, TxHash
 from tollway.ledger.records import Authorization, Dialect
@@ -43,13 +43,13 @@ class ReceiptWriter:
         self._now_ms = now_ms
 
     def write_receipt(
-        self, transaction: TxHash, *, call: IncomingCall, authorization: Authorization
+        self, transaction: TxHash, *, request: ProxyRequest, authorization: Authorization
     ) -> Header:
         now_s = self._now_ms() / 1000
         extensions = None
         if self._receipt_signer is not None and authorization.dialect is Dialect.X402_V2:
             signed = sign_receipt(
-                resource_url=call.public_url(self._public_url),
+                resource_url=request.public_url(self._public_url),
                 network_chain_id=authorization.chain_id,
                 payer=authorization.payer,
                 transaction=transaction,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_plus
 
 from tollway.errors import Code, FieldError, Problem
-from tollway.gateway.messages import IncomingCall
+from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.problems import NO_OPERATION, UNREACHABLE, check_listing, check_method
 from tollway.gateway.target import (
     AMBIGUOUS_PATH,
@@ -210,41 +210,42 @@ class Router:
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
         self._old_descriptions: RevisionCache[DescribedOperations[bool]] = RevisionCache(OLD_DESCRIPTIONS_MAX)
 
-    def find(self, entry: CatalogEntry, call: IncomingCall) -> Route | Problem:
-        problem = check_listing(entry, call, find_wait_s=self._find_origin_wait_s)
+    def match(self, entry: CatalogEntry, request: ProxyRequest) -> Route | Problem:
+        """The route of a request at a listing; why it has none: 410, 503, 405, 404, in this order."""
+        problem = check_listing(entry, request, find_wait_s=self._find_origin_wait_s)
         if problem is not None:
             return problem
-        current = _find_operation_price(entry.versions[0], call)
+        current = _find_operation_price(entry.versions[0], request)
         if isinstance(current, Problem):
             return current
         if entry.listing.other_paths == "refuse":
             schema = self._schemas.find(entry.listing)
             described = None if schema is None else schema.operations
-            problem = _check_is_served(entry.listing.operations, described, call)
+            problem = _check_is_served(entry.listing.operations, described, request)
             if problem is not None:
                 return problem
         endpoint = self._find_endpoint(entry.listing)
         if isinstance(endpoint, EndpointRefused):
             return UNREACHABLE
-        target = _build_target(call, entry.listing, endpoint)
+        target = _build_target(request, entry.listing, endpoint)
         if isinstance(target, Problem):
             return target
-        operation_prices = (current, *self._list_older_prices(entry, call))
+        operation_prices = (current, *self._list_older_prices(entry, request))
         return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
 
-    def _list_older_prices(self, entry: CatalogEntry, call: IncomingCall) -> list[OperationPrice]:
+    def _list_older_prices(self, entry: CatalogEntry, request: ProxyRequest) -> list[OperationPrice]:
         """Of the versions that would have served this call. One that would have refused it has never sold it: its price
         is of other calls."""
         operation_prices: list[OperationPrice] = []
         for index, version in enumerate(entry.versions[1:]):
-            if not version.is_active or check_method(version.methods, call.method) is not None:
+            if not version.is_active or check_method(version.methods, request.method) is not None:
                 continue
-            operation_price = _find_operation_price(version, call)
+            operation_price = _find_operation_price(version, request)
             if isinstance(operation_price, Problem):
                 continue
             if version.other_paths == "refuse":
                 described = self._find_old_description(entry.listing, index, version)
-                if _check_is_served(version.operations, described, call) is not None:
+                if _check_is_served(version.operations, described, request) is not None:
                     continue
             operation_prices.append(operation_price)
         return operation_prices
@@ -278,20 +279,20 @@ class Router:
         return endpoint
 
 
-def _build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
+def _build_target(request: ProxyRequest, listing: Listing, endpoint: Endpoint) -> str | Problem:
     """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
-    query, auth = call.target.query, listing.upstream_auth
+    query, auth = request.target.query, listing.upstream_auth
     if auth is not None and auth.location == "query":
         query = add_query_secret(query, name=auth.name, value=auth.reveal())
-    return build_upstream_target(endpoint, call.target.rest, query)
+    return build_upstream_target(endpoint, request.target.rest, query)
 
 
 def _check_is_served(
-    operations: Sequence[Operation], described: DescribedOperations[Any] | None, call: IncomingCall
+    operations: Sequence[Operation], described: DescribedOperations[Any] | None, request: ProxyRequest
 ) -> Problem | None:
     """Only operations with a price, and those of the document, are served: as the path is written, and under every
     other reading that a server could give it."""
-    method, rest = call.method, call.target.rest
+    method, rest = request.method, request.target.rest
     priced = filter_by_method(operations, method)
     is_described = described is not None and described.describes(method=method, rest=rest)
     if not is_described and find_most_specific(priced, normal_path(rest)) is None:
@@ -303,9 +304,9 @@ def _check_is_served(
     return None
 
 
-def _find_operation_price(version: Terms, call: IncomingCall) -> OperationPrice | Problem:
+def _find_operation_price(version: Terms, request: ProxyRequest) -> OperationPrice | Problem:
     """What a version of the terms asks for this very operation, if it sells it."""
-    operation = match_operation(version.operations, call.method, call.target.rest)
+    operation = match_operation(version.operations, request.method, request.target.rest)
     if isinstance(operation, Problem):
         return operation
     return OperationPrice(terms=version, price=version.price if operation is None else operation.price)

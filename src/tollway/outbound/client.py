@@ -1,6 +1,6 @@
 """The HTTP/1.1 client: every request that this gateway sends to a provider's server leaves here.
 
-It connects to allowed addresses only, awaits the caller's claim, sends once, and reads under limits. It never follows a
+It connects to allowed addresses only, holds the connection while the caller claims, sends once, and reads under limits. It never follows a
 redirect, never sends a request twice, and never says why a connection failed. A body that is cut is never taken for a whole one, in either
 direction. `Host` and the framing are made here; everything else goes out as it was given.
 """
@@ -8,11 +8,12 @@ direction. `Host` and the framing are made here; everything else goes out as it 
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
+from types import TracebackType
+from typing import Self
 
 from tollway.errors import (
     Code,
@@ -61,20 +62,6 @@ class UpstreamRequest:
             raise Refusal(Problem(code=Code.INVALID_REQUEST, detail="The request cannot be written as HTTP."))
 
 
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """How far one request came. Written by the client only; readable at any moment, also after a failure.
-
-    While `sent` is false, provably no byte left. While `body_handed_over` is false, the last byte provably has not
-    left; it is set before that byte goes to the connection, `body_wholly_sent` after the connection has taken it.
-    """
-
-    claimed: bool = False
-    sent: bool = False
-    body_wholly_sent: bool = False
-    body_handed_over: bool = field(default=False, compare=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedDocument:
     """A whole small document."""
@@ -82,71 +69,6 @@ class FetchedDocument:
     status: int
     content_type: str
     body: bytes
-
-
-class UpstreamResponse:
-    """An answer whose head is here and whose body is still on its way. One reader; `close` it in every case."""
-
-    __slots__ = ("_connection", "_end_call", "_idle_s", "_is_ended", "headers", "progress", "status")
-
-    def __init__(
-        self,
-        head: ResponseHead,
-        *,
-        connection: Connection,
-        progress: Progress,
-        idle_s: float,
-        end_call: Callable[[Connection], None],
-    ) -> None:
-        self.status = head.status
-        self.headers: tuple[tuple[bytes, bytes], ...] = head.headers
-        self.progress = progress
-        self._connection: Connection | None = connection
-        self._idle_s = idle_s
-        self._is_ended = False
-        self._end_call = end_call
-
-    @property
-    def body_wholly_sent(self) -> bool:
-        """True once the request's last byte was handed to the connection."""
-        return self.progress.body_wholly_sent
-
-    @property
-    def is_read(self) -> bool:
-        """True once `read_chunk` has given out the last byte: the next one is b"", and the connection is free already."""
-        return self._is_ended
-
-    async def read_chunk(self) -> bytes:
-        """The next bytes of the body; b"" at its true end.
-
-        Raises UpstreamBadResponse when the upstream breaks off, UpstreamTimeout when it falls silent.
-        """
-        connection = self._connection
-        if connection is None:
-            if self._is_ended:
-                return b""
-            raise UpstreamBadResponse("The answer was given up before its end.")
-        try:
-            chunk = await connection.read_chunk(self._idle_s)
-        except TimeoutError as exc:
-            self.close()
-            raise UpstreamTimeout("The provider's API stopped in the middle of its answer.") from exc
-        except Exception as exc:
-            self.close()
-            raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.") from exc
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        if connection.is_read:
-            self._is_ended = True
-            self.close()
-        return chunk
-
-    def close(self) -> None:
-        """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._end_call(connection)
 
 
 SLICE_BYTES = 64 * 1024
@@ -199,23 +121,23 @@ def format_host(endpoint: Endpoint) -> str:
 
 
 async def write_body(
-    request: UpstreamRequest, connection: Connection, *, progress: Progress, head_deadline_s: float
+    request: UpstreamRequest, connection: Connection, *, exchange: "UpstreamExchange", head_deadline_s: float
 ) -> None:
     """Writes a streamed body as fast as the upstream takes it; each piece starts the wait for the head anew.
 
     Runs beside the reader of the answer and raises nothing: what goes wrong fails the connection.
     """
     try:
-        is_written = await _write_pieces(request, connection, progress, head_deadline_s)
+        is_written = await _write_pieces(request, connection, exchange, head_deadline_s)
     except Exception as exc:  # noqa: BLE001 - the caller's own iterator may raise anything; its reader hears it unchanged
         connection.fail(UploadFailed(exc))
         return
     if is_written:
-        progress.body_wholly_sent = True
+        exchange.is_body_sent = True
 
 
 async def _write_pieces(
-    request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
+    request: UpstreamRequest, connection: Connection, exchange: "UpstreamExchange", head_deadline_s: float
 ) -> bool:
     """False when the connection was lost on the way."""
     if isinstance(request.body, bytes):
@@ -232,13 +154,13 @@ async def _write_pieces(
         if not piece:
             continue
         if count == length:
-            progress.body_handed_over = True
+            exchange.is_body_handed_over = True
         connection.restart_deadline(head_deadline_s)
         if not await connection.write(piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece)):
             return False
     if length is not None and count < length:
         raise BodyLengthMismatch
-    progress.body_handed_over = True
+    exchange.is_body_handed_over = True
     connection.restart_deadline(head_deadline_s)
     return length is not None or await connection.write(LAST_CHUNK)
 
@@ -250,6 +172,152 @@ async def _slice(body: bytes) -> AsyncIterator[bytes]:
 
 # Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+
+
+class UpstreamExchange:
+    """One request to an upstream and its response, over a connection that is held from before the claim to the end of the body.
+
+    A context of one task. Its exit returns or cuts the connection, with one exception: the head of the response is here and
+    the block ends without an error. Then the reader of the body calls `close`, in every case.
+
+    The client alone writes how far the request came; it may be read at any moment, also after a failure. While `is_sent` is
+    false, provably no byte has left. While `is_body_handed_over` is false, the last byte of the body provably has not left:
+    it is set before that byte goes to the connection, `is_body_sent` after the connection has taken it.
+    """
+
+    __slots__ = (
+        "_client",
+        "_connected_ms",
+        "_connection",
+        "_is_head_read",
+        "_origin",
+        "_request",
+        "headers",
+        "is_body_handed_over",
+        "is_body_sent",
+        "is_read",
+        "is_sent",
+        "status",
+    )
+
+    def __init__(self, client: "HttpClient", request: UpstreamRequest) -> None:
+        self.status = 0
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.is_sent = self.is_body_sent = self.is_body_handed_over = False
+        self.is_read = False
+        self._is_head_read = False
+        self._client = client
+        self._origin = request.endpoint.origin
+        # Until it is sent, and no longer: its body may be large, and its response may take long.
+        self._request: UpstreamRequest | None = request
+        self._connection: Connection | None = None
+        self._connected_ms = 0
+
+    async def __aenter__(self) -> Self:
+        """Connects. Raises Refusal (`overloaded`, or a request that cannot be written as HTTP) and UpstreamUnreachable."""
+        client, request = self._client, self._request
+        assert request is not None, "it is entered before it is sent"
+        assert self._connection is None, "it is entered once"
+        request.check_writable()
+        client.begin_call(self._origin)
+        try:
+            client.check_origin(request.endpoint)
+            self._connection = await client.acquire(request)
+        except BaseException:
+            client.end_call(self._origin, None)
+            raise
+        self._connected_ms = client.ticks_ms()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exc is not None or not self._is_head_read:
+            self._end(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
+
+    async def send(self, *, head_deadline_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Sends the request once, and returns when the head of the response is here. `headers`: those that only the claim
+        has decided, behind the request's own.
+
+        The head deadline counts from the moment of sending, and anew from each piece of a streamed body. What the body's
+        iterator raises reaches the caller unchanged; the upstream then sees a cut request. Raises Refusal (a connection that is
+        held for longer than half a lease), UpstreamUnreachable (nothing left), UpstreamTimeout and UpstreamBadResponse (bytes
+        may have left). A cancelled call cuts its connection.
+        """
+        request, self._request = self._request, None
+        assert request is not None, "one request is sent once"
+        assert self._connection is not None, "it is entered first"
+        request.headers.extend(headers)
+        try:
+            connection = self._connection = await self._client.renew(self._connection, request)
+            self._client.check_age(self._connected_ms)
+            head = await self._deliver(request, connection, head_deadline_s)
+        except BaseException as exc:
+            # Here, and not at the exit: what the caller does about the failure may take long.
+            self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
+            raise
+        self._is_head_read = True
+        self.status, self.headers = head.status, head.headers
+
+    async def _deliver(
+        self, request: UpstreamRequest, connection: Connection, head_deadline_s: float
+    ) -> ResponseHead:
+        """Whatever is raised here, bytes may have left; `is_sent` says so before the first one does."""
+        first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
+        self.is_sent = True
+        self.is_body_handed_over = not has_rest
+        is_taken = connection.begin(request.method, first_bytes)
+        if has_rest:
+            body = write_body(request, connection, exchange=self, head_deadline_s=head_deadline_s)
+            # Not in a task group: it belongs to the exchange, which outlives this function and ends it.
+            connection.upload(asyncio.get_running_loop().create_task(body))
+        else:
+            self.is_body_sent = is_taken
+        try:
+            return await connection.read_head(head_deadline_s)
+        except UploadFailed as exc:
+            raise _translate_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
+        except TimeoutError as exc:
+            raise UpstreamTimeout from exc
+        except (ResponseMalformed, OSError) as exc:
+            raise UpstreamBadResponse from exc
+
+    async def read_chunk(self) -> bytes:
+        """The next bytes of the body; b"" at its true end. `is_read` is true once the last byte was given out: the connection is
+        free already.
+
+        Raises UpstreamBadResponse when the upstream breaks off, UpstreamTimeout when it falls silent.
+        """
+        connection = self._connection
+        if connection is None:
+            if self.is_read:
+                return b""
+            raise UpstreamBadResponse("The answer was given up before its end.")
+        try:
+            chunk = await connection.read_chunk(self._client.chunk_idle_s)
+        except TimeoutError as exc:
+            self.close()
+            raise UpstreamTimeout("The provider's API stopped in the middle of its answer.") from exc
+        except Exception as exc:
+            self.close()
+            raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.") from exc
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if connection.is_read:
+            self.is_read = True
+            self.close()
+        return chunk
+
+    def close(self) -> None:
+        """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
+        self._end()
+
+    def _end(self, *, is_untouched: bool = False) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._client.end_call(self._origin, connection, is_untouched=is_untouched)
+
 
 CLAIM_TOO_OLD = Problem(
     code=Code.OVERLOADED,
@@ -277,9 +345,10 @@ class HttpClient:
         ssl_context: ssl.SSLContext | None = None,
         ticks_ms: Callable[[], int] = lambda: int(monotonic() * 1000),
     ) -> None:
-        """`ticks_ms`: a clock that nobody sets. By it, what was claimed too long ago is not sent any more."""
+        """`ticks_ms`: a clock that is never set. By it, what was claimed too long ago is not sent any more."""
         self._limits = limits
-        self._ticks_ms = ticks_ms
+        self.ticks_ms = ticks_ms
+        self.chunk_idle_s = limits.chunk_idle_s
         self._allow_private = allow_private
         # The others may take a gateway for dead whose claim is older, and run its call themselves.
         self._claim_ms_max = int(limits.owner_lease_s * 500)
@@ -295,59 +364,15 @@ class HttpClient:
         self._in_flight: dict[str, int] = {}
         self._is_closed = False
 
-    async def send(
-        self,
-        request: UpstreamRequest,
-        *,
-        before_send: Callable[[], Awaitable[None]],
-        head_deadline_s: float,
-        progress: Progress | None = None,
-    ) -> UpstreamResponse:
-        """Dials, awaits `before_send` once, sends once, and returns when the response head is here.
-
-        `before_send` runs after a connection is held and before the first byte leaves; what it raises reaches the
-        caller unchanged and nothing is sent. The head deadline counts from the moment of sending, and anew from
-        each piece of a streamed body. What the body's iterator raises reaches the caller unchanged too; the upstream then sees a cut request.
-
-        Raises Refusal (`overloaded`, a claim that has grown old, or a request that cannot be written), UpstreamUnreachable (nothing left,
-        though `before_send` may have run: see `progress.claimed`), UpstreamTimeout and UpstreamBadResponse (bytes
-        may have left). A cancelled call cuts its connection.
-        """
-        request.check_writable()
-        progress = progress or Progress()
-        origin = request.endpoint.origin
-        self._begin_call(origin)
-        connection: Connection | None = None
-        try:
-            self._check_origin(request.endpoint)
-            connection = await self._acquire(request)
-            claim_started_ms = self._ticks_ms()
-            await before_send()
-            progress.claimed = True
-            if not (self._is_usable(connection, request) and connection.has_no_unread_bytes()):
-                connection.cut()  # nothing was written to it: a new connection is as good as the first
-                connection = await self._dial(request.endpoint)
-            if (
-                self._ticks_ms() - claim_started_ms > self._claim_ms_max
-            ):  # the last look before the first byte
-                raise Refusal(CLAIM_TOO_OLD)
-            head = await self._deliver(request, connection, progress, head_deadline_s)
-        except BaseException as exc:
-            self._end_call(origin, connection, is_untouched=isinstance(exc, Exception) and not progress.sent)
-            raise
-        return UpstreamResponse(
-            head,
-            connection=connection,
-            progress=progress,
-            idle_s=self._limits.chunk_idle_s,
-            end_call=partial(self._end_call, origin),
-        )
+    def connect(self, request: UpstreamRequest) -> UpstreamExchange:
+        """The exchange of one request: its entry connects, its `send` sends."""
+        return UpstreamExchange(self, request)
 
     async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
         """GETs one small document under the same policy; no redirects.
 
         Raises EndpointNotAllowed for a URL that may not be dialled, UpstreamBadResponse beyond `bytes_max`, and
-        what `send` raises.
+        what an exchange raises.
         """
         base, mark, query = url.partition("?")
         endpoint = parse_endpoint(base, allow_private=self._allow_private)
@@ -381,7 +406,7 @@ class HttpClient:
         """Connects as a call would, sends nothing, and lets go. Raises UpstreamUnreachable."""
         if self._is_closed:
             raise UpstreamUnreachable
-        self._check_origin(endpoint)
+        self.check_origin(endpoint)
         (await self._dial(endpoint)).cut()
 
     async def close(self) -> None:
@@ -390,7 +415,7 @@ class HttpClient:
         await self._pool.close()
         self._guard.stop()
 
-    def _check_origin(self, endpoint: Endpoint) -> None:
+    def check_origin(self, endpoint: Endpoint) -> None:
         try:
             self._guard.check_origin(endpoint)
         except OSError as exc:
@@ -398,7 +423,8 @@ class HttpClient:
 
     # ---- A connection to send on.
 
-    async def _acquire(self, request: UpstreamRequest) -> Connection:
+    async def acquire(self, request: UpstreamRequest) -> Connection:
+        """A connection of the pool, or a new one. Raises UpstreamUnreachable."""
         connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
         return connection or await self._dial(request.endpoint)
 
@@ -413,6 +439,18 @@ class HttpClient:
             raise UpstreamUnreachable
         return connection
 
+    async def renew(self, connection: Connection, request: UpstreamRequest) -> Connection:
+        """The same connection; a new one where the upstream has closed it, or has said something, since it was acquired."""
+        if self._is_usable(connection, request) and connection.has_no_unread_bytes():
+            return connection
+        connection.cut()  # nothing was written to it: a new connection is as good as the first
+        return await self._dial(request.endpoint)
+
+    def check_age(self, connected_ms: int) -> None:
+        """The last look before the first byte. Raises Refusal for a call that was claimed too long ago."""
+        if self.ticks_ms() - connected_ms > self._claim_ms_max:
+            raise Refusal(CLAIM_TOO_OLD)
+
     def _is_usable(self, connection: Connection, request: UpstreamRequest) -> bool:
         """Still, after the claim, which may have taken long."""
         idle_s_max = self._idle_s_max(request) if connection.exchanges else inf
@@ -422,50 +460,22 @@ class HttpClient:
         is_idempotent = request.method.upper() in _IDEMPOTENT
         return POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s
 
-    # ---- Sending, once.
-
-    async def _deliver(
-        self, request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
-    ) -> ResponseHead:
-        """Whatever is raised here, bytes may have left; `progress` says so before the first one does."""
-        first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
-        assert not progress.sent, "one request is sent once"
-        progress.sent = True
-        progress.body_handed_over = not has_rest
-        is_taken = connection.begin(request.method, first_bytes)
-        if has_rest:
-            body = write_body(request, connection, progress=progress, head_deadline_s=head_deadline_s)
-            # Not in a task group: it belongs to the exchange, which outlives this function and ends it.
-            connection.upload(asyncio.get_running_loop().create_task(body))
-        else:
-            progress.body_wholly_sent = is_taken
-        try:
-            return await connection.read_head(head_deadline_s)
-        except UploadFailed as exc:
-            raise _translate_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
-        except TimeoutError as exc:
-            raise UpstreamTimeout from exc
-        except (ResponseMalformed, OSError) as exc:
-            raise UpstreamBadResponse from exc
-
     async def _read_whole(
         self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float
     ) -> FetchedDocument:
-        response = await self.send(request, before_send=_no_claim, head_deadline_s=deadline_s)
-        try:
-            body = bytearray()
-            while chunk := await response.read_chunk():
+        body = bytearray()
+        async with self.connect(request) as exchange:
+            await exchange.send(head_deadline_s=deadline_s)
+            while chunk := await exchange.read_chunk():
                 body += chunk
                 if len(body) > bytes_max:
                     raise UpstreamBadResponse(f"The document is larger than {bytes_max} bytes.")
-        finally:
-            response.close()
-        content_types = [value for name, value in response.headers if name.lower() == b"content-type"]
+        content_types = [value for name, value in exchange.headers if name.lower() == b"content-type"]
         content_type = content_types[0].decode("latin-1") if content_types else ""
-        return FetchedDocument(status=response.status, content_type=content_type, body=bytes(body))
+        return FetchedDocument(status=exchange.status, content_type=content_type, body=bytes(body))
 
-    def _begin_call(self, origin: str) -> None:
-        """One more call to this origin; whoever enters leaves once."""
+    def begin_call(self, origin: str) -> None:
+        """Counts one more call to this origin; `end_call` follows once. Raises Refusal at the maximum."""
         if self._is_closed:
             raise UpstreamUnreachable
         count = self._in_flight.get(origin, 0)
@@ -479,7 +489,8 @@ class HttpClient:
             )
         self._in_flight[origin] = count + 1
 
-    def _end_call(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+    def end_call(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+        """Returns the connection to the pool, or cuts it. `is_untouched`: nothing was written to it."""
         count = self._in_flight[origin] - 1
         if count:
             self._in_flight[origin] = count
@@ -497,7 +508,3 @@ def _translate_upload_failure(reason: Exception) -> Exception:
             )
         )
     return reason
-
-
-async def _no_claim() -> None:
-    """A fetch of our own costs nobody anything."""

@@ -18,8 +18,7 @@ from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
 from tollway.registry.listing import SETTLEMENT_MARGIN_S, ChargeOn, Terms, payable_assets
 
-AMOUNTS_KEPT = 10_000
-"""Amounts and requirements that are remembered, of each."""
+REQUIREMENTS_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +37,15 @@ class Payee:
     since_s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmountDue:
-    """What a call costs in one asset. `charge_on` is the rule of the version whose price is charged."""
-
-    asset: Asset
-    price: Price
-    units: int
-    charge_on: ChargeOn
-
-
-def find_amount_due(
+def find_lowest_price(
     operation_prices: Sequence[OperationPrice],
     asset: Asset,
     *,
     now_ms: int,
     limits: Limits,
     first_block_s: int | None,
-) -> AmountDue | None:
-    """The lowest paid price in `asset`'s currency in force within the last ten minutes.
+) -> OperationPrice | None:
+    """The lowest paid price in `asset`'s currency in force within the last ten minutes, with the version that asks it.
 
     `first_block_s`: the block time of a payment that has bought nothing yet; its first call costs the lowest price
     since ten minutes before that block. None when no version in that time asked for this currency.
@@ -72,14 +61,7 @@ def find_amount_due(
     ]
     if not counting:
         return None
-    cheapest = min(counting, key=lambda operation_price: operation_price.price.nano)
-    return _amount_due(asset, cheapest.price, cheapest.terms.charge_on)
-
-
-@lru_cache(maxsize=AMOUNTS_KEPT)
-def _amount_due(asset: Asset, price: Price, charge_on: ChargeOn) -> AmountDue:
-    """Remembered: a listing asks for the same few amounts in every call."""
-    return AmountDue(asset=asset, price=price, units=price.units_in(asset), charge_on=charge_on)
+    return min(counting, key=lambda operation_price: operation_price.price.nano)
 
 
 def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:
@@ -203,7 +185,7 @@ def _requirements_of(
     ]
 
 
-@lru_cache(maxsize=AMOUNTS_KEPT)
+@lru_cache(maxsize=REQUIREMENTS_KEPT)
 def _requirement(
     asset: Asset, price: Price, pay_to: Address, charge_on: ChargeOn, max_timeout_s: int
 ) -> PaymentRequirement:

@@ -16,6 +16,15 @@ _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
 
 PROOFS_KEPT = 8_192
+CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
+
+BOUND_REQUIRED = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="This payment or API counts only with a signature bound to the request: X-Signature-Params is missing.",
+    reason="bound_signature_required",
+    errors=(FieldError(code="missing", detail="is required here", parameter="X-Signature-Params"),),
+    payment_state="released",
+)
 
 TX_HEADER = b"x-payment-tx"
 SIGNATURE_HEADER = b"x-signature"
@@ -140,6 +149,26 @@ def format_binding(binding: Binding) -> str:
     """The header text that `parse_binding` reads."""
     text = f"v=1;validUntil={binding.valid_until};nonce=0x{binding.nonce.hex()}"
     return text if binding.body_hash is None else f"{text};bodyHash=0x{binding.body_hash.hex()}"
+
+
+def check_form(proof: Proof, *, is_bound_required: bool, now_s: int, validity_s_max: int) -> Problem | None:
+    """Refuses the plain form where a bound one is required, and a bound one outside its time: `validity_s_max` ahead at most."""
+    if proof.binding is None:
+        return BOUND_REQUIRED if is_bound_required else None
+    if proof.binding.valid_until < now_s:
+        return Problem(
+            code=Code.SIGNATURE_EXPIRED,
+            detail="validUntil of X-Signature-Params has passed; sign the same call again.",
+            payment_state="none",
+        )
+    if proof.binding.valid_until > now_s + validity_s_max + CLOCK_SLACK_S:
+        return Problem(
+            code=Code.SIGNATURE_EXPIRED,
+            detail=f"validUntil lies more than {validity_s_max} seconds ahead.",
+            reason="valid_until_too_far",
+            payment_state="none",
+        )
+    return None
 
 
 def _malformed(header: bytes, code: str, detail: str) -> Problem:

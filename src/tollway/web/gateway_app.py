@@ -21,15 +21,14 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from tollway.errors import Code, Problem, TollwayError, UpstreamBadResponse, UpstreamTimeout
+from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.headers import is_chunked_alone, proxy_status
 from tollway.gateway.messages import (
-    BodyRefused,
     ClientGone,
     Disconnected,
-    IncomingCall,
     Outcome,
     ProblemResponse,
+    ProxyRequest,
     ProxyResponse,
     ResponseBody,
 )
@@ -384,7 +383,7 @@ class GatewayApp:
         call = self._read_call(scope, body, request_id, client_address)
         outcome: Outcome = (
             await self._run_pipeline(call)
-            if isinstance(call, IncomingCall)
+            if isinstance(call, ProxyRequest)
             else ProblemResponse(problem=call)
         )
         self._count_outcome(_name_outcome(outcome))
@@ -402,7 +401,7 @@ class GatewayApp:
 
     def _read_call(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
-    ) -> IncomingCall | Problem:
+    ) -> ProxyRequest | Problem:
         problem = check_request_line(scope, limits=self._limits)
         if problem is not None:
             return problem
@@ -411,7 +410,7 @@ class GatewayApp:
             return target
         if target is None:
             return _NO_ROUTE
-        return IncomingCall(
+        return ProxyRequest(
             method=scope["method"],
             listing_id=ListingId(target.api_id),
             target=target,
@@ -422,18 +421,16 @@ class GatewayApp:
             received_ms=self._now_ms(),
         )
 
-    async def _run_pipeline(self, call: IncomingCall) -> Outcome:
+    async def _run_pipeline(self, call: ProxyRequest) -> Outcome:
         try:
             return await self._gateway.handle(call)
-        except TollwayError as exc:
-            return ProblemResponse(problem=exc.problem)
         except Exception:  # noqa: BLE001 - the outermost handler: logged once, answered with a problem
             _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
             return ProblemResponse(problem=_INTERNAL_ERROR)
 
-    def _render_quote(self, refusal: ProblemResponse, call: IncomingCall | Problem) -> RenderedQuote | None:
+    def _render_quote(self, refusal: ProblemResponse, call: ProxyRequest | Problem) -> RenderedQuote | None:
         """Of a 402, in all its dialects."""
-        if refusal.quote is None or not isinstance(call, IncomingCall):
+        if refusal.quote is None or not isinstance(call, ProxyRequest):
             return None
         return self._payment_required.render(refusal.quote, call, refusal.problem)
 
@@ -454,7 +451,7 @@ class GatewayApp:
             await send(head)
             await stream.pump(answer.first, body.wait_disconnect if body.is_finished else None)
         finally:
-            answer.rest.end(stream.delivery, stream.sent)
+            await answer.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
@@ -571,7 +568,7 @@ class IncomingBody:
         if self._reservation is None:
             self._reservation = self._budget.open(self._client_address)
         if problem := self._reservation.reserve(size):
-            raise BodyRefused(problem)
+            raise Refusal(problem)
 
     def close(self) -> None:
         """Nothing of it is held any more."""
@@ -593,7 +590,7 @@ class IncomingBody:
             while await self.read_chunk():
                 if self.bytes_read > most:
                     return False
-        except (ClientGone, BodyRefused):
+        except (ClientGone, Refusal):
             return False
         return True
 
@@ -625,7 +622,7 @@ class IncomingBody:
                 message = await self._receive()
         except TimeoutError as exc:
             self.is_broken = True
-            raise BodyRefused(_TOO_SLOW) from exc
+            raise Refusal(_TOO_SLOW) from exc
         finally:
             self._waited_s += time.monotonic() - started
         self._is_reading = False  # not after a read that was cut off: what it would have brought is nobody's

@@ -13,7 +13,7 @@ from tollway.chain.networks import ChainRules
 from tollway.discovery.bazaar import BAZAAR, describe_call, find_path
 from tollway.errors import Problem
 from tollway.gateway.authorization_payment import build_challenge_route
-from tollway.gateway.messages import Headers, IncomingCall, Quote
+from tollway.gateway.messages import Headers, ProxyRequest, Quote
 from tollway.identity.signatures import ReceiptSigner
 from tollway.ids import ChainId
 from tollway.money import Asset
@@ -92,7 +92,7 @@ class PaymentRequiredRenderer:
         self._templates: RevisionCache[_QuoteTemplate] = RevisionCache(TEMPLATES_CACHED_MAX)
         self._required: dict[tuple[_QuoteTemplate, str, str], _SignedHeader] = {}
 
-    def render(self, quote: Quote, call: IncomingCall, problem: Problem) -> RenderedQuote:
+    def render(self, quote: Quote, call: ProxyRequest, problem: Problem) -> RenderedQuote:
         """`payment` and the members of x402 v1; `PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and where a reader that
         knows none of them finds all that it needs."""
         requirements = quote.requirements
@@ -123,7 +123,7 @@ class PaymentRequiredRenderer:
     # ---- Made once for each state of a listing.
 
     def _find_template(
-        self, quote: Quote, requirements: tuple[PaymentRequirement, ...], call: IncomingCall
+        self, quote: Quote, requirements: tuple[PaymentRequirement, ...], call: ProxyRequest
     ) -> _QuoteTemplate:
         listing = quote.entry.listing
         path = "" if listing.openapi is None else find_path(listing.openapi, call.target.rest)
@@ -217,7 +217,7 @@ class PaymentRequiredRenderer:
         return header
 
     def _challenge(
-        self, challenger: Challenger, requirement: PaymentRequirement, call: IncomingCall
+        self, challenger: Challenger, requirement: PaymentRequirement, call: ProxyRequest
     ) -> bytes:
         """MPP's, of the first requirement alone: its clients take the first of several without looking further. The salt
         makes it one of its kind."""

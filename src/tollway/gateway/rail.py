@@ -1,0 +1,346 @@
+"""A rail: one way to pay a call. What the pipeline knows of it, and what all rails share.
+
+A rail reads its proof from a request, and opens a `CallPayment` for the call. The pipeline drives that through its steps:
+
+    check -> (read the body) -> verify -> (connect) -> claim -> (send, head) -> capture -> (stream) -> finish
+
+A rail for transactions captures with `Ledger.close`; one for authorisations settles; a free call is on the rail `FreeRail`,
+which takes nothing and writes a row too. The claim is built here, once, and so is the reason why the ledger did not grant one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, assert_never
+
+from tollway.errors import Problem, Refusal
+from tollway.gateway.access import AccessControl, ActiveCall
+from tollway.gateway.body import EMPTY_BODY, ForwardBody
+from tollway.gateway.idempotency import KeyReader, Repeat
+from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
+from tollway.gateway.problems import (
+    HELD,
+    NOT_COVERED,
+    OTHER_CURRENCY,
+    REORGED,
+    UNFINAL_LIMIT,
+    already_used,
+    authorization_used,
+    check_rails,
+    find_key,
+    in_debt_to,
+    insufficient,
+    nonce_used,
+)
+from tollway.gateway.routing import Route
+from tollway.ids import Address, CallId, TxHash, format_id
+from tollway.ledger.ledger import (
+    AuthorizationTaken,
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Exhausted,
+    Fenced,
+    Finish,
+    InDebt,
+    Ledger,
+    NonceUsed,
+    NotCovered,
+    NotFirst,
+    PlainEnded,
+    StoredResponse,
+    UnfinalLimit,
+    Unspendable,
+)
+from tollway.ledger.records import Authorization, Cover, KeyTaken, Payment, RepeatsOpenCall
+from tollway.money import Asset, Price
+from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
+from tollway.payments.settlement import Undecided
+from tollway.registry.listing import CatalogEntry, ChargeOn
+
+PATH_LENGTH_MAX = 2_048
+CALL_IDS_MAX = 10
+
+CollectResponse = Callable[[], Awaitable[StoredResponse | None]]
+"""Reads the response of the upstream to its end; None where it is too large, takes too long, or breaks off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFailed:
+    """The payment surely moved no money, so the response is dropped. `headers`: what the dialect of the payment says of it."""
+
+    problem: Problem
+    headers: Headers
+
+
+CaptureOutcome = Closed | CaptureFailed | Undecided | Fenced
+"""`Closed`: the ledger holds the end that the head decided, charged or released. `Undecided`, `Fenced`: the ledger cannot say yet."""
+
+
+class PaymentRail(KeyReader, Protocol):
+    """One per process; safe to use from many tasks at once."""
+
+    is_settled_here: bool
+    """Its money moves at this gateway's expense."""
+
+    def read(self, request: ProxyRequest) -> object | None:
+        """The proof that a request shows on this rail, as the rail parses it; a Problem where it is malformed; None where it shows
+        none. Pure."""
+        ...
+
+    def open(
+        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
+    ) -> "CallPayment":
+        """The payment of one call. `repeat`: what the ledger holds of the same request. Nothing is checked yet."""
+        ...
+
+
+Shown = tuple[PaymentRail, object]
+"""A rail, and the proof that it has read."""
+
+
+def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> Shown | Problem | None:
+    """What the request shows, at most one proof; a Problem where it cannot be read. Whether it counts is not known yet."""
+    has_transaction = any(request.find_header(name) is not None for name in _TRANSACTION_HEADERS)
+    for rail in rails:
+        proof = rail.read(request)
+        if proof is None:
+            continue
+        if isinstance(proof, Problem) and has_transaction:
+            return proof
+        problem = check_rails(request, has_transaction=has_transaction)
+        if problem is not None:
+            return problem
+        return proof if isinstance(proof, Problem) else (rail, proof)
+    return None
+
+
+_TRANSACTION_HEADERS = (TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER)
+
+
+class CallPayment(ABC):
+    """How one call is paid: it learns more at each step, from the proof to the captured price.
+
+    From `verify` on: `payer`, `asset` (None: a free call), `price`, `units` in the ledger, `currency`, `charge_on`. From
+    `claim` on: `call_id` and `claimed`. `transaction`: where the money has moved. `key`: the request's idempotency key.
+    """
+
+    __slots__ = (
+        "active",
+        "asset",
+        "body",
+        "call_id",
+        "charge_on",
+        "claimed",
+        "currency",
+        "key",
+        "payer",
+        "price",
+        "repeat",
+        "request",
+        "route",
+        "transaction",
+        "units",
+    )
+
+    def __init__(
+        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
+    ) -> None:
+        self.request = request
+        self.route = route
+        self.repeat = repeat
+        self.active = active
+        self.key = find_key(request, proof)
+        self.body: ForwardBody = EMPTY_BODY
+        self.payer: Address | None = None
+        self.asset: Asset | None = None
+        self.price: Price = route.operation_prices[0].price
+        self.currency: str = route.operation_prices[0].terms.currency
+        self.charge_on: ChargeOn = route.operation_prices[0].terms.charge_on
+        self.units = 0
+        self.transaction: TxHash | None = None
+        self.call_id: CallId | None = None
+        self.claimed: Claimed | None = None
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Refuses what the body does not decide, before the body is read. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+
+    @abstractmethod
+    async def verify(self) -> ProxyResponse | None:
+        """Facts, rules, price and access, once the body is here: everything up to the claim, and nothing is taken. A response: the
+        one that was stored for this very request. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+
+    @abstractmethod
+    async def claim(self) -> ProxyResponse | None:
+        """Takes the price durably, or runs a call again under the claim that it has; a connection is held meanwhile. A response:
+        another request was faster, and its response is stored. Raises Refusal: nothing was taken."""
+
+    @abstractmethod
+    async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
+        """Writes the end that the head of the response has decided (`close`). Raises StorageUnavailable."""
+
+    @abstractmethod
+    async def finish(self, finish: Finish) -> None:
+        """The body has ended. Raises nothing."""
+
+    def write_receipt(self) -> tuple[bytes, bytes] | None:
+        """The header that says of a charged call how it was paid; None where nothing was paid."""
+        return None
+
+    def drop_content(self) -> None:
+        """The request is sent: its bytes are not kept while the response streams."""
+        self.repeat = None
+        if self.body.content is not None:
+            self.body = replace(self.body, content=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimClock:
+    """What a claim takes from its surroundings. `entropy`: so many random bytes."""
+
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+
+
+def build_claim(
+    call: CallPayment,
+    clock: ClaimClock,
+    *,
+    digest: bytes | None,
+    payment: Payment | None = None,
+    nonce: bytes | None = None,
+    is_plain: bool = False,
+    is_first_price: bool = False,
+    authorization: Authorization | None = None,
+    cover: Cover | None = None,
+    client_network: bytes | None = None,
+) -> Claim:
+    """The claim of a verified call on any rail. `digest` None: no other request is the same as this one."""
+    request, listing, asset = call.request, call.route.entry.listing, call.asset
+    pay_to = None if payment is None else payment.payee
+    return Claim(
+        call_id=CallId(format_id("call", now_ms=clock.now_ms(), entropy=clock.entropy(10))),
+        listing_id=listing.id,
+        listing_name=listing.name,
+        provider=listing.provider,
+        payer=call.payer,
+        method=request.method,
+        path=request.target.rest[:PATH_LENGTH_MAX],
+        digest=digest or clock.entropy(32),
+        price=call.price.text,
+        price_units=call.units,
+        currency=call.currency,
+        payment_id=None if payment is None else payment.id,
+        chain_id=None if asset is None else asset.chain_id,
+        asset=None if asset is None else asset.key,
+        decimals=0 if asset is None else asset.decimals,
+        tx_hash=None if payment is None else payment.tx_hash,
+        pay_to=pay_to if authorization is None else authorization.payee,
+        nonce=nonce,
+        ends_plain=nonce is not None,
+        is_plain=is_plain,
+        is_first_price=is_first_price,
+        idempotency_key=call.key,
+        request_id=request.request_id,
+        created_ms=request.received_ms,
+        authorization=authorization,
+        cover=cover,
+        client_network=client_network,
+    )
+
+
+async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None, ledger: Ledger) -> Problem:
+    """Why the ledger did not grant a claim, on any rail. Raises StorageUnavailable."""
+    authorization = claim.authorization
+    match outcome:
+        case Exhausted(remaining_units=rest, held_units=0) if rest > 0 and asset is not None:
+            return insufficient(claim, asset, remaining_units=rest)
+        case Exhausted(held_units=held) if claim.payment_id is not None:
+            calls = await ledger.spending_calls(claim.payment_id, limit=CALL_IDS_MAX)
+            return already_used(calls, is_unsettled=held > 0)
+        case NonceUsed(call_id=call_id, state=state):
+            return nonce_used(call_id, state)
+        case PlainEnded():
+            return BOUND_REQUIRED
+        case Unspendable(is_held=is_held):
+            return HELD if is_held else REORGED
+        case InDebt(units=units) if asset is not None:
+            return in_debt_to(claim.pay_to, asset, units)
+        case UnfinalLimit():
+            return UNFINAL_LIMIT if authorization is None else replace(UNFINAL_LIMIT, payment_state="none")
+        case NotFirst():
+            return OTHER_CURRENCY
+        case AuthorizationTaken(call_id=call_id, state=state):
+            return authorization_used(call_id, state)
+        case NotCovered():
+            return NOT_COVERED
+        case Exhausted() | InDebt() | Claimed() | KeyTaken() | RepeatsOpenCall():
+            raise AssertionError("a claim without a price, a grant, and a repeat are decided by the rail")
+        case _:
+            assert_never(outcome)
+
+
+def require(response: ProxyResponse | Problem) -> ProxyResponse:
+    """A stored response. Raises Refusal where the record has a problem instead."""
+    if isinstance(response, Problem):
+        raise Refusal(response)
+    return response
+
+
+class FreeRail:
+    """Calls that cost nothing: recorded, and limited by client address. No proof is read, and no key is opened, here."""
+
+    is_settled_here = False
+
+    def __init__(self, *, ledger: Ledger, access: AccessControl, clock: ClaimClock) -> None:
+        self.ledger = ledger
+        self.access = access
+        self.clock = clock
+
+    def read(self, request: ProxyRequest) -> None:
+        return None
+
+    async def find_key_wallets(
+        self, request: ProxyRequest, entry: CatalogEntry, proof: object, body: ForwardBody | None
+    ) -> tuple[Address, ...]:
+        return ()
+
+    def open(
+        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
+    ) -> CallPayment:
+        return FreeCall(self, request, route, repeat, active)
+
+
+class FreeCall(CallPayment):
+    """Takes nothing, and writes a row all the same."""
+
+    __slots__ = ("_rail",)
+
+    def __init__(
+        self, rail: FreeRail, request: ProxyRequest, route: Route, repeat: Repeat | None, active: ActiveCall
+    ) -> None:
+        super().__init__(request, route, None, repeat, active)
+        self._rail = rail
+
+    async def check(self) -> None:
+        problem = await self._rail.access.check_free(self.request, self.route.listing)
+        if problem is not None:
+            raise Refusal(problem)
+
+    async def verify(self) -> None:
+        return None
+
+    async def claim(self) -> None:
+        claim = build_claim(self, self._rail.clock, digest=None)
+        outcome = await self._rail.ledger.claim(claim)
+        assert isinstance(outcome, Claimed)  # it takes nothing that could run out
+        self.call_id, self.claimed = claim.call_id, outcome
+
+    async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
+        return await self._rail.ledger.close(close)
+
+    async def finish(self, finish: Finish) -> None:
+        self._rail.ledger.finish(finish)
