@@ -1,15 +1,16 @@
 """Request bodies on their way through: whole, streamed, and streamed under a promised digest."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import replace
 
 import pytest
 
 from tests.kit.gateway import open_gateway
 from tests.kit.payer import Payer, has_terms
+from tests.kit.proxy_requests import GivenBody
 from tests.kit.upstream import until
-from tollway.errors import Code, Problem
+from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.body import (
     EMPTY_BODY,
     EMPTY_BODY_HASH,
@@ -20,7 +21,7 @@ from tollway.gateway.body import (
     load_hashed,
     load_plain,
 )
-from tollway.gateway.messages import BodyRefused, ClientGone
+from tollway.gateway.messages import ClientGone
 from tollway.ids import keccak256
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
@@ -29,86 +30,60 @@ PRICE = 10_000
 LIMITS = replace(DEFAULT_LIMITS, buffer_bytes=4, bound_body_bytes_max=8, upload_bytes_max=12)
 
 
-class Body:
-    """A body in given chunks; `is_gone`: the caller leaves after them."""
-
-    def __init__(self, *chunks: bytes, length: int | None = -1, is_gone: bool = False) -> None:
-        self.chunks = list(chunks)
-        self.length = sum(map(len, chunks)) if length == -1 else length
-        self.is_present = self.length != 0
-        self.bytes_read = 0
-        self.held = 0
-        self.is_broken = False
-        self.is_gone = is_gone
-
-    def reserve(self, size: int) -> None:
-        self.held += size
-
-    async def read_chunk(self) -> bytes:
-        if self.chunks:
-            chunk = self.chunks.pop(0)
-            self.bytes_read += len(chunk)
-            return chunk
-        if self.is_gone:
-            self.is_broken = True
-            raise ClientGone
-        return b""
-
-
-async def drain(body: ForwardBody | Problem) -> list[bytes]:
-    assert isinstance(body, ForwardBody)
+async def drain(body: ForwardBody) -> list[bytes]:
     assert isinstance(body.content, AsyncIterator)
     return [chunk async for chunk in body.content]
 
 
-async def break_off(body: ForwardBody | Problem) -> tuple[list[bytes], Problem]:
+async def break_off(body: ForwardBody) -> tuple[list[bytes], Problem]:
     """What came through until the body was refused, and why it was."""
-    assert isinstance(body, ForwardBody)
     assert isinstance(body.content, AsyncIterator)
     seen: list[bytes] = []
     try:
         async for chunk in body.content:
             seen.append(chunk)
-    except BodyRefused as refused:
+    except Refusal as refused:
         return seen, refused.problem
     raise AssertionError("the body was not refused")
 
 
-def problem_of(body: ForwardBody | Problem) -> Problem:
-    assert isinstance(body, Problem)
-    return body
+async def refuse(loading: Awaitable[ForwardBody]) -> Problem:
+    """Why the body was refused before any of it could be sent."""
+    with pytest.raises(Refusal) as refused:
+        await loading
+    return refused.value.problem
 
 
 @pytest.mark.parametrize(("length", "is_refused"), [(0, False), (12, False), (13, True), (None, False)])
 def test_a_declared_length_over_the_limit_is_refused_unread(length: int | None, is_refused: bool) -> None:
-    body = Body(length=length)
+    body = GivenBody(length=length)
     problem = check_size(body, LIMITS)
     assert (problem is not None and problem.code is Code.PAYLOAD_TOO_LARGE) == is_refused
     assert body.bytes_read == 0
 
 
 async def test_no_body_is_no_cargo_in_every_form() -> None:
-    assert await load_plain(Body(), limits=LIMITS) is EMPTY_BODY
-    assert await load_declared(Body(), None, limits=LIMITS) is EMPTY_BODY
-    assert await load_declared(Body(), EMPTY_BODY_HASH, limits=LIMITS) is EMPTY_BODY
+    assert await load_plain(GivenBody(), limits=LIMITS) is EMPTY_BODY
+    assert await load_declared(GivenBody(), None, limits=LIMITS) is EMPTY_BODY
+    assert await load_declared(GivenBody(), EMPTY_BODY_HASH, limits=LIMITS) is EMPTY_BODY
 
 
 @pytest.mark.parametrize("chunks", [[b"abcd"], [b"ab", b"cd"]])
 async def test_a_small_body_is_read_ahead_and_known(chunks: Iterable[bytes]) -> None:
-    body = await load_plain(Body(*chunks), limits=LIMITS)
+    body = await load_plain(GivenBody(*chunks), limits=LIMITS)
     assert (body.content, body.length, body.body_hash) == (b"abcd", 4, keccak256(b"abcd"))
 
 
 @pytest.mark.parametrize("length", [-1, None])
 async def test_a_large_or_endless_body_is_streamed_chunk_by_chunk(length: int | None) -> None:
-    body = await load_plain(Body(b"abc", b"def", length=length), limits=LIMITS)
+    body = await load_plain(GivenBody(b"abc", b"def", length=length), limits=LIMITS)
     assert body.body_hash is None
     assert body.length == (None if length is None else 6)
     assert await drain(body) == [b"abc", b"def"]
 
 
 async def test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much() -> None:
-    body = await load_plain(Body(b"x" * 6, b"x" * 6, b"y", length=None), limits=LIMITS)
+    body = await load_plain(GivenBody(b"x" * 6, b"x" * 6, b"y", length=None), limits=LIMITS)
     seen, problem = await break_off(body)
     assert problem.code is Code.PAYLOAD_TOO_LARGE
     assert b"".join(seen) == b"x" * 12
@@ -116,19 +91,18 @@ async def test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_mu
 
 async def test_a_caller_gone_in_the_middle_raises() -> None:
     with pytest.raises(ClientGone):
-        await load_plain(Body(b"ab", length=4, is_gone=True), limits=LIMITS)
+        await load_plain(GivenBody(b"ab", length=4, is_gone=True), limits=LIMITS)
     with pytest.raises(ClientGone):
-        await drain(await load_plain(Body(b"ab", length=None, is_gone=True), limits=LIMITS))
+        await drain(await load_plain(GivenBody(b"ab", length=None, is_gone=True), limits=LIMITS))
 
 
 async def test_a_bound_body_without_a_promise_is_read_to_its_hash() -> None:
-    body = await load_declared(Body(b"abcd", b"efgh"), None, limits=LIMITS)
-    assert isinstance(body, ForwardBody)
+    body = await load_declared(GivenBody(b"abcd", b"efgh"), None, limits=LIMITS)
     assert (body.content, body.body_hash) == (b"abcdefgh", keccak256(b"abcdefgh"))
 
 
 async def test_a_bound_body_without_a_promise_has_a_limit_that_names_the_parameter() -> None:
-    problem = problem_of(await load_declared(Body(b"abcd", b"efgh", b"i", length=None), None, limits=LIMITS))
+    problem = await refuse(load_declared(GivenBody(b"abcd", b"efgh", b"i", length=None), None, limits=LIMITS))
     assert problem.code is Code.PAYLOAD_TOO_LARGE
     assert [error.parameter for error in problem.errors] == ["X-Signature-Params"]
 
@@ -136,22 +110,21 @@ async def test_a_bound_body_without_a_promise_has_a_limit_that_names_the_paramet
 @pytest.mark.parametrize("chunks", [(b"ab",), (b"abc", b"def"), (b"a", b"b", b"c", b"d", b"e", b"f")])
 async def test_a_body_that_keeps_its_promise_goes_whole(chunks: tuple[bytes, ...]) -> None:
     whole = b"".join(chunks)
-    body = await load_declared(Body(*chunks), keccak256(whole), limits=LIMITS)
-    assert isinstance(body, ForwardBody)
+    body = await load_declared(GivenBody(*chunks), keccak256(whole), limits=LIMITS)
     assert body.body_hash == keccak256(whole)
     assert (body.content if isinstance(body.content, bytes) else b"".join(await drain(body))) == whole
 
 
 async def test_a_small_body_that_breaks_its_promise_is_refused_at_once() -> None:
-    problem = problem_of(await load_declared(Body(b"ab"), keccak256(b"cd"), limits=LIMITS))
+    problem = await refuse(load_declared(GivenBody(b"ab"), keccak256(b"cd"), limits=LIMITS))
     assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "body_hash_mismatch")
-    missing = problem_of(await load_declared(Body(), keccak256(b"cd"), limits=LIMITS))
+    missing = await refuse(load_declared(GivenBody(), keccak256(b"cd"), limits=LIMITS))
     assert missing.reason == "body_hash_mismatch"
 
 
 @pytest.mark.parametrize("chunks", [(b"abcdef",), (b"abc", b"def"), ()])
 async def test_the_last_chunk_of_a_broken_promise_is_withheld(chunks: tuple[bytes, ...]) -> None:
-    body = await load_declared(Body(*chunks, length=None), keccak256(b"other"), limits=LIMITS)
+    body = await load_declared(GivenBody(*chunks, length=None), keccak256(b"other"), limits=LIMITS)
     seen, problem = await break_off(body)
     assert problem.reason == "body_hash_mismatch"
     assert seen == list(chunks[:-1])
@@ -169,28 +142,26 @@ async def test_the_last_chunk_of_a_broken_promise_is_withheld(chunks: tuple[byte
 async def test_a_body_to_compare_is_hashed_to_its_end_and_kept_while_it_is_small(
     chunks: list[bytes], content: bytes | None
 ) -> None:
-    body = await load_compared(Body(*chunks), limits=LIMITS)
+    body = await load_compared(GivenBody(*chunks), limits=LIMITS)
     assert body.content == content
     assert body.body_hash == body.final_hash == keccak256(b"".join(chunks))
     assert body.is_discarded == (content is None and bool(chunks))
 
 
 async def test_a_body_to_compare_has_the_limit_of_every_body() -> None:
-    with pytest.raises(BodyRefused):
-        await load_compared(Body(b"1234", b"56789", b"0123", length=None), limits=LIMITS)
+    with pytest.raises(Refusal):
+        await load_compared(GivenBody(b"1234", b"56789", b"0123", length=None), limits=LIMITS)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
 async def test_a_small_body_of_an_authorised_call_is_read_ahead(is_whole: bool) -> None:
-    body = await load_hashed(Body(b"1234"), is_whole=is_whole, limits=LIMITS)
-    assert isinstance(body, ForwardBody)
+    body = await load_hashed(GivenBody(b"1234"), is_whole=is_whole, limits=LIMITS)
     assert (body.content, body.body_hash) == (b"1234", keccak256(b"1234"))
-    assert await load_hashed(Body(), is_whole=is_whole, limits=LIMITS) == EMPTY_BODY
+    assert await load_hashed(GivenBody(), is_whole=is_whole, limits=LIMITS) == EMPTY_BODY
 
 
 async def test_a_large_body_of_an_authorised_call_is_hashed_on_its_way() -> None:
-    body = await load_hashed(Body(b"1234", b"56789"), is_whole=False, limits=LIMITS)
-    assert isinstance(body, ForwardBody)
+    body = await load_hashed(GivenBody(b"1234", b"56789"), is_whole=False, limits=LIMITS)
     assert (body.body_hash, body.final_hash) == (None, None)
     assert b"".join(await drain(body)) == b"123456789"
     assert (body.body_hash, body.final_hash) == (None, keccak256(b"123456789"))
@@ -199,7 +170,7 @@ async def test_a_large_body_of_an_authorised_call_is_hashed_on_its_way() -> None
 @pytest.mark.parametrize(("in_time", "seen"), [(0, b""), (1, b"1"), (2, b"1234"), (3, b"123456")])
 async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, seen: bytes) -> None:
     looks = iter([False] * in_time + [True])
-    body = Body(b"12", b"345", b"67", length=None)
+    body = GivenBody(b"12", b"345", b"67", length=None)
     body = await load_hashed(body, is_whole=False, limits=LIMITS, is_late=lambda: next(looks))
     told, problem = await break_off(body)
     assert (b"".join(told), problem.code, problem.reason) == (
@@ -207,23 +178,21 @@ async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, s
         Code.INVALID_REQUEST,
         "authorization_outlived",
     )
-    assert isinstance(body, ForwardBody)
     assert body.final_hash is None
 
 
 async def test_what_is_kept_whole_is_held_and_what_streams_is_not() -> None:
-    kept, promised, compared, streamed = (Body(b"abcd", b"efgh", length=None) for _ in range(4))
+    kept, promised, compared, streamed = (GivenBody(b"abcd", b"efgh", length=None) for _ in range(4))
     await load_declared(kept, None, limits=LIMITS)
     await load_declared(promised, keccak256(b"abcdefgh"), limits=LIMITS)
     await load_compared(compared, limits=LIMITS)
     await load_plain(streamed, limits=LIMITS)
-    assert [body.held for body in (kept, promised, compared, streamed)] == [8, 0, 8, 0]
+    assert [body.reserved for body in (kept, promised, compared, streamed)] == [8, 0, 8, 0]
 
 
 async def test_a_body_that_must_be_whole_has_a_limit() -> None:
-    assert problem_of(await load_hashed(Body(b"1234", b"56789"), is_whole=True, limits=LIMITS)).code is (
-        Code.PAYLOAD_TOO_LARGE
-    )
+    problem = await refuse(load_hashed(GivenBody(b"1234", b"56789"), is_whole=True, limits=LIMITS))
+    assert problem.code is Code.PAYLOAD_TOO_LARGE
 
 
 # ---------------------------------------------------------------------- at a whole gateway

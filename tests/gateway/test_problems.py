@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway import NOW_MS, USDC, gateway_listing
+from tests.kit.proxy_requests import sample_request
 from tollway.errors import (
     ChainUnavailable,
     Code,
@@ -17,8 +18,9 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from tollway.gateway.messages import BodyRefused, ClientGone, IncomingCall, Quote
+from tollway.gateway.messages import ClientGone, Quote
 from tollway.gateway.problems import (
+    add_quote,
     check_idempotency_key,
     check_listing,
     check_price_max,
@@ -26,30 +28,13 @@ from tollway.gateway.problems import (
     explain_failure,
     find_idempotency_key,
     name_proxy_error,
-    refuse_call,
 )
-from tollway.gateway.target import Target
-from tollway.ids import ListingId
 from tollway.money import Price
-from tollway.payments.pricing import AmountDue
-from tollway.registry.listing import CatalogEntry, ChargeOn
+from tollway.registry.listing import CatalogEntry
 
 LISTING = gateway_listing()
 SHELF = CatalogEntry(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))
 OFFER = Quote(entry=SHELF, price=LISTING.price, expires_ms=NOW_MS)
-
-
-def call(method: str = "GET", **headers: str) -> IncomingCall:
-    return IncomingCall(
-        method=method,
-        listing_id=ListingId("api_quotes"),
-        target=Target(api_id="api_quotes", rest="", query=""),
-        headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
-        body=None,  # type: ignore[arg-type]
-        client_address="203.0.113.5",
-        request_id="req_1",
-        received_ms=NOW_MS,
-    )
 
 
 def code_of(problem: Problem | None) -> Code | None:
@@ -69,11 +54,11 @@ def code_of(problem: Problem | None) -> Code | None:
 )
 def test_says_what_is_closed_in_the_order_of_the_contract(changes: Any, code: Code | None) -> None:
     entry = replace(SHELF, listing=replace(LISTING, **changes))
-    assert code_of(check_listing(entry, call())) is code
+    assert code_of(check_listing(entry, sample_request())) is code
 
 
 def test_no_listing_is_not_found() -> None:
-    assert code_of(check_listing(None, call())) is Code.API_NOT_FOUND
+    assert code_of(check_listing(None, sample_request())) is Code.API_NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -95,12 +80,12 @@ def test_no_listing_is_not_found() -> None:
     ],
 )
 def test_knows_which_methods_are_served(methods: tuple[str, ...], method: str, is_served: bool) -> None:
-    problem = check_listing(replace(SHELF, listing=replace(LISTING, methods=methods)), call(method))
+    problem = check_listing(replace(SHELF, listing=replace(LISTING, methods=methods)), sample_request(method))
     assert code_of(problem) is (None if is_served else Code.METHOD_NOT_ALLOWED)
 
 
 @pytest.mark.parametrize(
-    ("headers", "has_proof", "is_refused"),
+    ("headers", "has_transaction", "is_refused"),
     [
         ({}, True, False),
         ({"payment_signature": "x"}, False, False),
@@ -113,8 +98,8 @@ def test_knows_which_methods_are_served(methods: tuple[str, ...], method: str, i
         ({"authorization": "Payments abc"}, True, False),
     ],
 )
-def test_takes_one_kind_of_payment(headers: dict[str, str], has_proof: bool, is_refused: bool) -> None:
-    problem = check_rails(call(**headers), has_proof=has_proof)
+def test_takes_one_kind_of_payment(headers: dict[str, str], has_transaction: bool, is_refused: bool) -> None:
+    problem = check_rails(sample_request(**headers), has_transaction=has_transaction)
     assert (problem is not None and problem.reason == "more_than_one_rail") == is_refused
 
 
@@ -131,11 +116,11 @@ def test_takes_one_kind_of_payment(headers: dict[str, str], has_proof: bool, is_
     ],
 )
 def test_reads_an_idempotency_key(value: str, key: str, is_refused: bool) -> None:
-    asked = call(idempotency_key=value)
+    asked = sample_request(idempotency_key=value)
     assert find_idempotency_key(asked) == key
     assert (check_idempotency_key(asked) is not None) == is_refused
-    assert find_idempotency_key(call()) is None
-    assert check_idempotency_key(call()) is None
+    assert find_idempotency_key(sample_request()) is None
+    assert check_idempotency_key(sample_request()) is None
 
 
 @pytest.mark.parametrize(
@@ -158,8 +143,7 @@ def test_reads_an_idempotency_key(value: str, key: str, is_refused: bool) -> Non
 )
 def test_compares_with_the_most_that_is_allowed(text: str, code: Code | None) -> None:
     price = Price.parse("0.01")
-    due = AmountDue(asset=USDC, price=price, units=price.units_in(USDC), charge_on=ChargeOn.SUCCESS)
-    assert code_of(check_price_max(call(tollway_max_price=text), due.price, due.asset)) is code
+    assert code_of(check_price_max(sample_request(tollway_max_price=text), price, USDC)) is code
 
 
 MAY_ASK = {
@@ -175,7 +159,9 @@ MAY_ASK = {
 
 @pytest.mark.parametrize("code", list(Code))
 def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
-    refusal = refuse_call(Problem(code=code, detail=""), OFFER, call(authorization="Payment e30"))
+    refusal = add_quote(
+        Refusal(Problem(code=code, detail="")), OFFER, sample_request(authorization="Payment e30")
+    )
     assert (refusal.quote is OFFER) == (code in MAY_ASK)
 
 
@@ -190,7 +176,8 @@ def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> Non
     ],
 )
 def test_an_unreadable_payment_gets_terms_on_mpp_only(shown: dict[str, str], has_terms: bool) -> None:
-    refusal = refuse_call(Problem(code=Code.PAYMENT_MALFORMED, detail=""), OFFER, call(**shown))
+    unreadable = Refusal(Problem(code=Code.PAYMENT_MALFORMED, detail=""))
+    refusal = add_quote(unreadable, OFFER, sample_request(**shown))
     assert (refusal.quote is OFFER) == has_terms
 
 
@@ -211,12 +198,12 @@ def bad_response(cause: Exception | None) -> UpstreamBadResponse:
         (StorageUnavailable(), Code.STORAGE_UNAVAILABLE, "proxy_internal_error"),
         (ChainUnavailable(), Code.CHAIN_UNAVAILABLE, "proxy_internal_error"),
         (Refusal(Problem(code=Code.OVERLOADED, detail="")), Code.OVERLOADED, "connection_limit_reached"),
-        (BodyRefused(Problem(code=Code.PAYLOAD_TOO_LARGE, detail="")), Code.PAYLOAD_TOO_LARGE, "http_request_denied"),
+        (Refusal(Problem(code=Code.PAYLOAD_TOO_LARGE, detail="")), Code.PAYLOAD_TOO_LARGE, "http_request_denied"),
         (ClientGone(), Code.INVALID_REQUEST, "http_request_denied"),
     ],
 )  # fmt: skip
 def test_explains_a_call_without_an_answer(
-    exc: TollwayError | ClientGone | BodyRefused, code: Code, proxy_error: str
+    exc: TollwayError | ClientGone, code: Code, proxy_error: str
 ) -> None:
     problem = explain_failure(exc)
     assert (problem.code, name_proxy_error(problem)) == (code, proxy_error)

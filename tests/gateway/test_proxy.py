@@ -644,7 +644,7 @@ async def test_whoever_breaks_the_own_upload_off_earns_no_repeat(gateway: InProc
 
 
 class FencedLedger:
-    """Closes nothing: somebody else moved the call on."""
+    """Closes nothing: another gateway has moved the call on."""
 
     def __init__(self, ledger: Any, answer: Closed | Fenced | None) -> None:
         self._ledger = ledger
@@ -665,7 +665,7 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
     gateway: InProcessGateway, answer: Fenced | None
 ) -> None:
     await gateway.publish()
-    gateway.proxy._ledger = FencedLedger(gateway.ledger, answer)
+    gateway.transaction_rail.ledger = FencedLedger(gateway.ledger, answer)
     payment = await gateway.pay()
     told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (told.status, told.problem["code"]) == (503, "payment_outcome_unknown")
@@ -679,7 +679,7 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
 
 async def test_a_release_that_cannot_be_written_is_not_promised(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    gateway.proxy._ledger = FencedLedger(gateway.ledger, None)
+    gateway.transaction_rail.ledger = FencedLedger(gateway.ledger, None)
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
     payment = await gateway.pay()
@@ -707,13 +707,13 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
     await gateway.publish()
     gateway.upstream.answer = plain()
     payment = await gateway.pay()
-    claim = gateway.pipeline._claims.claim
+    claim = gateway.ledger.claim
 
-    async def claim_and_fail(*order: Any) -> Any:
-        await claim(*order)
+    async def claim_and_fail(*given: Any) -> Any:
+        await claim(*given)
         raise ZeroDivisionError
 
-    gateway.pipeline._claims.claim = claim_and_fail  # type: ignore[method-assign]
+    gateway.ledger.claim = claim_and_fail  # type: ignore[method-assign]
     with capture_logs() as logs:
         told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert [line["event"] for line in logs] == ["call_failed"]

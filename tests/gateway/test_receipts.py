@@ -7,11 +7,11 @@ from eth_account.messages import encode_typed_data
 from tests.kit.gateway import USDC
 from tests.kit.ledger_records import authorization_of
 from tests.kit.payer import KeyWallet, decode_header
-from tollway.gateway.messages import IncomingCall
+from tests.kit.proxy_requests import sample_request
+from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.receipts import ReceiptWriter, write_plain_receipt
-from tollway.gateway.target import Target
 from tollway.identity.signatures import ReceiptSigner
-from tollway.ids import ListingId, TxHash
+from tollway.ids import TxHash
 from tollway.ledger.records import Dialect
 from tollway.payments.offer_receipt import OFFER_RECEIPT
 
@@ -20,17 +20,8 @@ NOTARY = ReceiptSigner.derive(b"n" * 32)
 BUYER = KeyWallet.named("buyer").address
 
 
-def call() -> IncomingCall:
-    return IncomingCall(
-        method="GET",
-        listing_id=ListingId("api_quotes"),
-        target=Target(api_id="api_quotes", rest="/q%2f", query="x=1"),
-        headers=[],
-        body=None,  # type: ignore[arg-type]
-        client_address="203.0.113.5",
-        request_id="req_1",
-        received_ms=0,
-    )
+def request() -> ProxyRequest:
+    return sample_request(rest="/q%2f", query="x=1")
 
 
 def receipts(receipt_signer: ReceiptSigner | None) -> ReceiptWriter:
@@ -40,7 +31,7 @@ def receipts(receipt_signer: ReceiptSigner | None) -> ReceiptWriter:
 
 
 def test_the_notary_signs_for_the_url_the_payer_and_the_transaction() -> None:
-    name, value = receipts(NOTARY).write_receipt(TX, call=call(), authorization=authorization_of())
+    name, value = receipts(NOTARY).write_receipt(TX, request=request(), authorization=authorization_of())
     assert name == b"payment-response"
     told = decode_header(value)
     signed = told["extensions"][OFFER_RECEIPT]["info"]["receipt"]
@@ -71,13 +62,13 @@ def test_the_notary_signs_for_the_url_the_payer_and_the_transaction() -> None:
 )
 def test_other_dialects_know_no_signed_receipt(dialect: Dialect, header: bytes) -> None:
     authorization = authorization_of(dialect=dialect)
-    name, value = receipts(NOTARY).write_receipt(TX, call=call(), authorization=authorization)
+    name, value = receipts(NOTARY).write_receipt(TX, request=request(), authorization=authorization)
     assert name == header
     assert "extensions" not in decode_header(value)
 
 
 def test_without_a_notary_nothing_is_signed() -> None:
-    _, value = receipts(None).write_receipt(TX, call=call(), authorization=authorization_of())
+    _, value = receipts(None).write_receipt(TX, request=request(), authorization=authorization_of())
     assert "extensions" not in decode_header(value)
 
 

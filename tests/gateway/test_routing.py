@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, gateway_listing
+from tests.kit.gateway import gateway_listing
+from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem
-from tollway.gateway.messages import IncomingCall
+from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.routing import RequestSchemas, Route, Router
-from tollway.gateway.target import Target
-from tollway.ids import ListingId
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint
 from tollway.registry.listing import CatalogEntry, Operation, UpstreamAuth
@@ -23,21 +22,12 @@ LOST = UpstreamAuth(location="header", name="X-Key", value=None)
 HIDDEN = {"endpoint": "http://169.254.169.254/latest"}
 
 
-def call(rest: str = "/v1/cities/rome", query: str = "x=1", method: str = "GET") -> IncomingCall:
-    return IncomingCall(
-        method=method,
-        listing_id=ListingId("api_quotes"),
-        target=Target(api_id="api_quotes", rest=rest, query=query),
-        headers=[],
-        body=None,  # type: ignore[arg-type]
-        client_address="203.0.113.5",
-        request_id="req_1",
-        received_ms=NOW_MS,
-    )
+def request(rest: str = "/v1/cities/rome", method: str = "GET") -> ProxyRequest:
+    return sample_request(method, rest, "x=1")
 
 
 def find(
-    asked: IncomingCall,
+    asked: ProxyRequest,
     *,
     older: tuple[Operation, ...] | None = None,
     wait_s: int | None = None,
@@ -48,7 +38,7 @@ def find(
     if older is not None:
         versions.append(replace(versions[0], operations=older))
     router = Router(wait_s=lambda endpoint: wait_s, allow_private=False, schemas=RequestSchemas())
-    return router.find(CatalogEntry(listing=listing, versions=tuple(versions)), asked)
+    return router.match(CatalogEntry(listing=listing, versions=tuple(versions)), asked)
 
 
 def opened(found: Route | Problem) -> Route:
@@ -70,13 +60,13 @@ def opened(found: Route | Problem) -> Route:
     ],
 )
 def test_says_what_is_closed_in_the_order_of_the_contract(changes: dict[str, Any], code: Code) -> None:
-    problem = find(call(), **{"endpoint": "https://api.example.com/base", **changes})
+    problem = find(request(), **{"endpoint": "https://api.example.com/base", **changes})
     assert isinstance(problem, Problem)
     assert problem.code is code
 
 
 def test_an_open_one_leads_to_its_endpoint_byte_for_byte() -> None:
-    opening = opened(find(call("/a%2Fb//c"), endpoint="https://api.example.com/base/"))
+    opening = opened(find(request("/a%2Fb//c"), endpoint="https://api.example.com/base/"))
     assert opening.target == "/base/a%2Fb//c?x=1"
     assert isinstance(opening.endpoint, Endpoint)
     assert opening.endpoint.origin == "https://api.example.com"
@@ -96,7 +86,7 @@ def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
     operations: tuple[Operation, ...], older: tuple[Operation, ...] | None, prices: list[str]
 ) -> None:
     opening = opened(
-        find(call(), operations=operations, older=older, endpoint="https://api.example.com/base")
+        find(request(), operations=operations, older=older, endpoint="https://api.example.com/base")
     )
     assert [operation_price.price.text for operation_price in opening.operation_prices] == prices
     assert opening.is_free == (prices[0] == "0")
@@ -138,7 +128,7 @@ def test_a_version_that_would_have_refused_the_call_sets_no_price(
     router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
     entry = CatalogEntry(listing=listing, versions=(current, before))
     for _ in range(2):  # what a version described is worked out once
-        opening = opened(router.find(entry, call(method=method)))
+        opening = opened(router.match(entry, request(method=method)))
         assert [operation_price.terms for operation_price in opening.operation_prices] == [current, before][
             : 1 + is_sold
         ]
@@ -149,7 +139,7 @@ def test_a_paused_listing_sells_nothing_at_the_price_of_before() -> None:
     before = replace(listing, status="active").current_terms(since_ms=0)
     versions = (listing.current_terms(since_ms=1), replace(before, until_ms=1))
     router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
-    problem = router.find(CatalogEntry(listing=listing, versions=versions), call())
+    problem = router.match(CatalogEntry(listing=listing, versions=versions), request())
     assert isinstance(problem, Problem)
     assert problem.code is Code.API_PAUSED
 
@@ -191,7 +181,7 @@ def test_a_listing_that_refuses_other_paths_serves_what_is_documented_or_priced(
 ) -> None:
     priced = Operation(method="GET", path="/v1/priced/{id}", price=Price.parse("0.5"))
     found = find(
-        call(rest, method=method),
+        request(rest, method=method),
         other_paths="refuse",
         operations=(priced,),
         openapi=DOCUMENT,
@@ -205,7 +195,7 @@ def test_a_listing_that_refuses_other_paths_serves_what_is_documented_or_priced(
 
 def test_the_document_serves_no_method_that_the_listing_does_not_take() -> None:
     open_host = {"other_paths": "refuse", "openapi": DOCUMENT, "endpoint": "https://api.example.com"}
-    assert isinstance(find(call(), methods=("GET",), **open_host), Route)
-    problem = find(call(method="POST"), methods=("GET",), **open_host)
+    assert isinstance(find(request(), methods=("GET",), **open_host), Route)
+    problem = find(request(method="POST"), methods=("GET",), **open_host)
     assert isinstance(problem, Problem)
     assert problem.code is Code.METHOD_NOT_ALLOWED

@@ -12,9 +12,9 @@ from tollway.payments.pricing import (
     OperationPrice,
     Payee,
     does_credit_count,
-    find_amount_due,
     find_assets,
     find_chains,
+    find_lowest_price,
     find_payees,
 )
 from tollway.registry.listing import ChargeOn, Terms
@@ -68,7 +68,7 @@ def operation_prices(*versions: tuple[str, int, int | None], currency: str = "US
 
 def due(given: list[OperationPrice], *, block_s: int | None = None, asset: Asset = USDC) -> str | None:
     """`block_s`: seconds before now of a payment that has bought nothing yet."""
-    found = find_amount_due(
+    found = find_lowest_price(
         given,
         asset,
         now_ms=NOW_S * 1000,
@@ -141,7 +141,7 @@ def test_a_free_listing_has_no_due() -> None:
 
 
 def test_no_price_becomes_free_in_a_coarser_asset() -> None:
-    found = find_amount_due(
+    found = find_lowest_price(
         operation_prices(("0.001", 60, None)),
         COARSE,
         now_ms=NOW_S * 1000,
@@ -149,15 +149,17 @@ def test_no_price_becomes_free_in_a_coarser_asset() -> None:
         first_block_s=None,
     )
     assert found is not None
-    assert found.units == 1
+    assert found.price.units_in(COARSE) == 1
 
 
 def test_the_version_that_is_charged_says_what_costs() -> None:
     new = OperationPrice(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
     old = OperationPrice(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
-    found = find_amount_due([new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None)
+    found = find_lowest_price(
+        [new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None
+    )
     assert found is not None
-    assert found.charge_on is ChargeOn.SUCCESS
+    assert found.terms.charge_on is ChargeOn.SUCCESS
 
 
 DAY = 86_400

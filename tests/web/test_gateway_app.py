@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, plain, say_nothing, until
-from tollway.errors import StorageUnavailable
-from tollway.gateway.messages import BodyRefused, ClientGone
+from tollway.errors import Refusal
+from tollway.gateway.messages import ClientGone
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.web.admission import BodyBudget
@@ -159,8 +159,10 @@ async def test_a_bug_is_logged_once_and_answered_without_its_words(gateway: InPr
 
 
 async def test_a_failure_of_ours_is_told_by_its_code(gateway: InProcessGateway) -> None:
-    gateway.calls._gateway = Failing(StorageUnavailable())  # type: ignore[assignment]
-    answer = await gateway.ask()
+    await gateway.publish()
+    payment = await gateway.pay()
+    gateway.ledger.away = True
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
 
 
@@ -326,7 +328,7 @@ async def test_knows_whether_the_caller_has_left_by_now(
 async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience() -> None:
     slow = body(part(b"a"), headers=sized(2), body_rate_grace_s=0.02)
     assert await slow.read_chunk() == b"a"
-    with pytest.raises(BodyRefused) as refused:
+    with pytest.raises(Refusal) as refused:
         await slow.read_chunk()
     assert refused.value.problem.reason == "body_too_slow"
     fast = body(part(b"a" * 10_000), headers=sized(20_000), body_rate_grace_s=0.02, body_rate_bytes_min=100)
