@@ -19,11 +19,11 @@ from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyReq
 from tollway.gateway.problems import (
     LOOP,
     NOT_FOUND,
-    PAYMENT_REQUIRED,
-    add_quote,
     check_idempotency_key,
     check_listing,
     explain,
+    explain_quoted,
+    require_payment,
 )
 from tollway.gateway.proxy import Proxy
 from tollway.gateway.rail import PaymentRail, Shown, read_proof, require
@@ -81,7 +81,7 @@ class CallPipeline:
         except ClientGone as gone:
             return Disconnected(payment_state=gone.payment_state)
 
-    async def _handle(self, request: ProxyRequest) -> ProxyResponse:
+    async def _handle(self, request: ProxyRequest) -> Outcome:
         self._check_headers(request)
         entry = await self._find_listing(request)  # 404; a suspended one delivers not even a stored response
         shown = read_proof(
@@ -94,10 +94,12 @@ class CallPipeline:
         if repeat is not None and repeat.response is not None and repeat.is_deliverable:
             return require(repeat.response)  # stored, or still running
         route = await self._check_route(route)  # 410, 503, 405, 404, ownership
+        if shown is None and not route.is_free:
+            return require_payment(self._quote(request, route))  # 402
         try:
             return await self._serve(request, route, shown, repeat)
         except Refusal as refusal:
-            raise add_quote(refusal, self._quote(request, route), request) from refusal
+            return explain_quoted(refusal, self._quote(request, route), request)
 
     async def _serve(
         self, request: ProxyRequest, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
@@ -169,8 +171,7 @@ class CallPipeline:
             return self._free_rail, None
         if isinstance(shown, Problem):
             raise Refusal(shown)
-        if shown is None:
-            raise Refusal(PAYMENT_REQUIRED)
+        assert shown is not None  # a call that costs shows a proof
         return shown
 
     def _check_request(self, request: ProxyRequest, route: Route) -> None:

@@ -165,36 +165,36 @@ def check_held_price_max(
     return replace(problem, call_id=call_id, payment_state=payment_state)
 
 
-def payment_required(quote: Quote) -> Problem:
-    """`PAYMENT_REQUIRED` with the price, and what to do."""
-    listing = quote.entry.listing
-    other = " Or let a client of x402 or MPP sign for it: the headers say how." if quote.requirements else ""
-    return replace(
-        PAYMENT_REQUIRED,
-        detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
-        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
-    )
+def explain(error: TollwayError) -> ProblemResponse:
+    """What the caller gets for a refusal, or for a failure of storage, of a chain or of the upstream."""
+    headers = error.headers if isinstance(error, CallRefused) else []
+    return ProblemResponse(problem=error.problem, headers=headers)
 
 
-def add_quote(refusal: Refusal, quote: Quote, request: ProxyRequest) -> CallRefused:
-    """The same refusal, with the quote where its code may ask for money.
+def explain_quoted(refusal: Refusal, quote: Quote, request: ProxyRequest) -> ProblemResponse:
+    """The same for a call whose price is known: the quote stands beside a code that may ask for money, and beside no other.
 
     An x402 payment that cannot be read gets none: the HTTP transport of x402 answers it with 400, and its clients
     sign a new payment for each 402. A credential of MPP gets it (Payment HTTP authentication scheme: 402)."""
     problem = refusal.problem
-    if problem is PAYMENT_REQUIRED:
-        problem = payment_required(quote)
-    is_unreadable_x402 = problem.code is Code.PAYMENT_MALFORMED and not _has_credential(request)
-    is_quoted = may_quote(problem) and not is_unreadable_x402
-    headers = refusal.headers if isinstance(refusal, CallRefused) else None
-    return CallRefused(problem, quote=quote if is_quoted else None, headers=headers)
+    is_quoted = may_quote(problem)
+    if problem.code is Code.PAYMENT_MALFORMED:
+        is_quoted = _has_credential(request)
+    headers = refusal.headers if isinstance(refusal, CallRefused) else []
+    return ProblemResponse(problem=problem, quote=quote if is_quoted else None, headers=headers)
 
 
-def explain(error: TollwayError) -> ProblemResponse:
-    """What the caller gets for a refusal, or for a failure of storage, of a chain or of the upstream."""
-    if isinstance(error, CallRefused):
-        return ProblemResponse(problem=error.problem, quote=error.quote, headers=error.headers)
-    return ProblemResponse(problem=error.problem)
+def require_payment(quote: Quote) -> ProblemResponse:
+    """The 402 of a call that costs and shows no payment: the price, and what to do."""
+    listing = quote.entry.listing
+    other = " Or let a client of x402 or MPP sign for it: the headers say how." if quote.requirements else ""
+    problem = Problem(
+        code=Code.PAYMENT_REQUIRED,
+        detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
+        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
+        payment_state="none",
+    )
+    return ProblemResponse(problem=problem, quote=quote)
 
 
 def _has_credential(request: ProxyRequest) -> bool:
@@ -278,11 +278,6 @@ _QUOTED_CODES = frozenset(
         Code.PAYMENT_INSUFFICIENT,
         Code.PAYMENT_VERIFICATION_FAILED,
     }
-)
-PAYMENT_REQUIRED = Problem(
-    code=Code.PAYMENT_REQUIRED,
-    detail="This call costs money, and the request shows no payment.",
-    payment_state="none",
 )
 NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API of this id.", payment_state="none")
 UNREACHABLE = Problem(

@@ -352,25 +352,23 @@ class Proxy:
                 bytes_max=self._limits.answer_bytes_max,
             )
         headers += own
-        body = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
-        if payment.request.method == "HEAD" or status in _BODILESS:
-            if recorder is not None:
-                await recorder.add_chunk(b"")
-            await body.end(Delivery.COMPLETE, 0)
-            return ProxyResponse(status=status, headers=headers)
-        length = _find_length(headers)
-        if length is None or length > self._limits.buffer_bytes:
-            return ProxyResponse(status=status, headers=headers, rest=body)
-        try:
-            first = await body.read_chunk() if length else b""
-            if len(first) == length:
-                if recorder is not None or not upstream.is_read:
-                    await body.read_chunk()  # the end, which frees the connection for the next call
-                await body.end(Delivery.COMPLETE, length)
-                return ProxyResponse(status=status, headers=_without_length(headers), first=first)
-        except (UpstreamBadResponse, UpstreamTimeout):
-            first = b""  # the stream below meets the same failure and cuts the answer visibly
-        return ProxyResponse(status=status, headers=headers, first=first, rest=body)
+        is_bodiless = payment.request.method == "HEAD" or status in _BODILESS
+        length = 0 if is_bodiless else _find_length(headers)
+        first: bytes | None = b""
+        if not is_bodiless and length is not None and length <= self._limits.buffer_bytes:
+            first = await _read_first(upstream, length)
+        if recorder is not None and first:
+            await recorder.add_chunk(first)
+        if first is None or len(first) != length:
+            body = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
+            return ProxyResponse(status=status, headers=headers, first=first or b"", rest=body)
+        if recorder is not None:
+            await recorder.add_chunk(b"")
+        upstream.close()
+        await _finish(payment, Delivery.COMPLETE, length, now_ms=self._now_ms())
+        return ProxyResponse(
+            status=status, headers=headers if is_bodiless else _without_length(headers), first=first
+        )
 
     async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
         """The whole response, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
@@ -441,19 +439,35 @@ class UpstreamBody:
             return
         self._is_ended = True
         self._upstream.close()
-        payment = self._payment
-        assert payment.call_id is not None  # claimed
-        await payment.finish(
-            Finish(
-                call_id=payment.call_id,
-                epoch=_claimed(payment).epoch,
-                delivery=delivery,
-                is_cut=self._is_cut,
-                request_bytes=payment.request.body.bytes_read,
-                response_bytes=response_bytes,
-                completed_ms=self._now_ms(),
-            )
-        )
+        await _finish(self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut)
+
+
+async def _read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
+    """The body where all of it is here, or its first piece. None: it broke off; the stream meets the same failure, and cuts the
+    response visibly."""
+    try:
+        first = await upstream.read_chunk() if length else b""
+        if len(first) == length and not upstream.is_read:
+            await upstream.read_chunk()  # the end, which frees the connection for the next call
+    except (UpstreamBadResponse, UpstreamTimeout):
+        return None
+    return first
+
+
+async def _finish(
+    payment: CallPayment, delivery: Delivery, response_bytes: int, *, now_ms: int, is_cut: bool = False
+) -> None:
+    assert payment.call_id is not None  # claimed
+    finish = Finish(
+        call_id=payment.call_id,
+        epoch=_claimed(payment).epoch,
+        delivery=delivery,
+        is_cut=is_cut,
+        request_bytes=payment.request.body.bytes_read,
+        response_bytes=response_bytes,
+        completed_ms=now_ms,
+    )
+    await payment.finish(finish)
 
 
 _: type[ResponseBody] = UpstreamBody

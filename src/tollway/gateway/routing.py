@@ -176,6 +176,7 @@ class RequestSchemas:
 
 ENDPOINTS_MAX = 10_000
 OLD_DESCRIPTIONS_MAX = 256
+PRICES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +210,14 @@ class Router:
         self._allow_private = allow_private
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
         self._old_descriptions: RevisionCache[DescribedOperations[bool]] = RevisionCache(OLD_DESCRIPTIONS_MAX)
+        self._prices: RevisionCache[OperationPrice] = RevisionCache(PRICES_MAX)
 
     def match(self, entry: CatalogEntry, request: ProxyRequest) -> Route | Problem:
         """The route of a request at a listing; why it has none: 410, 503, 405, 404, in this order."""
         problem = check_listing(entry, request, find_wait_s=self._find_origin_wait_s)
         if problem is not None:
             return problem
-        current = _find_operation_price(entry.versions[0], request)
+        current = self._find_price(entry, 0, request)
         if isinstance(current, Problem):
             return current
         if entry.listing.other_paths == "refuse":
@@ -240,7 +242,7 @@ class Router:
         for index, version in enumerate(entry.versions[1:]):
             if not version.is_active or check_method(version.methods, request.method) is not None:
                 continue
-            operation_price = _find_operation_price(version, request)
+            operation_price = self._find_price(entry, index + 1, request)
             if isinstance(operation_price, Problem):
                 continue
             if version.other_paths == "refuse":
@@ -249,6 +251,20 @@ class Router:
                     continue
             operation_prices.append(operation_price)
         return operation_prices
+
+    def _find_price(self, entry: CatalogEntry, index: int, request: ProxyRequest) -> OperationPrice | Problem:
+        """What a version of the terms asks for this very operation, if it sells it. `index` of that version in this state of the
+        listing."""
+        version = entry.versions[index]
+        operation = match_operation(version.operations, request.method, request.target.rest)
+        if isinstance(operation, Problem):
+            return operation
+        key = index if operation is None else (index, operation.method, operation.path)
+        found = self._prices.find(entry.listing, key)
+        if found is None or found.terms is not version:
+            price = version.price if operation is None else operation.price
+            found = self._prices.put(entry.listing, key, OperationPrice(terms=version, price=price))
+        return found
 
     def _find_old_description(
         self, listing: Listing, index: int, version: Terms
@@ -302,11 +318,3 @@ def _check_is_served(
         if not is_described and find_most_specific(priced, reading, is_loose=True) is None:
             return AMBIGUOUS_PATH
     return None
-
-
-def _find_operation_price(version: Terms, request: ProxyRequest) -> OperationPrice | Problem:
-    """What a version of the terms asks for this very operation, if it sells it."""
-    operation = match_operation(version.operations, request.method, request.target.rest)
-    if isinstance(operation, Problem):
-        return operation
-    return OperationPrice(terms=version, price=version.price if operation is None else operation.price)

@@ -8,7 +8,7 @@ named and that may run again costs what it did, whatever its listing asks now. N
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
@@ -43,7 +43,7 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import SAFE_METHODS, CallState, KeyedCall, KeyTaken, OpenCall, RepeatsOpenCall
 from tollway.limits import Limits
 from tollway.money import Asset, Price
-from tollway.payments.pricing import find_lowest_price
+from tollway.payments.pricing import OperationPrice, find_lowest_price
 from tollway.payments.proof import BOUND_REQUIRED, Proof, check_form, parse_proof
 from tollway.payments.transaction_verifier import (
     BoundRequest,
@@ -51,18 +51,10 @@ from tollway.payments.transaction_verifier import (
     TransactionVerifier,
     recover_wallets,
 )
-from tollway.registry.listing import CatalogEntry, ChargeOn
+from tollway.registry.listing import CatalogEntry
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaymentCandidate:
-    """The call, priced with one of the payments that the proof may spend. `is_first_price`: only while it has bought nothing."""
-
-    spendable: SpendablePayment
-    price: Price
-    units: int
-    charge_on: ChargeOn
-    is_first_price: bool = False
+_Candidate = tuple[SpendablePayment, OperationPrice, bool]
+"""A payment that the proof may spend, the price of the call in its asset, and whether that price holds for its first call only."""
 
 
 class TransactionRail:
@@ -163,7 +155,7 @@ class TransactionPayment(CallPayment):
         self.proof = proof
         self._rail = rail
         self._spendables: tuple[SpendablePayment, ...] | None = None
-        self._candidates: Sequence[PaymentCandidate] = ()
+        self._candidates: Sequence[_Candidate] = ()
         self._earlier: KeyedCall | None = None
 
     async def check(self) -> None:
@@ -208,12 +200,11 @@ class TransactionPayment(CallPayment):
             raise Refusal(OTHER_CURRENCY)
         await self._check_exhausted()
         held = await self._find_held()
-        first = candidates[0]
-        price = first.price if held is None else Price.parse(held.price)
-        problem = await self.active.check(payer, price, first.spendable.asset)
+        self._choose(candidates[0])
+        price = self.price if held is None else Price.parse(held.price)
+        problem = await self.active.check(payer, price, candidates[0][0].asset)
         if problem is not None:
             raise Refusal(problem)
-        self._choose(first)
         return None
 
     async def _find_by_key(self, payer: Address, key: str) -> ProxyResponse | None:
@@ -232,48 +223,39 @@ class TransactionPayment(CallPayment):
         )  # an authorisation is on another rail
         return None if found is None else require(found)
 
-    def _price(self, spendables: Sequence[SpendablePayment]) -> Sequence[PaymentCandidate]:
+    def _price(self, spendables: Sequence[SpendablePayment]) -> Sequence[_Candidate]:
         """What the call costs with each payment, by the terms rule; those that can give it first.
 
         A payment that has bought nothing yet may have a lower price for its first call. Many callers may show it at
         once, so the ledger grants that price to one of them, and the price of now stands behind it for the others.
         """
-        candidates: list[PaymentCandidate] = []
+        candidates: list[_Candidate] = []
         for spendable in spendables:
-            now = self._price_one(spendable, first_block_s=None)
+            now = self._find_price(spendable.asset, first_block_s=None)
             if spendable.is_first:
-                first = self._price_one(spendable, first_block_s=spendable.payment.block_time)
-                if first is not None and first != now:
-                    candidates.append(replace(first, is_first_price=True))
+                first = self._find_price(spendable.asset, first_block_s=spendable.payment.block_time)
+                if first is not None and (now is None or not _is_same_price(first, now)):
+                    candidates.append((spendable, first, True))
             if now is not None:
-                candidates.append(now)
+                candidates.append((spendable, now, False))
         if len(candidates) > 1:
-            candidates.sort(key=lambda one: one.spendable.payment.remaining_units < one.units)
+            candidates.sort(key=_is_short)
         return candidates
 
-    def _price_one(
-        self, spendable: SpendablePayment, *, first_block_s: int | None
-    ) -> PaymentCandidate | None:
-        asset = spendable.asset
-        lowest = find_lowest_price(
+    def _find_price(self, asset: Asset, *, first_block_s: int | None) -> OperationPrice | None:
+        return find_lowest_price(
             self.route.operation_prices,
             asset,
             now_ms=self._rail.clock.now_ms(),
             limits=self._rail.limits,
             first_block_s=first_block_s,
         )
-        if lowest is None:
-            return None
-        price, charge_on = lowest.price, lowest.terms.charge_on
-        return PaymentCandidate(
-            spendable=spendable, price=price, units=price.units_in(asset), charge_on=charge_on
-        )
 
     async def _check_exhausted(self) -> None:
         """Refuses early when every presented payment has a zero balance, so that the upstream is not dialled."""
-        if any(candidate.spendable.payment.remaining_units > 0 for candidate in self._candidates):
+        if any(spendable.payment.remaining_units > 0 for spendable, _, _ in self._candidates):
             return
-        refused: list[tuple[PaymentCandidate, Claim, ClaimOutcome]] = []
+        refused: list[tuple[_Candidate, Claim, ClaimOutcome]] = []
         for candidate in self._candidates:
             claim = self._build_claim(candidate)
             outcome = await self._rail.ledger.find_exhausted(claim)
@@ -288,12 +270,13 @@ class TransactionPayment(CallPayment):
         if self.key is not None:
             return None
         for candidate in self._candidates:
-            problem = check_price_max(self.request, candidate.price, candidate.spendable.asset)
+            asset = candidate[0].asset
+            problem = check_price_max(self.request, candidate[1].price, asset)
             if problem is None or problem.code is not Code.PRICE_ABOVE_MAX:
                 return None
             held = await self._find_open(self._build_claim(candidate))
             if held is not None:
-                self._check_held_price(held, candidate.spendable.asset)
+                self._check_held_price(held, asset)
                 return held
         return None
 
@@ -313,12 +296,7 @@ class TransactionPayment(CallPayment):
         if spendable is None:  # another payment of that wallet is for another call
             raise Refusal(explain_key_used(earlier))
         price, payer = Price.parse(earlier.price), spendable.payment.payer
-        candidate = PaymentCandidate(
-            spendable=spendable,
-            price=price,
-            units=earlier.price_units,
-            charge_on=self.route.operation_prices[0].terms.charge_on,
-        )
+        candidate = (spendable, self.route.operation_prices[0], False)
         problem = await self.active.check(payer, price, spendable.asset)
         if problem is not None:
             held = explain_key_used(earlier)
@@ -332,11 +310,11 @@ class TransactionPayment(CallPayment):
         if self._earlier is not None:
             return await self._reopen_keyed(self._earlier, self._candidates[0])
         rail = self._rail
-        refused: list[tuple[PaymentCandidate, Claim, ClaimOutcome]] = []
+        refused: list[tuple[_Candidate, Claim, ClaimOutcome]] = []
         last_price_problem: Problem | None = None
         for candidate in self._candidates:
             claim = self._build_claim(candidate)
-            price_problem = check_price_max(self.request, candidate.price, candidate.spendable.asset)
+            price_problem = check_price_max(self.request, self.price, candidate[0].asset)
             if (
                 price_problem is not None
             ):  # an open call may cost less; or the first price is granted to another
@@ -351,7 +329,7 @@ class TransactionPayment(CallPayment):
                 # It is running, or it may not run any more: this request is another call.
                 outcome = await rail.ledger.claim(replace(claim, is_separate_call=True))
             if isinstance(outcome, Claimed):
-                rail.transaction_verifier.mark_spent(candidate.spendable.payment)
+                rail.transaction_verifier.mark_spent(candidate[0].payment)
                 self._grant(claim.call_id, outcome, candidate)
                 return None
             rail.transaction_verifier.forget(self.proof.tx_hash)
@@ -366,11 +344,11 @@ class TransactionPayment(CallPayment):
             raise Refusal(last_price_problem)
         raise await self._explain(refused)
 
-    async def _explain(self, refused: Sequence[tuple[PaymentCandidate, Claim, ClaimOutcome]]) -> Refusal:
+    async def _explain(self, refused: Sequence[tuple[_Candidate, Claim, ClaimOutcome]]) -> Refusal:
         candidate, claim, outcome = max(refused, key=lambda one: _rank_refusal(one[2]))
-        return Refusal(await explain_claim(outcome, claim, candidate.spendable.asset, self._rail.ledger))
+        return Refusal(await explain_claim(outcome, claim, candidate[0].asset, self._rail.ledger))
 
-    def _build_claim(self, candidate: PaymentCandidate) -> Claim:
+    def _build_claim(self, candidate: _Candidate) -> Claim:
         self._choose(candidate)
         assert self.payer is not None  # a candidate's payment has one
         body_hash, binding = self.body.body_hash, self.proof.binding
@@ -380,25 +358,26 @@ class TransactionPayment(CallPayment):
             self,
             self._rail.clock,
             digest=digest,
-            payment=candidate.spendable.payment,
+            payment=candidate[0].payment,
             nonce=None if binding is None else binding.nonce,
             is_plain=binding is None,
-            is_first_price=candidate.is_first_price,
+            is_first_price=candidate[2],
         )
 
-    def _choose(self, candidate: PaymentCandidate) -> None:
-        asset = candidate.spendable.asset
-        self.asset, self.currency = asset, asset.symbol
-        self.price, self.units, self.charge_on = candidate.price, candidate.units, candidate.charge_on
-        self.payer = candidate.spendable.payment.payer
+    def _choose(self, candidate: _Candidate) -> None:
+        spendable, lowest, _ = candidate
+        asset = spendable.asset
+        self.asset, self.currency, self.payer = asset, asset.symbol, spendable.payment.payer
+        self.price, self.units = lowest.price, lowest.price.units_in(asset)
+        self.charge_on = lowest.terms.charge_on
 
-    def _grant(self, call_id: CallId, claimed: Claimed, candidate: PaymentCandidate) -> None:
+    def _grant(self, call_id: CallId, claimed: Claimed, candidate: _Candidate) -> None:
         self.call_id, self.claimed = call_id, claimed
-        self.transaction = candidate.spendable.payment.tx_hash
+        self.transaction = candidate[0].payment.tx_hash
 
     # ---- Claim: a call that runs again has its claim, at the price that it had.
 
-    async def _run_again(self, claim: Claim, candidate: PaymentCandidate) -> bool:
+    async def _run_again(self, claim: Claim, candidate: _Candidate) -> bool:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
         open_call = await self._find_open(claim)
         return open_call is not None and await self._run_open(open_call, candidate)
@@ -409,34 +388,34 @@ class TransactionPayment(CallPayment):
         open_call = await self._rail.ledger.find_open_call(claim.payment_id, claim.digest)
         return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
 
-    async def _run_open(self, open_call: OpenCall, candidate: PaymentCandidate) -> bool:
+    async def _run_open(self, open_call: OpenCall, candidate: _Candidate) -> bool:
         """Raises Refusal where the call holds a price above the request's maximum."""
-        self._check_held_price(open_call, candidate.spendable.asset)
+        self._check_held_price(open_call, candidate[0].asset)
         return await self._reopen(open_call, candidate)
 
     async def _run_keyed(self, earlier: KeyedCall) -> ProxyResponse | None:
         """The call that the key has named since `verify` runs under the claim that it has, where it may."""
-        rail, payer = self._rail, self._candidates[0].spendable.payment.payer
+        rail, payer = self._rail, self._candidates[0][0].payment.payer
         if not await rail.transaction_verifier.find_key_wallets(self.proof, self.route.entry, (payer,)):
             raise Refusal(BOUND_REQUIRED)
         recorded = await rail.idempotency.find_keyed_response(self.request, self.body, payer, earlier)
         if not isinstance(recorded, KeyedCall):
             return require(recorded)
-        matching = (one for one in self._candidates if one.spendable.payment.id == recorded.payment_id)
+        matching = (one for one in self._candidates if one[0].payment.id == recorded.payment_id)
         candidate = next(matching, None)
         if candidate is None:  # another payment of that wallet is for another call
             raise Refusal(explain_key_used(recorded))
         return await self._reopen_keyed(recorded, candidate)
 
-    async def _reopen_keyed(self, earlier: KeyedCall, candidate: PaymentCandidate) -> ProxyResponse | None:
+    async def _reopen_keyed(self, earlier: KeyedCall, candidate: _Candidate) -> ProxyResponse | None:
         if await self._reopen(earlier, candidate):
             return None
         overtaken = await self._rail.idempotency.find_overtaken_response(
-            self.request, self.body, candidate.spendable.payment.payer, self.key, earlier
+            self.request, self.body, candidate[0].payment.payer, self.key, earlier
         )
         return require(overtaken)
 
-    async def _reopen(self, open_call: OpenCall | KeyedCall, candidate: PaymentCandidate) -> bool:
+    async def _reopen(self, open_call: OpenCall | KeyedCall, candidate: _Candidate) -> bool:
         """At the price that it had."""
         now_ms, is_plain = self._rail.clock.now_ms(), self.proof.binding is None
         outcome = await self._rail.ledger.reopen(
@@ -461,6 +440,15 @@ class TransactionPayment(CallPayment):
         if self.transaction is None or self.payer is None or self.asset is None:
             return None
         return write_plain_receipt(self.transaction, payer=self.payer, asset=self.asset, units=self.units)
+
+
+def _is_short(candidate: _Candidate) -> bool:
+    spendable, lowest, _ = candidate
+    return spendable.payment.remaining_units < lowest.price.units_in(spendable.asset)
+
+
+def _is_same_price(one: OperationPrice, other: OperationPrice) -> bool:
+    return (one.price, one.terms.charge_on) == (other.price, other.terms.charge_on)
 
 
 def _rank_refusal(outcome: ClaimOutcome) -> tuple[int, bool, int]:
