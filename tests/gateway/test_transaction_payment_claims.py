@@ -1,21 +1,22 @@
-"""The counter: what a call costs with which payment, what is claimed, and every reason not to be granted one."""
+"""A call paid by a transaction, as tables: what it costs with which payment, what is claimed, and which refusal is reported."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, USDC, InProcessGateway
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway
+from tests.kit.proxy_requests import sample_request
 from tests.kit.upstream import LoopbackUpstream
 from tests.model.ledger import MemoryLedger
-from tollway.errors import Code
+from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.body import EMPTY_BODY, ForwardBody
-from tollway.gateway.messages import IncomingCall, ProblemResponse, Quote
-from tollway.gateway.proxy import ClaimedCall, ClaimRefused
-from tollway.gateway.target import Target
-from tollway.gateway.transaction_payment import LoadedTransactionRequest, PaymentCandidate, TransactionClaims
+from tollway.gateway.messages import ProxyRequest
+from tollway.gateway.rail import ClaimClock
+from tollway.gateway.routing import Route
+from tollway.gateway.transaction_payment import TransactionPayment, TransactionRail
 from tollway.ids import CallId, ListingId, TxHash, keccak256
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.ledger import (
@@ -33,19 +34,25 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import CallState, Payment
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
+from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.payments.pricing import OperationPrice
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.transaction_verifier import SpendablePayment
 from tollway.registry.listing import CatalogEntry, Listing
 
 TX = TxHash(keccak256(b"tx"))
+BLOCK_S = NOW_MS // 1000 - 3_600
 
 
-class RecordingVerifier:
-    """Stands for the transaction verifier: records which look-ups are to be forgotten."""
+class GivenVerifier:
+    """Stands for the transaction verifier: every proof may spend `spendables`. Records which look-ups are to be forgotten."""
 
     def __init__(self) -> None:
+        self.spendables: tuple[SpendablePayment, ...] = ()
         self.forgotten: list[TxHash] = []
+
+    async def find_spendable(self, *given: Any) -> tuple[SpendablePayment, ...]:
+        return self.spendables
 
     def mark_spent(self, payment: Payment) -> None:
         pass
@@ -54,72 +61,132 @@ class RecordingVerifier:
         self.forgotten.append(tx_hash)
 
 
+class RecordingLedger:
+    """The ledger's model: records each claim. `outcomes`: of the next claims, which the model does not see. `is_overtaken`:
+    another request runs a call again before each one that would."""
+
+    def __init__(self, model: MemoryLedger) -> None:
+        self._model = model
+        self.claims: list[Claim] = []
+        self.outcomes: list[ClaimOutcome] = []
+        self.is_overtaken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        self.claims.append(claim)
+        return self.outcomes.pop(0) if self.outcomes else await self._model.claim(claim)
+
+    async def reopen(self, call_id: CallId, **given: Any) -> Any:
+        if self.is_overtaken:
+            await self._model.reopen(call_id, **given)
+        return await self._model.reopen(call_id, **given)
+
+
 class Harness:
-    """`TransactionClaims` over the ledger's model; `before`: another gateway, whose ledger it shares."""
+    """A rail over the ledger's model; `before`: another gateway, whose ledger it shares."""
 
     def __init__(self, before: "Harness | None" = None) -> None:
-        self.small = before.small if before else InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
-        self.ledger: MemoryLedger = self.small.ledger
-        self.transaction_verifier = RecordingVerifier()
+        self.gateway = (
+            before.gateway if before else InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
+        )
+        self.ledger: Any = RecordingLedger(self.gateway.ledger)
+        self.verifier = GivenVerifier()
         numbers = itertools.count(1_000 if before else 1)
-        self.claims = TransactionClaims(
+        self.rail = TransactionRail(
             ledger=self.ledger,
-            transaction_verifier=self.transaction_verifier,  # type: ignore[arg-type]
-            idempotency=self.small.authorizations.idempotency,
+            transaction_verifier=self.verifier,  # type: ignore[arg-type]
+            idempotency=self.gateway.idempotency,
             limits=DEFAULT_LIMITS,
-            now_ms=lambda: NOW_MS,
-            entropy=lambda size: keccak256(str(next(numbers)).encode())[:size],
+            origin=PUBLIC_URL,
+            is_bound_required=False,
+            clock=ClaimClock(
+                now_ms=lambda: NOW_MS, entropy=lambda size: keccak256(str(next(numbers)).encode())[:size]
+            ),
         )
-        self.listing: Listing = self.small.sample("api_quotes")
+        self.listing: Listing = self.gateway.sample("api_quotes")
 
-    async def spendable(
-        self, units: int = 30_000, *, is_first: bool = True, **changes: Any
-    ) -> SpendablePayment:
-        new = self.small.sample_payment(tx_hash=TX, value_units=units, **changes)
+    async def pay(self, units: int = 30_000, *, is_first: bool = True, **changes: Any) -> SpendablePayment:
+        """A payment of the ledger, which every proof may spend beside those of before."""
+        new = self.gateway.sample_payment(**{"tx_hash": TX, "value_units": units, **changes})
         (payment,) = await self.ledger.record_payments([new], now_ms=NOW_MS)
-        return SpendablePayment(payment=payment, asset=USDC, is_first=is_first)
+        spendable = SpendablePayment(payment=payment, asset=USDC, is_first=is_first)
+        self.verifier.spendables = (*self.verifier.spendables, spendable)
+        return spendable
 
-    def operation_price(self, price: str = "0.01") -> OperationPrice:
-        return OperationPrice(
-            terms=self.listing.current_terms(since_ms=NOW_MS - 86_400_000), price=Price.parse(price)
-        )
+    def operation_price(self, price: str = "0.01", **terms: Any) -> OperationPrice:
+        current = self.listing.current_terms(since_ms=NOW_MS - 86_400_000)
+        return OperationPrice(terms=replace(current, **terms), price=Price.parse(price))
 
-    def candidate(self, spendable: SpendablePayment, price: str = "0.01") -> PaymentCandidate:
-        (candidate,) = self.claims.price([spendable], [self.operation_price(price)])
-        return candidate
+    def dearer_since_the_block(self, price: str = "0.04") -> list[OperationPrice]:
+        """0.01 until the block at `BLOCK_S`, long enough ago to count for a first call only."""
+        edit_ms = BLOCK_S * 1000
+        return [
+            self.operation_price(price, since_ms=edit_ms),
+            self.operation_price("0.01", until_ms=edit_ms),
+        ]
 
-    def request(
-        self, method: str = "GET", *, nonce: bytes | None = None, body: ForwardBody = EMPTY_BODY
-    ) -> LoadedTransactionRequest:
-        call = IncomingCall(
-            method=method,
-            listing_id=ListingId("api_quotes"),
-            target=Target(api_id="api_quotes", rest="/q", query="x=1"),
-            headers=[],
-            body=None,  # type: ignore[arg-type]
-            client_address="203.0.113.5",
-            request_id="req_1",
-            received_ms=NOW_MS,
-        )
+    def open(
+        self,
+        method: str = "GET",
+        *,
+        rest: str = "/q",
+        query: str = "x=1",
+        listing_id: str = "api_quotes",
+        nonce: bytes | None = None,
+        body: ForwardBody = EMPTY_BODY,
+        prices: Sequence[OperationPrice] = (),
+        **headers: str,
+    ) -> TransactionPayment:
+        """The payment of one call, whose body is here. `prices`: of each version, the current one first; else 0.01."""
+        request = replace(sample_request(method, rest, query, **headers), listing_id=ListingId(listing_id))
         binding = None if nonce is None else Binding(valid_until=NOW_MS // 1000, nonce=nonce, body_hash=None)
         proof = Proof(tx_hash=TX, signature=b"", binding=binding, chain_id=None)
-        entry = CatalogEntry(listing=self.listing, versions=(self.operation_price().terms,))
-        quote = Quote(entry=entry, price=self.listing.price, expires_ms=NOW_MS)
-        return LoadedTransactionRequest(call=call, listing=self.listing, proof=proof, quote=quote, body=body)
+        active = self.gateway.access.enter(request, self.listing)
+        payment = self.rail.open(request, self.build_route(request, prices), proof, None, active)
+        payment.body = body
+        return payment
 
-    async def close(self, claimed_call: ClaimedCall, after: CallState) -> None:
-        await self.ledger.close(
-            Close(
-                call_id=claimed_call.call_id,
-                epoch=claimed_call.claimed.epoch,
-                after=after,
-                http_status=None,
-                upstream_status=None,
-                latency_ms=0,
-                upstream_latency_ms=None,
-                error=None,
-            )
+    def build_route(self, request: ProxyRequest, prices: Sequence[OperationPrice]) -> Route:
+        operation_prices = tuple(prices) or (self.operation_price(),)
+        endpoint = parse_endpoint("https://api.example.com", allow_private=False)
+        assert isinstance(endpoint, Endpoint)
+        entry = CatalogEntry(listing=self.listing, versions=tuple(one.terms for one in operation_prices))
+        return Route(
+            entry=entry, endpoint=endpoint, target=request.target.signed, operation_prices=operation_prices
         )
+
+    async def claim(self, method: str = "GET", **given: Any) -> TransactionPayment:
+        """A call that is claimed. Takes what `open` takes."""
+        payment = self.open(method, **given)
+        assert await payment.verify() is None
+        assert await payment.claim() is None
+        return payment
+
+    async def refuse(self, outcomes: Sequence[ClaimOutcome] = (), **given: Any) -> Problem:
+        """Why a call is not granted. `outcomes`: of its claims, each of which is made."""
+        self.ledger.outcomes = list(outcomes)
+        with pytest.raises(Refusal) as refused:
+            await self.claim(**given)
+        assert self.ledger.outcomes == []
+        return refused.value.problem
+
+    async def leave_unknown(self, payment: TransactionPayment) -> None:
+        """The call ends without an outcome."""
+        assert payment.call_id is not None
+        assert payment.claimed is not None
+        close = Close(
+            call_id=payment.call_id,
+            epoch=payment.claimed.epoch,
+            after=CallState.UNKNOWN,
+            http_status=None,
+            upstream_status=None,
+            latency_ms=0,
+            upstream_latency_ms=None,
+            error=None,
+        )
+        await self.ledger.close(close)
 
 
 @pytest.fixture
@@ -127,224 +194,170 @@ def harness() -> Harness:
     return Harness()
 
 
+def granted(payment: TransactionPayment) -> tuple[int, int | None]:
+    """The run of the call, and what the payment has left."""
+    assert payment.claimed is not None
+    return payment.claimed.epoch, payment.claimed.remaining_units
+
+
+# ---------------------------------------------------------------------- prices
+
+
 async def test_a_granted_claim_takes_the_price_and_says_what_is_left(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    claimed_call = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    assert (claimed_call.units, claimed_call.claimed.remaining_units, claimed_call.claimed.epoch) == (
-        10_000,
-        20_000,
-        1,
-    )
-    assert (claimed_call.price.text, claimed_call.currency, claimed_call.transaction) == ("0.01", "USDC", TX)
-    assert harness.transaction_verifier.forgotten == []
+    await harness.pay()
+    payment = await harness.claim()
+    assert (payment.units, granted(payment)) == (10_000, (1, 20_000))
+    assert (payment.price.text, payment.currency, payment.transaction) == ("0.01", "USDC", TX)
+    assert harness.verifier.forgotten == []
 
 
-async def test_a_purchase_is_priced_with_each_payment_and_the_able_ones_come_first(harness: Harness) -> None:
-    small = await harness.spendable(4_000)
-    other = harness.small.sample_payment(value_units=50_000)
-    (payment,) = await harness.ledger.record_payments([other], now_ms=NOW_MS)
-    large = replace(small, payment=payment)
-    candidates = harness.claims.price([small, large], [harness.operation_price()])
-    assert [candidate.spendable.payment.value_units for candidate in candidates] == [50_000, 4_000]
+async def test_a_call_is_priced_with_each_payment_and_those_that_can_give_it_come_first(
+    harness: Harness,
+) -> None:
+    small, large = await harness.pay(4_000), await harness.pay(50_000, tx_hash=TxHash(keccak256(b"large")))
+    await harness.refuse([Exhausted(remaining_units=0), Exhausted(remaining_units=0)])
+    assert [claim.payment_id for claim in harness.ledger.claims] == [large.payment.id, small.payment.id]
 
 
 async def test_a_payment_in_a_currency_that_was_never_asked_buys_nothing(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    operation_price = replace(
-        harness.operation_price(), terms=replace(harness.operation_price().terms, currency="ETH")
-    )
-    assert harness.claims.price([spendable], [operation_price]) == []
-
-
-def dearer_since(harness: Harness, spendable: SpendablePayment) -> list[OperationPrice]:
-    """0.04 now; 0.01 until shortly before the payment's block, long enough ago to count for a first call only."""
-    block_ms = spendable.payment.block_time * 1000
-    now, before = harness.operation_price("0.04"), harness.operation_price("0.01")
-    edit_ms = min(block_ms, NOW_MS - 3_600_000)
-    return [
-        replace(now, terms=replace(now.terms, since_ms=edit_ms)),
-        replace(before, terms=replace(before.terms, until_ms=edit_ms)),
-    ]
+    await harness.pay()
+    problem = await harness.refuse(prices=[harness.operation_price(currency="ETH")])
+    assert (problem.code, problem.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "wrong_token")
+    assert harness.ledger.claims == []
 
 
 async def test_the_price_of_before_the_block_is_for_one_call_and_the_others_pay_that_of_now(
     harness: Harness,
 ) -> None:
-    spendable = await harness.spendable(90_000, block_time=NOW_MS // 1000 - 3_600)
-    candidates = harness.claims.price([spendable], dearer_since(harness, spendable))
-    assert [(one.due.price.text, one.is_first_price) for one in candidates] == [
-        ("0.01", True),
-        ("0.04", False),
-    ]
-    tickets = [await harness.claims.claim(harness.request(), candidates) for _ in range(3)]
-    assert [claimed_call.units for claimed_call in tickets] == [10_000, 40_000, 40_000]
+    await harness.pay(90_000, block_time=BLOCK_S)
+    payments = [await harness.claim(prices=harness.dearer_since_the_block()) for _ in range(3)]
+    assert [payment.units for payment in payments] == [10_000, 40_000, 40_000]
+    tried = [(claim.price, claim.is_first_price) for claim in harness.ledger.claims]
+    assert tried == [("0.01", True), *[("0.01", True), ("0.04", False)] * 2]
 
 
 async def test_the_price_of_now_is_not_taken_beyond_what_the_caller_allows(harness: Harness) -> None:
-    spendable = await harness.spendable(90_000, block_time=NOW_MS // 1000 - 3_600)
-    candidates = harness.claims.price([spendable], dearer_since(harness, spendable))
-    request = harness.request()
-    capped = replace(request, call=replace(request.call, headers=[(b"tollway-max-price", b"0.02")]))
-    await harness.claims.claim(capped, candidates)
-    with pytest.raises(ClaimRefused) as refused:
-        await harness.claims.claim(capped, candidates)
-    assert refused.value.outcome.problem.code is Code.PRICE_ABOVE_MAX
+    await harness.pay(90_000, block_time=BLOCK_S)
+    capped: Any = {"prices": harness.dearer_since_the_block(), "tollway_max_price": "0.02"}
+    await harness.claim(**capped)
+    problem = await harness.refuse(**capped)
+    assert problem.code is Code.PRICE_ABOVE_MAX
     (payment,) = await harness.ledger.find_payments(TX)
     assert payment.taken_units == 10_000
 
 
 async def test_the_second_payment_is_asked_when_the_first_is_empty(harness: Harness) -> None:
-    empty = await harness.spendable(0)
-    (payment,) = await harness.ledger.record_payments([harness.small.sample_payment()], now_ms=NOW_MS)
-    full = replace(empty, payment=payment)
-    claimed_call = await harness.claims.claim(
-        harness.request(), [harness.candidate(empty), harness.candidate(full)]
-    )
-    assert claimed_call.transaction == payment.tx_hash
+    await harness.pay(0)
+    full = await harness.pay(10_000, tx_hash=TxHash(keccak256(b"full")))
+    payment = await harness.claim()
+    assert payment.transaction == full.payment.tx_hash
+
+
+# ---------------------------------------------------------------------- refusals: the words are `explain_claim`'s
 
 
 GRANTED_ELSEWHERE = CallId("call_other")
-REFUSALS: tuple[tuple[ClaimOutcome, Code, str, bool], ...] = (
-    (Exhausted(remaining_units=4_000), Code.PAYMENT_INSUFFICIENT, "released", True),
-    (Exhausted(remaining_units=0), Code.PAYMENT_ALREADY_USED, "charged", False),
-    (Exhausted(remaining_units=0, held_units=1), Code.PAYMENT_ALREADY_USED, "held", False),
-    (Exhausted(remaining_units=4_000, held_units=1), Code.PAYMENT_ALREADY_USED, "held", False),
-    (InDebt(units=10_000), Code.PAYER_IN_DEBT, "none", False),
-    (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.CONSUMED), Code.NONCE_REUSED, "charged", False),
-    (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.REORGED), Code.NONCE_REUSED, "charged", False),
-    (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.UNKNOWN), Code.NONCE_REUSED, "held", False),
-    (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.FORWARDING), Code.IDEMPOTENCY_IN_PROGRESS, "held", False),
-    (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.SETTLING), Code.IDEMPOTENCY_IN_PROGRESS, "held", False),
-    (PlainEnded(), Code.INVALID_REQUEST, "released", False),
-    (Unspendable(is_held=True), Code.PAYMENT_HELD, "held", False),
-    (Unspendable(is_held=False), Code.PAYMENT_PENDING, "none", False),
-    (UnfinalLimit(), Code.PAYMENT_PENDING, "released", False),
-)  # fmt: skip
 
 
-@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{type(row[0]).__name__}-{row[1]}")
-async def test_every_refusal_of_the_books_has_its_words_and_only_an_insufficient_one_has_terms(
-    harness: Harness, row: tuple[ClaimOutcome, Code, str, bool]
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Exhausted(remaining_units=4_000),
+        Exhausted(remaining_units=0, held_units=1),
+        InDebt(units=10_000),
+        NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.CONSUMED),
+        NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.FORWARDING),
+        PlainEnded(),
+        Unspendable(is_held=True),
+        UnfinalLimit(),
+    ],
+    ids=repr,
+)
+async def test_a_claim_that_is_not_granted_takes_nothing_and_the_next_proof_reads_the_ledger_again(
+    harness: Harness, outcome: ClaimOutcome
 ) -> None:
-    outcome, code, payment_state, has_terms = row
-    spendable = await harness.spendable()
-
-    async def refuse(claim: Claim) -> ClaimOutcome:
-        return outcome
-
-    harness.ledger.claim = refuse  # type: ignore[method-assign]
-    with pytest.raises(ClaimRefused) as refused:
-        await harness.claims.claim(harness.request(nonce=b"n" * 32), [harness.candidate(spendable)])
-    refusal = refused.value.outcome
-    assert (refusal.problem.code, refusal.problem.payment_state) == (code, payment_state)
-    assert (refusal.quote is not None) == has_terms
-    assert harness.transaction_verifier.forgotten == [
-        TX
-    ]  # so that the next presentation reads the ledger again
+    await harness.pay()
+    await harness.refuse([outcome], nonce=b"n" * 32)
+    assert harness.verifier.forgotten == [TX]
     assert (await harness.ledger.audit()).calls == 0
 
 
 async def test_only_an_empty_payment_lets_the_next_one_be_asked(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    asked: list[Claim] = []
-
-    async def refuse(claim: Claim) -> ClaimOutcome:
-        asked.append(claim)
-        return PlainEnded()
-
-    harness.ledger.claim = refuse  # type: ignore[method-assign]
-    with pytest.raises(ClaimRefused):
-        await harness.claims.claim(harness.request(), [harness.candidate(spendable)] * 2)
-    assert len(asked) == 1
+    await harness.pay()
+    await harness.pay()
+    await harness.refuse([PlainEnded()])
+    assert len(harness.ledger.claims) == 1
 
 
-async def test_a_missing_sum_counts_from_what_all_payments_could_give(harness: Harness) -> None:
-    spendable = await harness.spendable(4_000)
-    with pytest.raises(ClaimRefused) as refused:
-        await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    members = refused.value.outcome.problem.members
-    assert (members["available"], members["missing"]) == ("0.004", "0.006")
+async def test_a_missing_sum_counts_from_what_the_payment_could_give(harness: Harness) -> None:
+    await harness.pay(4_000)
+    problem = await harness.refuse()
+    assert (problem.members["available"], problem.members["missing"]) == ("0.004", "0.006")
 
 
-async def refuse_each(
-    harness: Harness, outcomes: list[ClaimOutcome], candidates: list[PaymentCandidate]
-) -> ProblemResponse:
-    left = iter(outcomes)
-
-    async def refuse(claim: Claim) -> ClaimOutcome:
-        return next(left)
-
-    harness.ledger.claim = refuse  # type: ignore[method-assign]
-    with pytest.raises(ClaimRefused) as refused:
-        await harness.claims.claim(harness.request(), candidates)
-    assert list(left) == []
-    return refused.value.outcome
-
-
-async def test_what_is_missing_is_told_of_the_purchase_that_was_refused(harness: Harness) -> None:
-    """The price of a first call was not to be had; the price of now is what was short."""
-    spendable = await harness.spendable(500_000)
-    candidates = [harness.candidate(spendable), harness.candidate(spendable, "1")]
-    refusal = await refuse_each(harness, [NotFirst(), Exhausted(remaining_units=490_000)], candidates)
-    assert refusal.problem.members["missing"] == "0.51"
+async def test_what_is_missing_is_told_of_the_price_that_was_refused(harness: Harness) -> None:
+    """Another call has taken the price of a first call; the price of now is what was short."""
+    await harness.pay(500_000, block_time=BLOCK_S)
+    outcomes = [NotFirst(), Exhausted(remaining_units=490_000)]
+    problem = await harness.refuse(outcomes, prices=harness.dearer_since_the_block("1"))
+    assert problem.members["missing"] == "0.51"
 
 
 NEAREST: tuple[tuple[list[ClaimOutcome], Code], ...] = (
     ([Exhausted(remaining_units=4_000), Exhausted(remaining_units=0)], Code.PAYMENT_INSUFFICIENT),
-    (
-        [Exhausted(remaining_units=4_000), Exhausted(remaining_units=0, held_units=1)],
-        Code.PAYMENT_ALREADY_USED,
-    ),
+    ([Exhausted(remaining_units=4_000), Exhausted(remaining_units=0, held_units=1)], Code.PAYMENT_ALREADY_USED),
     ([InDebt(units=1), Exhausted(remaining_units=4_000)], Code.PAYER_IN_DEBT),
     ([Exhausted(remaining_units=4_000), Unspendable(is_held=True)], Code.PAYMENT_HELD),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("outcomes", "code"), NEAREST)
-async def test_of_several_payments_the_refusal_is_told_that_asks_for_the_least(
+async def test_of_several_payments_the_refusal_is_reported_that_asks_for_the_least(
     harness: Harness, outcomes: list[ClaimOutcome], code: Code
 ) -> None:
-    candidate = harness.candidate(await harness.spendable())
-    refusal = await refuse_each(harness, outcomes, [candidate, candidate])
-    assert refusal.problem.code is code
+    await harness.pay()
+    await harness.pay()
+    assert (await harness.refuse(outcomes)).code is code
 
 
 # ---------------------------------------------------------------------- repeats
 
 
 async def test_a_repeat_is_priced_as_it_was_claimed(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    first = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    await harness.close(first, CallState.UNKNOWN)
-    second = await harness.claims.claim(harness.request(), [harness.candidate(spendable, "0.005")])
+    await harness.pay()
+    first = await harness.claim()
+    await harness.leave_unknown(first)
+    second = await harness.claim(prices=[harness.operation_price("0.005")])
     assert (second.call_id, second.price.text, second.units) == (first.call_id, "0.01", 10_000)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_safe_request_without_an_outcome_runs_again_under_its_claim(
-    harness: Harness, method: str
+STREAMED = ForwardBody(content=None, length=None, body_hash=None)
+"""Its hash is not promised."""
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "is_same"),
+    [
+        ("GET", EMPTY_BODY, True),
+        ("HEAD", EMPTY_BODY, True),
+        *[(method, EMPTY_BODY, False) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")],
+        ("GET", STREAMED, False),
+    ],
+)
+async def test_only_a_safe_request_without_an_outcome_runs_again_under_its_claim(
+    harness: Harness, method: str, body: ForwardBody, is_same: bool
 ) -> None:
-    spendable = await harness.spendable()
-    first = await harness.claims.claim(harness.request(method), [harness.candidate(spendable)])
-    await harness.close(first, CallState.UNKNOWN)
-    second = await harness.claims.claim(harness.request(method), [harness.candidate(spendable)])
-    assert (second.call_id, second.claimed.epoch) == (first.call_id, 2)
-    assert second.claimed.remaining_units == 20_000
+    await harness.pay()
+    first = await harness.claim(method, body=body)
+    await harness.leave_unknown(first)
+    second = await harness.claim(method, body=body)
+    assert (second.call_id == first.call_id) == is_same
+    assert granted(second) == ((2, 20_000) if is_same else (1, 10_000))
 
 
 async def test_while_it_runs_the_same_request_is_another_call(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    first = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    second = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    assert first.call_id != second.call_id
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_no_other_method_runs_again(harness: Harness, method: str) -> None:
-    spendable = await harness.spendable()
-    first = await harness.claims.claim(harness.request(method), [harness.candidate(spendable)])
-    await harness.close(first, CallState.UNKNOWN)
-    second = await harness.claims.claim(harness.request(method), [harness.candidate(spendable)])
+    await harness.pay()
+    first, second = await harness.claim(), await harness.claim()
     assert first.call_id != second.call_id
 
 
@@ -352,120 +365,81 @@ async def test_what_another_gateway_left_without_an_outcome_runs_again_under_its
     harness: Harness,
 ) -> None:
     elsewhere = Harness(harness)
-    spendable = await harness.spendable()
-    first = await elsewhere.claims.claim(elsewhere.request(), [elsewhere.candidate(spendable)])
-    await elsewhere.close(first, CallState.UNKNOWN)
-    again = replace(spendable, is_first=False)  # known here for long
-    second = await harness.claims.claim(harness.request(), [harness.candidate(again)])
-    assert (second.call_id, second.claimed.epoch) == (first.call_id, 2)
-    assert second.claimed.remaining_units == 20_000
+    spendable = await harness.pay()
+    elsewhere.verifier.spendables = (spendable,)
+    first = await elsewhere.claim()
+    await elsewhere.leave_unknown(first)
+    harness.verifier.spendables = (replace(spendable, is_first=False),)  # known here for long
+    second = await harness.claim()
+    assert (second.call_id, granted(second)) == (first.call_id, (2, 20_000))
 
 
-async def test_whoever_comes_too_late_to_run_it_again_has_a_call_of_its_own(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    first = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    await harness.close(first, CallState.UNKNOWN)
-    reopen = harness.ledger.reopen
-
-    async def reopen_second(call_id: CallId, *, epoch: int, **options: Any) -> Any:
-        await reopen(call_id, epoch=epoch, **options)
-        return await reopen(call_id, epoch=epoch, **options)
-
-    harness.ledger.reopen = reopen_second  # type: ignore[method-assign]
-    second = await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    assert (second.call_id != first.call_id, second.claimed.epoch) == (True, 1)
-    assert second.claimed.remaining_units == 10_000
+async def test_a_request_that_comes_too_late_to_run_it_again_has_a_call_of_its_own(harness: Harness) -> None:
+    await harness.pay()
+    first = await harness.claim()
+    await harness.leave_unknown(first)
+    harness.ledger.is_overtaken = True
+    second = await harness.claim()
+    assert (second.call_id != first.call_id, granted(second)) == (True, (1, 10_000))
 
 
 async def test_a_request_that_was_attempted_often_enough_is_another_call(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    tickets = []
+    await harness.pay()
+    payments = []
     for _ in range(DEFAULT_LIMITS.attempts_max + 1):
-        tickets.append(await harness.claims.claim(harness.request(), [harness.candidate(spendable)]))
-        await harness.close(tickets[-1], CallState.UNKNOWN)
-    assert [claimed_call.claimed.epoch for claimed_call in tickets] == [1, 2, 3, 1]
-    assert len({claimed_call.call_id for claimed_call in tickets}) == 2
-
-
-async def test_a_streamed_body_that_nobody_promised_is_never_the_same_request(harness: Harness) -> None:
-    spendable = await harness.spendable()
-    streamed = ForwardBody(content=None, length=None, body_hash=None)
-    first = await harness.claims.claim(harness.request(body=streamed), [harness.candidate(spendable)])
-    await harness.close(first, CallState.UNKNOWN)
-    second = await harness.claims.claim(harness.request(body=streamed), [harness.candidate(spendable)])
-    assert first.call_id != second.call_id
+        payments.append(await harness.claim())
+        await harness.leave_unknown(payments[-1])
+    assert [granted(payment)[0] for payment in payments] == [1, 2, 3, 1]
+    assert len({payment.call_id for payment in payments}) == 2
 
 
 # ---------------------------------------------------------------------- what is written
 
 
-Change = Callable[[LoadedTransactionRequest], LoadedTransactionRequest]
-DIFFERENT: tuple[Change, ...] = (
-    lambda request: replace(request, call=replace(request.call, method="HEAD")),
-    lambda request: replace(
-        request, call=replace(request.call, target=replace(request.call.target, rest="/Q"))
-    ),
-    lambda request: replace(
-        request, call=replace(request.call, target=replace(request.call.target, query=""))
-    ),
-    lambda request: replace(request, call=replace(request.call, listing_id=ListingId("api_2"))),
-    lambda request: replace(request, body=replace(request.body, body_hash=keccak256(b"other"))),
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"method": "HEAD"},
+        {"rest": "/Q"},
+        {"query": ""},
+        {"listing_id": "api_2"},
+        {"body": replace(EMPTY_BODY, body_hash=keccak256(b"other"))},
+    ],
+    ids=lambda difference: next(iter(difference)),
 )
-
-
-@pytest.mark.parametrize("change", DIFFERENT)
-async def test_a_request_is_the_same_only_in_all_of_its_parts(harness: Harness, change: Change) -> None:
-    claims = await written(harness, [harness.request(), harness.request(), change(harness.request())])
-    assert claims[0].digest == claims[1].digest != claims[2].digest
-    assert claims[0].call_id != claims[1].call_id
+async def test_a_request_is_the_same_only_in_all_of_its_parts(
+    harness: Harness, difference: dict[str, Any]
+) -> None:
+    first, second, other = await write(harness, {}, {}, difference)
+    assert first.digest == second.digest != other.digest
+    assert first.call_id != second.call_id
 
 
 async def test_a_claim_carries_no_query_and_a_short_path(harness: Harness) -> None:
-    request = harness.request()
-    long = replace(
-        request, call=replace(request.call, target=replace(request.call.target, rest="/" + "a" * 5_000))
-    )
-    plain, shortened = await written(harness, [request, long])
+    plain, shortened = await write(harness, {}, {"rest": "/" + "a" * 5_000})
     assert plain.path == "/q"
     assert len(shortened.path) == 2_048
 
 
 async def test_a_bound_claim_carries_its_nonce_and_ends_the_plain_form(harness: Harness) -> None:
-    plain, bound = await written(harness, [harness.request(), harness.request(nonce=b"n" * 32)])
+    plain, bound = await write(harness, {}, {"nonce": b"n" * 32})
     assert (plain.nonce, plain.is_plain, plain.ends_plain) == (None, True, False)
     assert (bound.nonce, bound.is_plain, bound.ends_plain) == (b"n" * 32, False, True)
 
 
-async def test_a_free_call_is_written_and_takes_nothing(harness: Harness) -> None:
-    claimed_call = await harness.claims.claim_free(
-        harness.request().call, harness.listing, harness.operation_price("0")
-    )
-    assert (claimed_call.asset, claimed_call.units, claimed_call.claimed.remaining_units) == (None, 0, 0)
-    report = await harness.ledger.audit()
-    assert (report.calls, report.is_balanced) == (1, True)
-
-
-async def written(harness: Harness, orders: list[LoadedTransactionRequest]) -> list[Claim]:
-    spendable = await harness.spendable(1_000_000)
-    claims: list[Claim] = []
-    claim_in_ledger = harness.ledger.claim
-
-    async def claim_and_keep(claim: Claim) -> ClaimOutcome:
-        claims.append(claim)
-        return await claim_in_ledger(claim)
-
-    harness.ledger.claim = claim_and_keep  # type: ignore[method-assign]
-    for request in orders:
-        await harness.claims.claim(request, [harness.candidate(spendable)])
-    return claims
+async def write(harness: Harness, *calls: dict[str, Any]) -> list[Claim]:
+    """The claims of calls that take what `open` takes."""
+    await harness.pay(1_000_000)
+    for given in calls:
+        await harness.claim(**given)
+    return list(harness.ledger.claims)
 
 
 async def test_a_call_remembers_the_decimals_of_the_asset_itself(harness: Harness) -> None:
     """A record outlives the configuration, and ledger units alone do not tell what the contract counts."""
-    ether = replace(USDC, symbol="USDC", decimals=18)
-    spendable = replace(await harness.spendable(10**9), asset=ether)
-    await harness.claims.claim(harness.request(), [harness.candidate(spendable)])
-    page = await harness.ledger.history(
-        HistoryQuery(wallet=spendable.payment.payer, role="payer", limit=1, offset=0)
-    )
+    spendable = await harness.pay(10**9)
+    harness.verifier.spendables = (replace(spendable, asset=replace(USDC, decimals=18)),)
+    await harness.claim()
+    query = HistoryQuery(wallet=spendable.payment.payer, role="payer", limit=1, offset=0)
+    page = await harness.ledger.history(query)
     assert page.calls[0].decimals == 18
