@@ -55,8 +55,9 @@ class CallPipeline:
         find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
-        """`host`: the name of this gateway in Via and CDN-Loop. `rails`: a request is read by each in turn. `free_rail`: of calls that cost nothing. `find_requirements`: what a 402 offers to sign. `is_verified`: whether the
-        ownership of a listing is proved; given where only such listings are served."""
+        """`host`: the name of this gateway in Via and CDN-Loop. `rails`: each reads a request in turn. `free_rail`: of calls that cost
+        nothing. `find_requirements`: what a 402 offers to sign. `is_verified`: whether the ownership of a listing is proved; given
+        where only such listings are served."""
         self._host = host
         self._catalog = catalog
         self._rails = rails
@@ -83,19 +84,19 @@ class CallPipeline:
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
         self._check_headers(request)
-        entry = await self._find_listing(request)  # 404; a suspended one delivers not even a stored response
-        shown = read_proof(
-            request, self._rails
-        )  # a value: what is wrong with it counts only where a payment is required
-        route = self._router.match(
-            entry, request
-        )  # a value too: what is paid and stored is delivered for a closed listing
+        # 404. A suspended listing delivers not even a stored response.
+        entry = await self._find_listing(request)
+        # Two values: what is wrong with a proof counts only where a payment is required, and what is paid for and stored is
+        # delivered for a closed listing too.
+        shown = read_proof(request, self._rails)
+        route = self._router.match(entry, request)
         repeat = await self._find_repeat(request, entry, shown, route)
         if repeat is not None and repeat.response is not None and repeat.is_deliverable:
-            return require(repeat.response)  # stored, or still running
-        route = await self._check_route(route)  # 410, 503, 405, 404, ownership
+            return require(repeat.response)
+        # 410, 503, 405, 404, ownership.
+        route = await self._check_route(route)
         if shown is None and not route.is_free:
-            return require_payment(self._quote(request, route))  # 402
+            return require_payment(self._quote(request, route))
         try:
             return await self._serve(request, route, shown, repeat)
         except Refusal as refusal:
@@ -104,27 +105,27 @@ class CallPipeline:
     async def _serve(
         self, request: ProxyRequest, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
     ) -> ProxyResponse:
-        rail, proof = self._choose_rail(
-            route, shown, repeat
-        )  # free: a bad proof is ignored; else 402, 400, or the repeat's 409
-        self._check_request(request, route)  # size, form of the key, required parameters
-        with self._access.enter(
-            request, route.entry.listing, is_settled_here=rail.is_settled_here
-        ) as active:  # its end counts every outcome, refusals included
+        # A free call ignores a bad proof; else 400, 402, or the 409 of a repeat.
+        rail, proof = self._choose_rail(route, shown, repeat)
+        # Size, form of the key, required parameters.
+        self._check_request(request, route)
+        # The end of this context counts every outcome, refusals included.
+        with self._access.enter(request, route.listing, is_settled_here=rail.is_settled_here) as active:
             payment = rail.open(request, route, proof, repeat, active)
-            await payment.check()  # what the body does not decide is refused before it is read
+            # What the body does not decide is refused before the body is read.
+            await payment.check()
             payment.body = await self._load_body(request, route, proof, repeat)
-            stored = (
-                await payment.verify()
-            )  # facts -> rules -> price -> access; the second look-up of the key
+            # Facts -> rules -> price -> access. A contract's wallet has its key looked up only now.
+            stored = await payment.verify()
             if stored is not None:
                 return stored
-            async with self._proxy.connect(
-                payment
-            ) as upstream:  # every exit returns the connection or cuts it
-                stored = await payment.claim()  # one durable commit, before the first byte
-                if stored is not None:  # another request was faster
+            # A connection is held; every exit returns it or cuts it, but that of a response whose body streams.
+            async with self._proxy.connect(payment) as upstream:
+                # One durable commit, before the first byte. A stored response: another request was faster.
+                stored = await payment.claim()
+                if stored is not None:
                     return stored
+                # Look at the connection once more, sign, send once, capture by the head, stream.
                 return active.note(await self._proxy.exchange(upstream, payment))
 
     # ---- What the steps do.
