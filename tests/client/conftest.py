@@ -225,7 +225,7 @@ class FakeGateway:
         shown = parse_presented(
             [(b"payment-signature", request.headers["payment-signature"].encode())],
             challenger=None,
-            route=ChallengeRoute(api_id=API, method=request.method, target=b""),
+            find_route=lambda: ChallengeRoute(api_id=API, method=request.method, target=b""),
             now_s=NOW_S,
         )
         requirement = PaymentRequirement(

@@ -88,7 +88,7 @@ def test_what_our_gateway_asks_is_read_signed_and_counted_by_its_till() -> None:
         SignAuthorization(offer=offer, asset=USDC), gateway="https://gw.test", now_s=NOW_S, nonce=b"\x0c" * 32
     )
     shown = parse_presented(
-        [(b"payment-signature", signed.proof.encode())], challenger=None, route=route(), now_s=NOW_S
+        [(b"payment-signature", signed.proof.encode())], challenger=None, find_route=route, now_s=NOW_S
     )
     requirement, authorization = match_requirement(shown, [REQUIREMENT])
     assert requirement == REQUIREMENT

@@ -98,7 +98,7 @@ def signatures(raw: bytes) -> None:
 
 def credentials(raw: bytes) -> None:
     """x402 of both versions and MPP, in headers; never raises."""
-    parse_presented(_headers(raw), challenger=CHALLENGER, route=ROUTE, now_s=NOW_S)
+    parse_presented(_headers(raw), challenger=CHALLENGER, find_route=lambda: ROUTE, now_s=NOW_S)
 
 
 def control_headers(raw: bytes) -> None:

@@ -20,12 +20,12 @@ from tollway.errors import (
 )
 from tollway.gateway.messages import ClientGone, Quote
 from tollway.gateway.problems import (
-    add_quote,
     check_idempotency_key,
     check_listing,
     check_price_max,
     check_rails,
     explain_failure,
+    explain_quoted,
     find_idempotency_key,
     name_proxy_error,
 )
@@ -159,7 +159,7 @@ MAY_ASK = {
 
 @pytest.mark.parametrize("code", list(Code))
 def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
-    refusal = add_quote(
+    refusal = explain_quoted(
         Refusal(Problem(code=code, detail="")), OFFER, sample_request(authorization="Payment e30")
     )
     assert (refusal.quote is OFFER) == (code in MAY_ASK)
@@ -177,7 +177,7 @@ def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> Non
 )
 def test_an_unreadable_payment_gets_terms_on_mpp_only(shown: dict[str, str], has_terms: bool) -> None:
     unreadable = Refusal(Problem(code=Code.PAYMENT_MALFORMED, detail=""))
-    refusal = add_quote(unreadable, OFFER, sample_request(**shown))
+    refusal = explain_quoted(unreadable, OFFER, sample_request(**shown))
     assert (refusal.quote is OFFER) == has_terms
 
 

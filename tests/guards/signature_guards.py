@@ -11,17 +11,17 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "every forwarded call is signed",
-        "gateway.proxy:Proxy.forward",
-        "request.headers.extend(self._sign(upstream_call, attempt.claimed_call, attempt.sent_ms))",
-        "pass",
+        "gateway.proxy:Proxy.exchange",
+        "headers=self._sign(payment, sent_ms)",
+        "headers=[]",
         test="gateway/test_request_signing_calls.py::test_a_call_paid_by_a_transaction",
     ),
     guard(
         "I9",
         "the host is signed as it is sent",
         "gateway.proxy:Proxy._sign",
-        "authority=format_host(upstream_call.endpoint),",
-        "authority=upstream_call.endpoint.host,",
+        "authority=format_host(route.endpoint),",
+        "authority=route.endpoint.host,",
         test="gateway/test_request_signing_calls.py::test_method_and_target_are_those_on_the_wire",
     ),
     guard(
