@@ -33,7 +33,7 @@ OTHER_PAYEE = Address(b"\x99" * 20)
 
 
 def parse(*headers: tuple[bytes, bytes], **given_: Any) -> PresentedAuthorization | Problem | None:
-    fields = {"challenger": CHALLENGER, "route": ROUTE, "now_s": NOW_S, **given_}
+    fields = {"challenger": CHALLENGER, "find_route": lambda: ROUTE, "now_s": NOW_S, **given_}
     return parse_presented(headers, **fields)
 
 

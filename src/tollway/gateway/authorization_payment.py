@@ -9,6 +9,7 @@ is never answered with a quote, because its money may have moved. Whether money 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from tollway.chain.networks import ChainRules
@@ -79,7 +80,6 @@ from tollway.payments.settlement import (
     NotSettled,
     Settled,
     Settlement,
-    SettlementFenced,
     SettlementOrder,
     Undecided,
 )
@@ -87,6 +87,7 @@ from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.registry.listing import CatalogEntry, Listing, RevisionCache
 
 QUOTES_MAX = 4_096
+_SETTLED = Closed(remaining_units=None)
 
 
 class AuthorizationRail:
@@ -145,7 +146,7 @@ class AuthorizationRail:
         presented = parse_presented(
             request.headers,
             challenger=self._challenger,
-            route=build_challenge_route(request),
+            find_route=partial(build_challenge_route, request),
             now_s=self.clock.now_ms() // 1000,
             limits=self.limits,
         )
@@ -381,21 +382,25 @@ class AuthorizationPayment(CallPayment):
 
     # ---- After the head: settle, where it costs. Money that has moved already is not settled again.
 
+    @property
+    def charged_state(self) -> CallState:
+        return CallState.SETTLING if self.transaction is None else CallState.CONSUMED
+
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
-        if close.after is not CallState.CONSUMED or self.transaction is not None:
+        if close.after is not CallState.SETTLING:
             return await self._rail.ledger.close(close)
         outcome = await self._rail.settlement.settle(self._order(close))
         match outcome:
             case Settled(transfer=transfer):
                 self.transaction = transfer.tx_hash
-                return Closed(remaining_units=None)
+                return _SETTLED
             case NotSettled(reason=reason):
                 return self._explain_failed(reason)
             case Undecided():
                 await self._leave_orphaned(close, await collect())
                 return outcome
-            case SettlementFenced():
-                return Fenced()
+            case Fenced():
+                return outcome
             case _:
                 assert_never(outcome)
 
@@ -408,7 +413,7 @@ class AuthorizationPayment(CallPayment):
         return SettlementOrder(
             authorization=authorization,
             asset=self.asset,
-            close=replace(close, after=CallState.SETTLING),
+            close=close,
             listing_id=self.route.entry.listing.id,
             digest=digest,
         )

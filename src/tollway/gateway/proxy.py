@@ -240,7 +240,7 @@ class Proxy:
             return None
         if not isinstance(closed, Closed):
             return None
-        self._count_quality(payment, close)
+        self._count_quality(payment, close, _format_state(after, payment))
         return closed
 
     # ---- The head: capture by it, then stream.
@@ -248,7 +248,8 @@ class Proxy:
     async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
         status = upstream.status
         is_charged_now = is_charged(payment.charge_on, status)
-        after = CallState.CONSUMED if is_charged_now else CallState.RELEASED
+        after = payment.charged_state if is_charged_now else CallState.RELEASED
+        state = _format_state(CallState.CONSUMED if is_charged_now else CallState.RELEASED, payment)
         is_foreign_402 = status == _PAYMENT_REQUIRED
         close = self._build_close(
             payment,
@@ -264,14 +265,13 @@ class Proxy:
             raise self._explain_unknown(payment) from None  # a repeat reads the ledger again
         match captured:
             case Closed(remaining_units=remaining_units):
-                self._count_quality(payment, close)
+                self._count_quality(payment, close, state)
             case CaptureFailed():
                 raise self._explain_capture_failed(payment, captured)
             case Undecided() | Fenced():
                 raise self._explain_unknown(payment)
             case _:
                 assert_never(captured)
-        state = _format_state(after, payment)
         own = call_headers(payment, state, remaining_units=remaining_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
@@ -323,12 +323,12 @@ class Proxy:
             error=error,
         )
 
-    def _count_quality(self, payment: CallPayment, close: Close) -> None:
+    def _count_quality(self, payment: CallPayment, close: Close, payment_state: str) -> None:
         listing = payment.route.entry.listing
         bucket = classify(
             listing,
             payment.payer if _claimed(payment).before is None else None,
-            payment_state=_format_state(close.after, payment),
+            payment_state=payment_state,
             upstream_status=close.upstream_status,
             upstream_latency_ms=close.upstream_latency_ms,
             error=close.error,

@@ -54,7 +54,7 @@ from tollway.ledger.ledger import (
     UnfinalLimit,
     Unspendable,
 )
-from tollway.ledger.records import Authorization, Cover, KeyTaken, Payment, RepeatsOpenCall
+from tollway.ledger.records import Authorization, CallState, Cover, KeyTaken, Payment, RepeatsOpenCall
 from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 from tollway.payments.settlement import Undecided
@@ -177,6 +177,11 @@ class CallPayment(ABC):
     async def claim(self) -> ProxyResponse | None:
         """Takes the price durably, or runs a call again under the claim that it has; a connection is held meanwhile. A response:
         another request was faster, and its response is stored. Raises Refusal: nothing was taken."""
+
+    @property
+    def charged_state(self) -> CallState:
+        """Where a head that costs moves the call."""
+        return CallState.CONSUMED
 
     @abstractmethod
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:

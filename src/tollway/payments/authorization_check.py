@@ -6,7 +6,7 @@ authorisation up in the ledger, and only then match. A payment that the ledger k
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tollway.chain.port import AuthorizationFacts
@@ -30,13 +30,13 @@ def parse_presented(
     headers: Sequence[tuple[bytes, bytes]],
     *,
     challenger: Challenger | None,
-    route: ChallengeRoute,
+    find_route: Callable[[], ChallengeRoute],
     now_s: float,
     limits: Limits = DEFAULT_LIMITS,
 ) -> PresentedAuthorization | Problem | None:
     """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
 
-    `challenger` None: MPP is off. Never raises, whatever the headers hold.
+    `challenger` None: MPP is off. `find_route`: what an MPP challenge has to be bound to. Never raises, whatever the headers hold.
     """
     shown = [(name, value) for name, value in headers if name in _RAILS]
     credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]
@@ -47,7 +47,7 @@ def parse_presented(
         return explain_authorization(AuthorizationReason.MORE_THAN_ONE)
     try:
         if payments:
-            return _parse_mpp(payments[0], challenger, route, now_s, limits)
+            return _parse_mpp(payments[0], challenger, find_route, now_s, limits)
         name, value = shown[0]
         parse = x402.parse_payment_v1 if name == x402.PAYMENT_HEADER_V1 else x402.parse_payment
         return parse(value, limits=limits)
@@ -56,13 +56,17 @@ def parse_presented(
 
 
 def _parse_mpp(
-    value: bytes, challenger: Challenger | None, route: ChallengeRoute, now_s: float, limits: Limits
+    value: bytes,
+    challenger: Challenger | None,
+    find_route: Callable[[], ChallengeRoute],
+    now_s: float,
+    limits: Limits,
 ) -> PresentedAuthorization:
     if challenger is None:
         raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
     if not value.strip():
         raise unreadable("`Authorization: Payment` carries no credential.")
-    return challenger.parse(value, route, now_s=now_s, limits=limits)
+    return challenger.parse(value, find_route(), now_s=now_s, limits=limits)
 
 
 def match_requirement(
