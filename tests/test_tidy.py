@@ -55,10 +55,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")
 LONG_FUNCTIONS: dict[str, int] = {}
 """`file:function` -> lines that it may have."""
 
-LONG_FILES: dict[str, str] = {
-    "gateway/proxy.py": "the reverse proxy: request, response head and body are one exchange",
-    "gateway/transaction_payment.py": "a call paid by a transaction, from the proof to the claim, with each repeat of it",
-}
+LONG_FILES: dict[str, str] = {}
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {

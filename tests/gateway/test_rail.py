@@ -4,14 +4,17 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.kit.gateway import CHAIN, HOST, PAY_TO, SECRET, USDC, InProcessGateway
+from tests.kit.gateway import CHAIN, HOST, NOW_MS, PAY_TO, PUBLIC_URL, SECRET, USDC, InProcessGateway
 from tests.kit.ledger_records import authorization_of, authorized_claim, claim_on
 from tests.kit.payer import AuthorizationSigner, encode_header
 from tests.kit.proxy_requests import sample_request
 from tests.kit.upstream import LoopbackUpstream
 from tollway.errors import Code, Problem
+from tollway.gateway.authorization_payment import AuthorizationRail
+from tollway.gateway.idempotency import ClientNetworks
 from tollway.gateway.problems import may_quote
 from tollway.gateway.rail import FreeRail, PaymentRail, explain_claim, read_proof
+from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import RequestSchemas, Route, Router
 from tollway.ids import CallId, ListingId
 from tollway.ledger.ledger import (
@@ -92,6 +95,35 @@ def test_a_request_shows_one_proof_at_most(headers: dict[str, str], shown: Any) 
         assert (proof.dialect, rail) == (shown, gateway.authorization_rail)
     else:
         assert (type(proof), rail) == (shown, gateway.transaction_rail)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        (V2, "invalid_scheme"),
+        (V1, "invalid_scheme"),
+        (MPP, None),
+        ({"payment_signature": "!"}, "invalid_payload"),
+    ],
+)
+def test_a_gateway_without_x402_reads_credentials_of_mpp_only(
+    headers: dict[str, str], reason: str | None
+) -> None:
+    gateway = InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
+    rail = AuthorizationRail(
+        ledger=gateway.ledger,
+        settlement=gateway.settlement.settlement,
+        idempotency=gateway.idempotency,
+        receipts=ReceiptWriter(public_url=PUBLIC_URL, receipt_signer=None, now_ms=lambda: NOW_MS),
+        challenger=gateway.challenger,
+        rules=gateway.rules,
+        limits=DEFAULT_LIMITS,
+        networks=ClientNetworks.derive([SECRET]),
+        clock=gateway.claim_clock,
+        is_x402=False,
+    )
+    found = read_proof(sample_request(**headers), (gateway.transaction_rail, rail))
+    assert (found.reason if isinstance(found, Problem) else None) == reason
 
 
 # ---------------------------------------------------------------------- why a claim was not granted

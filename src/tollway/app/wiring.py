@@ -461,19 +461,6 @@ class AsgiBuilder:
             clock=clock,
             is_x402=settings.x402,
         )
-        proxy = Proxy(
-            http_client=services.http_client,
-            store_response=idempotency.store_response,
-            limits=limits,
-            now_ms=self._now_ms,
-            public_url=settings.public_url,
-            name=self._origin.authority,
-            signer=self._signer,
-            entropy=self._random.take_bytes,
-            observe_upstream_s=services.metrics.upstream_seconds.observe,
-            tally=services.reputation_services.tally,
-            breaker=services.reputation_services.breaker,
-        )
         ownerships = services.reputation_services.ownerships
         return CallPipeline(
             host=self._origin.authority,
@@ -483,11 +470,27 @@ class AsgiBuilder:
             free_rail=FreeRail(ledger=services.ledger, access=access, clock=clock),
             idempotency=idempotency,
             access=access,
-            proxy=proxy,
+            proxy=self._make_proxy(idempotency),
             limits=limits,
             now_ms=self._now_ms,
             find_requirements=authorizations.find_requirements,
             is_verified=ownerships.is_verified if settings.require_ownership else None,
+        )
+
+    def _make_proxy(self, idempotency: Idempotency) -> Proxy:
+        services = self._services
+        return Proxy(
+            http_client=services.http_client,
+            store_response=idempotency.store_response,
+            limits=self._limits,
+            now_ms=self._now_ms,
+            public_url=self._settings.public_url,
+            name=self._origin.authority,
+            signer=self._signer,
+            entropy=self._random.take_bytes,
+            observe_upstream_s=services.metrics.upstream_seconds.observe,
+            tally=services.reputation_services.tally,
+            breaker=services.reputation_services.breaker,
         )
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:
