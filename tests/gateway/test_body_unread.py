@@ -7,6 +7,9 @@ import pytest
 
 from tests.kit.gateway import HeaderPairs, InProcessGateway, open_gateway
 from tests.kit.payer import KeyWallet, Payer
+from tests.kit.proxy_requests import GivenBody, sample_request
+from tollway.errors import Code
+from tollway.gateway.messages import ProblemResponse
 from tollway.ids import TxHash
 from tollway.ledger.records import Dialect
 from tollway.money import Price
@@ -113,7 +116,11 @@ async def test_a_keyed_proof_that_opens_no_record_of_a_closed_listing(gateway: I
     await gateway.publish(status="paused")
     payment = await gateway.pay()
     forged = [*gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY), KEY]
-    assert await ask_without_body(gateway, forged, length=1_000) == (503, "api_paused")
+    body = GivenBody(b"x" * 1_000)
+    headers = {name.replace("-", "_").lower(): value for name, value in forged}
+    outcome = await gateway.pipeline.handle(sample_request("POST", "/quote", "x=1", body=body, **headers))
+    assert isinstance(outcome, ProblemResponse)
+    assert (outcome.problem.code, body.bytes_read) == (Code.API_PAUSED, 0)
 
 
 async def test_a_free_call_beside_a_known_authorisation_is_served_with_its_body(

@@ -100,8 +100,8 @@ def test_a_request_shows_one_proof_at_most(headers: dict[str, str], shown: Any) 
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        (V2, "invalid_scheme"),
-        (V1, "invalid_scheme"),
+        (V2, "unsupported_scheme"),
+        (V1, "unsupported_scheme"),
         (MPP, None),
         ({"payment_signature": "!"}, "invalid_payload"),
     ],
