@@ -598,9 +598,9 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a call whose money has moved is not settled again",
-        "gateway.authorization_payment:AuthorizationPayment.capture",
-        " or self.transaction is not None:",
-        " or self.claimed.before is CallState.CONSUMED:",
+        "gateway.authorization_payment:AuthorizationPayment.charged_state",
+        "if self.transaction is None else",
+        "if self.claimed.before is not CallState.CONSUMED else",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 POST key conclude landed-heard]",
     ),
     guard(
