@@ -24,9 +24,9 @@ MUTANTS = (
         name="signature not checked",
         edits=(
             Edit(
-                place="payments.transaction_verifier:TransactionVerifier._match",
-                before="mine = [payment for payment in counting if payment.payer in presented.keys(payment.chain_id)]",
-                after="mine = list(counting)",
+                place="payments.transaction_verifier:_match_keys",
+                before=" if one.payment.payer in signers[one.payment.chain_id])",
+                after=")",
             ),
         ),
         test="tests/gateway/test_pipeline.py::test_a_stranger_may_not_spend_a_known_payment",
