@@ -8,7 +8,7 @@ application behind the real server.
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -101,6 +101,13 @@ class Stores:
         )
 
 
+OpenRails = Callable[["InProcessGateway"], tuple[PaymentRail, ...]]
+
+
+def _open_none(gateway: "InProcessGateway") -> tuple[PaymentRail, ...]:
+    return ()
+
+
 class InProcessGateway:
     """Every part is an attribute. `now_ms` is the clock; a test sets it forward. `outcomes`: of every call, as counted."""
 
@@ -116,8 +123,9 @@ class InProcessGateway:
         has_mpp: bool = True,
         receipt_signer: ReceiptSigner | None = None,
         stores: Stores | None = None,
+        open_further_rails: OpenRails = _open_none,
     ) -> None:
-        """`receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
+        """`open_further_rails`: rails beside those of the product, read before them. `receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
         it sells the listings in `verified` alone. `stores`: of a ledger in a database."""
         self.now_ms = NOW_MS
         self.upstream = upstream
@@ -160,6 +168,7 @@ class InProcessGateway:
         self.receipt_signer = receipt_signer
         self.settlement = self._make_settlement(stores)
         self._make_rails(is_bound_required)
+        self._further_rails = open_further_rails(self)
         self.pipeline = self._make_pipeline(only_verified)
         self._build_app()
 
@@ -281,7 +290,7 @@ class InProcessGateway:
         )
 
     def _list_rails(self) -> tuple[PaymentRail, ...]:
-        return (self.transaction_rail, self.authorization_rail)
+        return (*self._further_rails, self.transaction_rail, self.authorization_rail)
 
     def _make_pipeline(self, only_verified: bool) -> CallPipeline:
         async def is_verified(listing_id: ListingId) -> bool:
@@ -543,9 +552,10 @@ async def open_gateway(
     is_bound_required: bool = False,
     rate_limiter: RateLimiter | None = None,
     only_verified: bool = False,
+    open_further_rails: OpenRails = _open_none,
     **limits: Any,
 ) -> AsyncIterator[InProcessGateway]:
-    """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
+    """A gateway and its upstream. `open_further_rails`: see `InProcessGateway`. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
         gateway = InProcessGateway(
@@ -554,6 +564,7 @@ async def open_gateway(
             is_bound_required=is_bound_required,
             rate_limiter=rate_limiter,
             only_verified=only_verified,
+            open_further_rails=open_further_rails,
         )
         try:
             async with gateway.settlement.running():
