@@ -435,7 +435,7 @@ async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
 
 
 def blind_caller_states(blind: InProcessGateway) -> list[Any]:
-    failures = blind.pipeline._access._checks.failures
+    failures = blind.access._checks.failures
     return list(failures._states.values())
 
 

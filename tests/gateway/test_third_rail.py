@@ -384,12 +384,15 @@ async def by_broken_proof(gateway: InProcessGateway) -> HeaderPairs:
     return [("X-Payment-Tx", "0x12")]
 
 
-@pytest.mark.parametrize("pay", [*(pay for pay, _ in RAILS), by_broken_proof])
+@pytest.mark.parametrize(
+    ("pay", "reason"),
+    [*((pay, "more_than_one_rail") for pay, _ in RAILS), (by_broken_proof, "missing_header")],
+)
 async def test_a_request_that_shows_two_rails_is_refused(
-    gateway: InProcessGateway, rail: VoucherRail, pay: Pay
+    gateway: InProcessGateway, rail: VoucherRail, pay: Pay, reason: str
 ) -> None:
     exchange = await gateway.ask("GET", TARGET, [*await pay(gateway), show(gateway)])
-    assert (exchange.status, exchange.problem["reason"]) == (400, "more_than_one_rail")
+    assert (exchange.status, exchange.problem["reason"]) == (400, reason)
     assert not has_terms(exchange)
     await check_untouched(gateway, rail)
 

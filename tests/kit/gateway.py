@@ -125,7 +125,7 @@ class InProcessGateway:
         stores: Stores | None = None,
         open_further_rails: OpenRails = _open_none,
     ) -> None:
-        """`open_further_rails`: rails beside those of the product, read before them. `receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
+        """`open_further_rails`: rails beside those of the product, read after them. `receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
         it sells the listings in `verified` alone. `stores`: of a ledger in a database."""
         self.now_ms = NOW_MS
         self.upstream = upstream
@@ -290,7 +290,7 @@ class InProcessGateway:
         )
 
     def _list_rails(self) -> tuple[PaymentRail, ...]:
-        return (*self._further_rails, self.transaction_rail, self.authorization_rail)
+        return (self.transaction_rail, self.authorization_rail, *self._further_rails)
 
     def _make_pipeline(self, only_verified: bool) -> CallPipeline:
         async def is_verified(listing_id: ListingId) -> bool:

@@ -180,23 +180,18 @@ class VoucherRail:
         asset: Asset,
         limits: Limits,
         clock: ClaimClock,
-        beside: tuple[PaymentRail, ...] = (),
     ) -> None:
-        """`beside`: the other rails of the gateway; a request shows a proof on one of them, or a voucher."""
         self.ledger = ledger
         self.idempotency = idempotency
         self.counter = counter
         self.asset = asset
         self.limits = limits
         self.clock = clock
-        self._beside = beside
 
     def read(self, request: ProxyRequest) -> Voucher | Problem | None:
         values = [value for name, value in request.headers if name == VOUCHER_HEADER]
         if not values:
             return None
-        if any(rail.read(request) is not None for rail in self._beside):
-            return TWO_RAILS
         return MALFORMED if len(values) > 1 else parse_voucher(values[0]) or MALFORMED
 
     def open(
@@ -356,12 +351,6 @@ MALFORMED = Problem(
     detail="X-Voucher is not a wallet, a maximum and a code.",
     payment_state="none",
 )
-TWO_RAILS = Problem(
-    code=Code.INVALID_REQUEST,
-    detail="The request shows more than one kind of payment; send one.",
-    reason="more_than_one_rail",
-    payment_state="none",
-)
 UNKNOWN_VOUCHER = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,
     detail="This voucher is not known.",
@@ -392,7 +381,6 @@ async def open_voucher_gateway(
             asset=USDC,
             limits=gateway.limits,
             clock=gateway.claim_clock,
-            beside=(gateway.transaction_rail, gateway.authorization_rail),
         )
         opened.append(rail)
         return (rail,)

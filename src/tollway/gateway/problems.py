@@ -90,19 +90,12 @@ def _priced_method(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def check_rails(request: ProxyRequest, *, has_transaction: bool) -> Problem | None:
-    """One kind of payment at most. `has_transaction`: X-Payment-Tx or X-Signature is there."""
-    rails = int(has_transaction)
+def check_rails(request: ProxyRequest) -> Problem | None:
+    """One signed payment at most, in whatever dialect."""
+    rails = 0
     for name, value in request.headers:
         rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
-    if rails <= 1:
-        return None
-    return Problem(
-        code=Code.INVALID_REQUEST,
-        detail="The request shows more than one kind of payment; send one.",
-        reason="more_than_one_rail",
-        payment_state="none",
-    )
+    return MORE_THAN_ONE_RAIL if rails > 1 else None
 
 
 def check_idempotency_key(request: ProxyRequest) -> Problem | None:
@@ -320,6 +313,12 @@ OUTCOME_UNKNOWN = Problem(
 UPSTREAM_PAYMENT_REQUIRED = Problem(
     code=Code.UPSTREAM_PAYMENT_REQUIRED,
     detail="The provider's API asked for a payment of its own; nothing was charged.",
+)
+MORE_THAN_ONE_RAIL = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The request shows more than one kind of payment; send one.",
+    reason="more_than_one_rail",
+    payment_state="none",
 )
 NO_OPERATION = Problem(
     code=Code.ROUTE_NOT_FOUND,

@@ -356,7 +356,13 @@ class Proxy:
         length = 0 if is_bodiless else _find_length(headers)
         first: bytes | None = b""
         if not is_bodiless and length is not None and length <= self._limits.buffer_bytes:
-            first = await _read_first(upstream, length)
+            try:
+                first = await _read_first(upstream, length)
+            except (
+                BaseException
+            ):  # the gateway stops: the price is captured, and the end of the call is recorded
+                await _finish(payment, Delivery.PARTIAL, 0, now_ms=self._now_ms())
+                raise
         if recorder is not None and first:
             await recorder.add_chunk(first)
         if first is None or len(first) != length:

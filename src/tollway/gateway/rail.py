@@ -20,6 +20,7 @@ from tollway.gateway.idempotency import KeyReader, Repeat
 from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
     HELD,
+    MORE_THAN_ONE_RAIL,
     NOT_COVERED,
     OTHER_CURRENCY,
     REORGED,
@@ -103,18 +104,15 @@ Shown = tuple[PaymentRail, object]
 
 def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> Shown | Problem | None:
     """What the request shows, at most one proof; a Problem where it cannot be read. Whether it counts is not known yet."""
+    shown = [(rail, proof) for rail in rails if (proof := rail.read(request)) is not None]
+    if not shown:
+        return None
+    rail, proof = shown[0]
     has_transaction = any(request.find_header(name) is not None for name in _TRANSACTION_HEADERS)
-    for rail in rails:
-        proof = rail.read(request)
-        if proof is None:
-            continue
-        if isinstance(proof, Problem) and has_transaction:
-            return proof
-        problem = check_rails(request, has_transaction=has_transaction)
-        if problem is not None:
-            return problem
-        return proof if isinstance(proof, Problem) else (rail, proof)
-    return None
+    if isinstance(proof, Problem):
+        # One rail may be shown twice, which it cannot read.
+        return proof if has_transaction else check_rails(request) or proof
+    return MORE_THAN_ONE_RAIL if len(shown) > 1 else (rail, proof)
 
 
 _TRANSACTION_HEADERS = (TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER)
@@ -189,7 +187,8 @@ class CallPayment(ABC):
 
     @abstractmethod
     async def finish(self, finish: Finish) -> None:
-        """The body has ended. Raises nothing."""
+        """The body has ended, whole or not. Raises nothing. Its caller may be cancelled: a rail that waits here for its own write
+        shields that."""
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         """The header that says of a charged call how it was paid; None where nothing was paid."""
