@@ -34,9 +34,9 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import CallState, Dialect, KeyedCall, KeyTaken, OpenCall, Rail, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.payments.authorization_check import PresentedAuthorization
 from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.proof import Proof
+from tollway.payments.wire import PresentedAuthorization
 from tollway.registry.listing import CatalogEntry
 
 # ---------------------------------------------------------------------- the proof that a request shows

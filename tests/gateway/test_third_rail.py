@@ -470,10 +470,14 @@ SEAM = {
     "pipeline": {"tollway.payments.pricing"},
     "proxy": {"tollway.payments.settlement"},
     "access": {"tollway.payments.authorization_onchain"},
-    "body": {"tollway.payments.authorization_check", "tollway.payments.proof"},
-    "idempotency": {"tollway.payments.authorization_check", "tollway.payments.eip3009"},
+    "body": {"tollway.payments.authorization_check", "tollway.payments.proof", "tollway.payments.wire"},
+    "idempotency": {
+        "tollway.payments.authorization_check",
+        "tollway.payments.eip3009",
+        "tollway.payments.wire",
+    },
     "messages": {"tollway.payments.pricing"},
-    "problems": {"tollway.payments.authorization_check"},
+    "problems": {"tollway.payments.wire"},
     "rail": {"tollway.payments.proof", "tollway.payments.settlement"},
 }
 """Module that all rails share -> what it imports of `payments`. What is left of one rail's own words may only become less."""

@@ -25,8 +25,9 @@ from tollway.ids import Address, ChainId, keccak256
 from tollway.ledger.records import Authorization, Dialect
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, TokenDomain
-from tollway.payments.authorization_check import PresentedAuthorization, match_requirement, parse_presented
+from tollway.payments.authorization_check import match_requirement, parse_presented
 from tollway.payments.eip3009 import recover_signer
+from tollway.payments.wire import PresentedAuthorization
 
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
 OTHER_PAYEE = Address(b"\x99" * 20)

@@ -66,7 +66,7 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.authorization_check import PresentedAuthorization, match_requirement, parse_presented
+from tollway.payments.authorization_check import match_requirement, parse_presented
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.payment_required import encode_failure
@@ -83,7 +83,7 @@ from tollway.payments.settlement import (
     SettlementOrder,
     Undecided,
 )
-from tollway.payments.wire import AuthorizationReason, explain_authorization
+from tollway.payments.wire import AuthorizationReason, PresentedAuthorization, explain_authorization
 from tollway.registry.listing import CatalogEntry, Listing, RevisionCache
 
 QUOTES_MAX = 4_096

@@ -16,8 +16,9 @@ from tollway.gateway.messages import ProxyRequest, RequestBody
 from tollway.gateway.problems import find_key
 from tollway.ids import keccak256
 from tollway.limits import Limits
-from tollway.payments.authorization_check import PresentedAuthorization, is_late
+from tollway.payments.authorization_check import is_late
 from tollway.payments.proof import Proof
+from tollway.payments.wire import PresentedAuthorization
 from tollway.registry.listing import Listing
 
 EMPTY_BODY_HASH = keccak256(b"")

@@ -49,8 +49,9 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.authorization_check import PresentedAuthorization, to_authorization
+from tollway.payments.authorization_check import to_authorization
 from tollway.payments.eip3009 import recover_signer
+from tollway.payments.wire import PresentedAuthorization
 from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.listing import CatalogEntry
 

@@ -13,7 +13,7 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.payments.authorization_check import PresentedAuthorization
+from tollway.payments.wire import PresentedAuthorization
 from tollway.registry.listing import CatalogEntry, Listing
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -19,8 +19,12 @@ from tollway.payments import x402
 from tollway.payments.eip3009 import is_wrapped, recover_signer
 from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute
 from tollway.payments.pricing import PaymentRequirement
-from tollway.payments.wire import AuthorizationReason, explain_authorization, unreadable
-from tollway.payments.wire import PresentedAuthorization as PresentedAuthorization
+from tollway.payments.wire import (
+    AuthorizationReason,
+    PresentedAuthorization,
+    explain_authorization,
+    unreadable,
+)
 
 _MPP = re.compile(rb"[ \t]*payment(?:[ \t]+(.*))?", re.IGNORECASE | re.DOTALL)
 _RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
