@@ -322,19 +322,30 @@ class ActiveCall:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(exc, CallRefused):
-            self._count(_find_state(exc.headers), exc.problem.code)
-        elif isinstance(exc, ClientGone) and exc.payment_state != "none":
-            self._count(None if exc.payment_state == "charged" else exc.payment_state, None, is_gone=True)
-            if exc.payment_state == "charged" and self._lookup is not None:
-                self._lookup.give_back()
-        if self._lookup is not None:
-            if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
-                self._lookup.leave_unresolved()
-            self._lookup.__exit__(kind, exc, trace)
-        running, self._running = self._running, ()
-        if running:
+        try:
+            if isinstance(exc, CallRefused):
+                self._count(_find_state(exc.headers), exc.problem.code)
+            elif isinstance(exc, ClientGone):
+                self._count_gone(exc.payment_state)
+        finally:
+            running, self._running = self._running, ()
             self._checks.failures.leave(running)
+            self._end_lookup(kind, exc, trace)
+
+    def _count_gone(self, payment_state: str) -> None:
+        if payment_state == "charged" and self._lookup is not None:
+            self._lookup.give_back()
+        if payment_state != "none" and self.payer is not None:  # nothing is claimed of a body that never came
+            self._checks.failures.record_failed(self._build_failure_keys(self.payer))
+
+    def _end_lookup(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lookup is None:
+            return
+        if isinstance(exc, TollwayError) and exc.problem.code in _UNRESOLVED:
+            self._lookup.leave_unresolved()
+        self._lookup.__exit__(kind, exc, trace)
 
     def hold(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
         """Ends the look-up with the call: it counts, unless the call was charged now. A stored response was charged before."""
@@ -362,7 +373,7 @@ class ActiveCall:
         self._running = keys
         return await self._charge_rate(payer)
 
-    def _count(self, state: str | None, code: Code | None, *, is_gone: bool = False) -> None:
+    def _count(self, state: str | None, code: Code | None) -> None:
         """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay for nothing. Those that
         were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
         if state == "charged" and self._lookup is not None:
@@ -373,7 +384,7 @@ class ActiveCall:
         counted, anywhere = self._build_failure_keys(self.payer), self._build_settlement_keys(self.payer)
         if state == "charged":
             failures.record_paid((*counted, *anywhere))
-        elif is_gone or state in ("released", "held"):
+        elif state in ("released", "held"):
             failures.record_failed(counted)
             if code in _UNSETTLED:
                 failures.record_failed(anywhere)

@@ -15,7 +15,7 @@ from typing import assert_never
 from tollway.chain.networks import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import ForwardBody
+from tollway.gateway.body import ForwardBody, too_large
 from tollway.gateway.idempotency import (
     ClientNetworks,
     Idempotency,
@@ -214,6 +214,9 @@ class AuthorizationPayment(CallPayment):
     async def check(self) -> None:
         """An authorisation that meets none of our requirements is refused before its body is read, which decides nothing about
         that."""
+        bytes_max = self._rail.limits.bound_body_bytes_max
+        if self.key is not None and (self.request.body.length or 0) > bytes_max:
+            raise Refusal(too_large(bytes_max))
         if self.repeat is None and self.request.body.is_present:
             self._match()
 
@@ -384,7 +387,9 @@ class AuthorizationPayment(CallPayment):
 
     @property
     def charged_state(self) -> CallState:
-        return CallState.SETTLING if self.transaction is None else CallState.CONSUMED
+        was_charged = self.claimed is not None and self.claimed.before is CallState.CONSUMED
+        is_moved = was_charged or self.transaction is not None
+        return CallState.CONSUMED if is_moved else CallState.SETTLING
 
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         if close.after is not CallState.SETTLING:

@@ -171,7 +171,7 @@ class Idempotency:
     ) -> Repeat | None:
         """What the ledger holds of this request; None: no call is named, and the body is not read.
 
-        The body is read only if a call is named and the proof is the payer's. `is_free`: the call costs nothing now; then only
+        The body is read only where the ledger knows the authorisation, or where the proof opens the idempotency keys of its wallet. `is_free`: the call costs nothing now; then only
         what its key names counts, or what can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
         known = None
         if isinstance(proof, PresentedAuthorization):

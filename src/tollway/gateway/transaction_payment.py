@@ -335,7 +335,9 @@ class TransactionPayment(CallPayment):
             rail.transaction_verifier.forget(self.proof.tx_hash)
             if isinstance(outcome, KeyTaken):
                 return await self._run_keyed(outcome.call)
-            if isinstance(outcome, Exhausted | NonceUsed) and await self._run_again(claim, candidate):
+            # A key is for a call of its own: it never runs a call that it does not name.
+            may_repeat = self.key is None and isinstance(outcome, Exhausted | NonceUsed)
+            if may_repeat and await self._run_again(claim, candidate):
                 return None
             refused.append((candidate, claim, outcome))
             if not isinstance(outcome, Exhausted | NotFirst | InDebt):

@@ -1,4 +1,4 @@
-"""Findings of the review of the pipeline: each test fails until its finding is mended."""
+"""Repeats that meet the call of another request: a key never runs a call that it does not name, and money that has moved is not settled again."""
 
 import pytest
 
@@ -44,7 +44,10 @@ async def test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled
         gateway.ledger.reopen = reopen  # type: ignore[method-assign]
         (call,) = await gateway.history()
         assert call.state is CallState.CONSUMED
-        assert (again.status, again.headers["tollway-payment-state"]) == (200 if is_answered else 504, "charged")
+        assert (again.status, again.headers["tollway-payment-state"]) == (
+            200 if is_answered else 504,
+            "charged",
+        )
 
 
 async def test_a_key_never_runs_a_call_that_it_does_not_name() -> None:
@@ -81,5 +84,7 @@ async def test_one_key_is_charged_once_although_its_proof_was_shown_before_witho
         fresh = gateway.bound_proof(payment.tx_hash, target=TARGET)
         again = await gateway.ask("GET", TARGET, [*fresh, key])
         assert {first.status, again.status} <= {200, 401, 409}
-        runs = [one for one in (first, again) if one.status == 200 and "idempotency-replayed" not in one.headers]
+        runs = [
+            one for one in (first, again) if one.status == 200 and "idempotency-replayed" not in one.headers
+        ]
         assert len(runs) <= 1, "one key has run, and was charged, twice"
