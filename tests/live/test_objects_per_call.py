@@ -38,11 +38,11 @@ class Bound:
         )
 
 
-UNPAID = Bound(in_call=11, in_transactions=0)
-FREE = Bound(in_call=22, in_transactions=13)
-CREDIT_PLAIN = Bound(in_call=30, in_transactions=20)
-CREDIT_BOUND = Bound(in_call=32, in_transactions=23)
-AUTHORIZED = Bound(in_call=57, in_transactions=36)
+UNPAID = Bound(in_call=9, in_transactions=0)
+FREE = Bound(in_call=17, in_transactions=13)
+CREDIT_PLAIN = Bound(in_call=18, in_transactions=20)
+CREDIT_BOUND = Bound(in_call=20, in_transactions=23)
+AUTHORIZED = Bound(in_call=43, in_transactions=36)
 
 OBJECTS = ObjectCounter()
 
