@@ -612,7 +612,7 @@ PAYMENT_GUARDS = (
         test="gateway/test_idempotency_reopened.py::test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled_again",
     ),
     guard(
-        "P5",
+        "P16",
         "a key runs no call that it does not name",
         "gateway.transaction_payment:TransactionPayment.claim",
         "may_repeat = self.key is None and isinstance(",
