@@ -217,7 +217,8 @@ class AuthorizationPayment(CallPayment):
         bytes_max = self._rail.limits.bound_body_bytes_max
         if self.key is not None and (self.request.body.length or 0) > bytes_max:
             raise Refusal(too_large(bytes_max))
-        if self.repeat is None and self.request.body.is_present:
+        is_unread = self.repeat is None or self.repeat.body is None
+        if is_unread and self.request.body.is_present:
             self._match()
 
     def _match(self) -> tuple[PaymentRequirement, Authorization]:

@@ -171,7 +171,7 @@ class Idempotency:
     ) -> Repeat | None:
         """What the ledger holds of this request; None: no call is named, and the body is not read.
 
-        The body is read only where the ledger knows the authorisation, or where the proof opens the idempotency keys of its wallet. `is_free`: the call costs nothing now; then only
+        The body is read only where the ledger knows the authorisation, where the key has named a call of a wallet that the proof opens, or where the signature covers the body. `is_free`: the call costs nothing now; then only
         what its key names counts, or what can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
         known = None
         if isinstance(proof, PresentedAuthorization):
@@ -215,6 +215,10 @@ class Idempotency:
         wallets = await reader.find_key_wallets(request, entry, proof, body)
         if wallets == ():
             return None
+        if wallets is not None and await self._find_keyed_call(wallets, key) is None:
+            return Repeat(
+                body=body, key_wallets=wallets
+            )  # a body is not read for a key that has named nothing
         if body is None:
             try:
                 body = await load_body(
@@ -417,11 +421,21 @@ class Idempotency:
     async def _find_keyed(
         self, request: ProxyRequest, body: ForwardBody, wallets: Iterable[Address], key: str
     ) -> ProxyResponse | Problem | KeyedCall | None:
+        found = await self._find_keyed_call(wallets, key)
+        if found is None:
+            return None
+        payer, earlier = found
+        return await self.find_keyed_response(request, body, payer, earlier)
+
+    async def _find_keyed_call(
+        self, wallets: Iterable[Address], key: str
+    ) -> tuple[Address, KeyedCall] | None:
+        """The call that one of these wallets has named by the key, as long as its response may be stored."""
         since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
         for payer in wallets:
             earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
             if earlier is not None:
-                return await self.find_keyed_response(request, body, payer, earlier)
+                return payer, earlier
         return None
 
     async def _find_authorized_by_key(

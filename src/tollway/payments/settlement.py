@@ -112,8 +112,6 @@ class Undecided:
 
 
 SettlementOutcome = Settled | NotSettled | Undecided | Fenced
-SettlementFenced = Fenced
-"""The gateway's name for `Fenced`: another gateway, or settlement recovery, has moved the call. Stop."""
 
 
 class Settlement:

@@ -1,0 +1,40 @@
+"""A key that has named no call says nothing about the body, so a closed listing asks nobody to send one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.payer import Payer
+from tests.kit.upstream import until
+
+KEY = ("Idempotency-Key", "k1")
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway() as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({"retired_ms": NOW_MS}, 410), ({"status": "paused"}, 503), ({"methods": ("GET",)}, 405)],
+)
+async def test_a_closed_listing_refuses_an_authorisation_before_its_body_comes(
+    gateway: InProcessGateway, changes: dict[str, Any], status: int
+) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(100_000)
+    shown = payer.show(await payer.quote("POST", "/quote"))
+    await gateway.revise(listing, **changes)
+    headers = [*shown, KEY, ("Expect", "100-continue")]
+    request = gateway.open("POST", "/quote", headers, length=2_000, is_open=True)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run(request))
+        await until(lambda: request.is_started)  # refused although no byte of the body has come
+        request.leave()
+    assert request.status == status
