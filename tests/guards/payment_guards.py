@@ -502,9 +502,17 @@ PAYMENT_GUARDS = (
         "X1",
         "an authorisation that meets no requirement is answered before its body",
         "gateway.authorization_payment:AuthorizationPayment.check",
-        "        if self.repeat is None and self.request.body.is_present:\n",
+        "        if is_unread and self.request.body.is_present:\n",
         "        if False:\n",
         test="gateway/test_body_unread.py::test_an_authorisation_that_meets_none_of_our_requirements",
+    ),
+    guard(
+        "X1",
+        "a body is not read for a key that has named nothing",
+        "gateway.idempotency:Idempotency._find_named",
+        "if wallets is not None and await self._find_keyed_call(wallets, key) is None:",
+        "if False:",
+        test="gateway/test_idempotency_unread.py::test_a_closed_listing_refuses_an_authorisation_before_its_body_comes",
     ),
     guard(
         "X1",
