@@ -259,7 +259,9 @@ async def test_a_free_call_is_written_and_takes_nothing(gateway: InProcessGatewa
     router = Router(wait_s=lambda endpoint: None, allow_private=False, schemas=RequestSchemas())
     route = router.match(entry, request)
     assert isinstance(route, Route)
-    rail = FreeRail(ledger=gateway.ledger, access=gateway.access, clock=gateway.claim_clock)
+    rail = FreeRail(
+        ledger=gateway.ledger, access=gateway.access, limits=gateway.limits, clock=gateway.claim_clock
+    )
     assert rail.read(request) is None
     assert await rail.find_key_wallets(request, entry, None, None) == ()
     payment = rail.open(request, route, None, None, gateway.access.enter(request, listing))

@@ -470,19 +470,19 @@ SEAM = {
     "pipeline": {"tollway.payments.pricing"},
     "proxy": {"tollway.payments.settlement"},
     "access": {"tollway.payments.authorization_onchain"},
-    "body": {"tollway.payments.authorization_check", "tollway.payments.proof", "tollway.payments.wire"},
     "idempotency": {
         "tollway.payments.authorization_check",
         "tollway.payments.eip3009",
         "tollway.payments.wire",
     },
+    "body": set(),
     "messages": {"tollway.payments.pricing"},
-    "problems": {"tollway.payments.wire"},
+    "problems": set(),
     "rail": {"tollway.payments.proof", "tollway.payments.settlement"},
 }
 """Module that all rails share -> what it imports of `payments`. What is left of one rail's own words may only become less."""
 PROOF_TYPES = {"Proof", "PresentedAuthorization"}
-TYPED_BY_PROOF = {"body", "idempotency", "problems"}
+TYPED_BY_PROOF = {"idempotency"}
 """Modules that all rails share and that look at the type of a proof."""
 
 

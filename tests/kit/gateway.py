@@ -304,12 +304,13 @@ class InProcessGateway:
             allow_private=True,
             catalog=self.catalog,
             rails=self._list_rails(),
-            free_rail=FreeRail(ledger=self.ledger, access=self.access, clock=self.claim_clock),
+            free_rail=FreeRail(
+                ledger=self.ledger, access=self.access, limits=self.limits, clock=self.claim_clock
+            ),
             idempotency=self.idempotency,
             access=self.access,
             proxy=self._make_proxy(),
             limits=self.limits,
-            now_ms=self._clock,
             find_requirements=self.authorization_rail.find_requirements,
             is_verified=is_verified if only_verified else None,
         )

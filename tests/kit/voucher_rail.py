@@ -19,10 +19,15 @@ from typing import Any
 from tests.kit.gateway import SECRET, USDC, InProcessGateway, open_gateway
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import ForwardBody
+from tollway.gateway.body import ForwardBody, load_hashed
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
-from tollway.gateway.problems import OTHER_CURRENCY, already_used, check_held_price_max
+from tollway.gateway.problems import (
+    OTHER_CURRENCY,
+    already_used,
+    check_held_price_max,
+    find_idempotency_key,
+)
 from tollway.gateway.rail import (
     CallPayment,
     CaptureOutcome,
@@ -40,7 +45,7 @@ from tollway.ledger.records import CallState, KeyedCall, KeyTaken
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.pricing import find_lowest_price
-from tollway.registry.listing import CatalogEntry
+from tollway.registry.listing import CatalogEntry, Listing
 
 VOUCHER_HEADER = b"x-voucher"
 _FORM = re.compile(rb"(0x[0-9a-f]{40});([1-9][0-9]{0,17});([0-9a-f]{64})")
@@ -200,6 +205,14 @@ class VoucherRail:
         assert isinstance(proof, Voucher)  # as `read` has parsed it
         return VoucherPayment(self, request, route, proof, repeat, active)
 
+    def find_key(self, request: ProxyRequest, proof: Voucher) -> str | None:
+        return find_idempotency_key(request)
+
+    async def load_body(self, request: ProxyRequest, proof: Voucher, listing: Listing) -> ForwardBody:
+        """A body under a key is read first, of whatever length, so that its repeat is recognised."""
+        is_whole = find_idempotency_key(request) is not None
+        return await load_hashed(request.body, is_whole=is_whole, limits=self.limits)
+
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: Voucher, body: ForwardBody | None
     ) -> tuple[Address, ...]:
@@ -232,7 +245,7 @@ class VoucherPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, voucher, repeat, active)
+        super().__init__(request, route, repeat, active, key=rail.find_key(request, voucher))
         self.voucher = voucher
         self._rail = rail
         self._units_min = 0

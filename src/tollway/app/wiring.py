@@ -467,12 +467,11 @@ class AsgiBuilder:
             allow_private=settings.allow_private_endpoints,
             catalog=services.catalog,
             rails=(transactions, authorizations),
-            free_rail=FreeRail(ledger=services.ledger, access=access, clock=clock),
+            free_rail=FreeRail(ledger=services.ledger, access=access, limits=limits, clock=clock),
             idempotency=idempotency,
             access=access,
             proxy=self._make_proxy(idempotency),
             limits=limits,
-            now_ms=self._now_ms,
             find_requirements=authorizations.find_requirements,
             is_verified=ownerships.is_verified if settings.require_ownership else None,
         )

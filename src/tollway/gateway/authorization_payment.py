@@ -15,7 +15,7 @@ from typing import assert_never
 from tollway.chain.networks import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import ForwardBody, too_large
+from tollway.gateway.body import ForwardBody, load_hashed, too_large
 from tollway.gateway.idempotency import (
     ClientNetworks,
     Idempotency,
@@ -29,6 +29,7 @@ from tollway.gateway.problems import (
     authorization_public,
     authorization_used,
     check_held_price_max,
+    find_idempotency_key,
     may_quote,
 )
 from tollway.gateway.rail import (
@@ -66,7 +67,7 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.authorization_check import match_requirement, parse_presented
+from tollway.payments.authorization_check import is_late, match_requirement, parse_presented
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.payment_required import encode_failure
@@ -161,6 +162,24 @@ class AuthorizationRail:
         assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it
         return AuthorizationPayment(self, request, route, proof, repeat, active)
 
+    def find_key(self, request: ProxyRequest, proof: PresentedAuthorization) -> str | None:
+        """Of its header, or of the `payment-identifier` extension of x402."""
+        key = find_idempotency_key(request)
+        return proof.identifier if key is None else key
+
+    async def load_body(
+        self, request: ProxyRequest, proof: PresentedAuthorization, listing: Listing
+    ) -> ForwardBody:
+        return await load_hashed(
+            request.body,
+            is_whole=self.find_key(request, proof) is not None,
+            limits=self.limits,
+            is_late=partial(self._is_late, proof, listing),
+        )
+
+    def _is_late(self, proof: PresentedAuthorization, listing: Listing) -> bool:
+        return is_late(proof.valid_before, now_s=self.clock.now_ms() / 1000, timeout_s=listing.timeout_s)
+
     async def find_key_wallets(
         self,
         request: ProxyRequest,
@@ -201,7 +220,7 @@ class AuthorizationPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, proof, repeat, active)
+        super().__init__(request, route, repeat, active, key=rail.find_key(request, proof))
         self.proof = proof
         self._rail = rail
         self._lookup = active.hold(rail.settlement.open_lookup(request.client_address))

@@ -7,19 +7,13 @@ decides what a body costs.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from Crypto.Hash import keccak
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.gateway.messages import ProxyRequest, RequestBody
-from tollway.gateway.problems import find_key
+from tollway.gateway.messages import RequestBody
 from tollway.ids import keccak256
 from tollway.limits import Limits
-from tollway.payments.authorization_check import is_late
-from tollway.payments.proof import Proof
-from tollway.payments.wire import PresentedAuthorization
-from tollway.registry.listing import Listing
 
 EMPTY_BODY_HASH = keccak256(b"")
 
@@ -55,29 +49,6 @@ def check_size(body: RequestBody, limits: Limits) -> Problem | None:
     if body.length is not None and body.length > limits.upload_bytes_max:
         return too_large(limits.upload_bytes_max)
     return None
-
-
-async def load_body(
-    request: ProxyRequest, proof: object, listing: Listing, *, limits: Limits, now_ms: Callable[[], int]
-) -> ForwardBody:
-    """The body as the proof needs it: hashed where a signature or an idempotency key covers it, else streamed.
-
-    A body that the caller may repeat under a key is read first (at most 1 MiB). Raises ClientGone and Refusal.
-    """
-    body = request.body
-    if isinstance(proof, Proof) and proof.binding is not None:
-        return await load_declared(body, proof.binding.body_hash, limits=limits)
-    if isinstance(proof, Proof) and find_key(request, proof) is not None:
-        return await load_hashed(body, is_whole=True, limits=limits)
-    if isinstance(proof, PresentedAuthorization):
-        is_too_late = partial(_is_too_late, proof, listing, now_ms)
-        is_whole = find_key(request, proof) is not None
-        return await load_hashed(body, is_whole=is_whole, limits=limits, is_late=is_too_late)
-    return await load_plain(body, limits=limits)
-
-
-def _is_too_late(proof: PresentedAuthorization, listing: Listing, now_ms: Callable[[], int]) -> bool:
-    return is_late(proof.valid_before, now_s=now_ms() / 1000, timeout_s=listing.timeout_s)
 
 
 async def load_declared(body: RequestBody, declared_hash: bytes | None, *, limits: Limits) -> ForwardBody:

@@ -19,7 +19,7 @@ import structlog
 
 from tollway.chain.networks import ChainRules
 from tollway.errors import Code, Problem, Refusal, StorageUnavailable
-from tollway.gateway.body import ForwardBody, check_size, load_body, load_compared
+from tollway.gateway.body import ForwardBody, check_size, load_compared
 from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
     KEY_REUSED,
@@ -28,7 +28,6 @@ from tollway.gateway.problems import (
     authorization_public,
     authorization_used,
     check_idempotency_key,
-    find_key,
     in_progress,
     key_used,
 )
@@ -53,7 +52,7 @@ from tollway.payments.authorization_check import to_authorization
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.wire import PresentedAuthorization
 from tollway.rate_limits.limiter import client_bucket
-from tollway.registry.listing import CatalogEntry
+from tollway.registry.listing import CatalogEntry, Listing
 
 _log = structlog.get_logger(__name__)
 
@@ -72,6 +71,15 @@ class ClaimedAuthorization:
 
 class KeyReader(Protocol):
     """The part of a rail that idempotency keys need."""
+
+    def find_key(self, request: ProxyRequest, proof: Any) -> str | None:
+        """The idempotency key of the request: of its header, or of the proof itself."""
+        ...
+
+    async def load_body(self, request: ProxyRequest, proof: Any, listing: Listing) -> ForwardBody:
+        """The body as the proof needs it: hashed where a signature or an idempotency key covers it, else streamed. A body that
+        may be repeated under a key is read first (at most 1 MiB). Raises ClientGone and Refusal."""
+        ...
 
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: Any, body: ForwardBody | None
@@ -178,8 +186,8 @@ class Idempotency:
             known = await self.find_known(proof)
         if not isinstance(proof, PresentedAuthorization) or known is None or self._is_too_large(request):
             return await self._find_named(request, entry, reader, proof)
-        repeat = await self._find_authorized(request, proof, known)
-        key = find_key(request, proof)
+        repeat = await self._find_authorized(request, proof, known, reader.find_key(request, proof))
+        key = reader.find_key(request, proof)
         is_named = key is not None and key == known.call.idempotency_key
         if repeat.is_deliverable or is_named or not is_free:
             return repeat
@@ -187,10 +195,13 @@ class Idempotency:
         return named or (None if repeat.body is None else Repeat(body=repeat.body))
 
     async def _find_authorized(
-        self, request: ProxyRequest, presented: PresentedAuthorization, known: ClaimedAuthorization
+        self,
+        request: ProxyRequest,
+        presented: PresentedAuthorization,
+        known: ClaimedAuthorization,
+        key: str | None,
     ) -> Repeat:
         """The ledger knows the authorisation."""
-        key = find_key(request, presented)
         problem = self._find_unread_response(request, presented, known, key=key)
         if problem is not None:
             return Repeat(response=problem)
@@ -209,7 +220,7 @@ class Idempotency:
         body: ForwardBody | None = None,
     ) -> Repeat | None:
         """The call that the request's key has named. `body`: where it is read already."""
-        key = find_key(request, proof)
+        key = reader.find_key(request, proof)
         if key is None or self._is_too_large(request) or check_idempotency_key(request) is not None:
             return None
         wallets = await reader.find_key_wallets(request, entry, proof, body)
@@ -221,9 +232,7 @@ class Idempotency:
             )  # a body is not read for a key that has named nothing
         if body is None:
             try:
-                body = await load_body(
-                    request, proof, entry.listing, limits=self._limits, now_ms=self._now_ms
-                )
+                body = await reader.load_body(request, proof, entry.listing)
             except Refusal as refusal:
                 return Repeat(response=refusal.problem)
         if wallets is None:

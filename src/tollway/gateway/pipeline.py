@@ -12,7 +12,7 @@ from functools import partial
 
 from tollway.errors import Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
-from tollway.gateway.body import ForwardBody, check_size, load_body
+from tollway.gateway.body import ForwardBody, check_size
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
 from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
@@ -51,7 +51,6 @@ class CallPipeline:
         access: AccessControl,
         proxy: Proxy,
         limits: Limits,
-        now_ms: Callable[[], int],
         find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
@@ -66,7 +65,6 @@ class CallPipeline:
         self._access = access
         self._proxy = proxy
         self._limits = limits
-        self._now_ms = now_ms
         self._find_requirements = find_requirements
         self._is_verified = is_verified
         self._schemas = RequestSchemas()
@@ -114,7 +112,7 @@ class CallPipeline:
             payment = rail.open(request, route, proof, repeat, active)
             # What the body does not decide is refused before the body is read.
             await payment.check()
-            payment.body = await self._load_body(request, route, proof, repeat)
+            payment.body = await _load_body(rail, request, route, proof, repeat)
             # Facts -> rules -> price -> access. A contract's wallet has its key looked up only now.
             stored = await payment.verify()
             if stored is not None:
@@ -194,13 +192,6 @@ class CallPipeline:
             has_body=request.body.is_present and request.body.length != 0,
         )
 
-    async def _load_body(
-        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None
-    ) -> ForwardBody:
-        if repeat is not None and repeat.body is not None:
-            return repeat.body
-        return await load_body(request, proof, route.listing, limits=self._limits, now_ms=self._now_ms)
-
     def _quote(self, request: ProxyRequest, route: Route) -> Quote:
         operation_price = route.operation_prices[0]
         return Quote(
@@ -209,3 +200,12 @@ class CallPipeline:
             expires_ms=request.received_ms + self._limits.price_memory_s * 1000,
             find_requirements=partial(self._find_requirements, operation_price, route.listing),
         )
+
+
+async def _load_body(
+    rail: PaymentRail, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None
+) -> ForwardBody:
+    """As the rail needs it, unless the look-up of a repeat has read it."""
+    if repeat is not None and repeat.body is not None:
+        return repeat.body
+    return await rail.load_body(request, proof, route.listing)

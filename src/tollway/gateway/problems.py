@@ -13,7 +13,6 @@ from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempot
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
-from tollway.payments.wire import PresentedAuthorization
 from tollway.registry.listing import CatalogEntry, Listing
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -114,14 +113,6 @@ def check_idempotency_key(request: ProxyRequest) -> Problem | None:
 def find_idempotency_key(request: ProxyRequest) -> str | None:
     value = request.find_header(b"idempotency-key")
     return None if value is None else read_idempotency_key(value)
-
-
-def find_key(request: ProxyRequest, proof: object) -> str | None:
-    """The request's idempotency key: of its header, or of the `payment-identifier` extension of x402."""
-    key = find_idempotency_key(request)
-    if key is None and isinstance(proof, PresentedAuthorization):
-        return proof.identifier
-    return key
 
 
 def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Problem | None:

@@ -15,7 +15,7 @@ from typing import Protocol, assert_never
 
 from tollway.errors import Problem, Refusal
 from tollway.gateway.access import AccessControl, ActiveCall
-from tollway.gateway.body import EMPTY_BODY, ForwardBody
+from tollway.gateway.body import EMPTY_BODY, ForwardBody, load_plain
 from tollway.gateway.idempotency import KeyReader, Repeat
 from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
@@ -28,7 +28,7 @@ from tollway.gateway.problems import (
     already_used,
     authorization_used,
     check_rails,
-    find_key,
+    find_idempotency_key,
     in_debt_to,
     insufficient,
     nonce_used,
@@ -56,10 +56,11 @@ from tollway.ledger.ledger import (
     Unspendable,
 )
 from tollway.ledger.records import Authorization, CallState, Cover, KeyTaken, Payment, RepeatsOpenCall
+from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 from tollway.payments.settlement import Undecided
-from tollway.registry.listing import CatalogEntry, ChargeOn
+from tollway.registry.listing import CatalogEntry, ChargeOn, Listing
 
 PATH_LENGTH_MAX = 2_048
 CALL_IDS_MAX = 10
@@ -144,13 +145,19 @@ class CallPayment(ABC):
     )
 
     def __init__(
-        self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
+        self,
+        request: ProxyRequest,
+        route: Route,
+        repeat: Repeat | None,
+        active: ActiveCall,
+        *,
+        key: str | None,
     ) -> None:
         self.request = request
         self.route = route
         self.repeat = repeat
         self.active = active
-        self.key = find_key(request, proof)
+        self.key = key
         self.body: ForwardBody = EMPTY_BODY
         self.payer: Address | None = None
         self.asset: Asset | None = None
@@ -299,13 +306,20 @@ class FreeRail:
 
     is_settled_here = False
 
-    def __init__(self, *, ledger: Ledger, access: AccessControl, clock: ClaimClock) -> None:
+    def __init__(self, *, ledger: Ledger, access: AccessControl, limits: Limits, clock: ClaimClock) -> None:
         self.ledger = ledger
         self.access = access
         self.clock = clock
+        self._limits = limits
 
     def read(self, request: ProxyRequest) -> None:
         return None
+
+    def find_key(self, request: ProxyRequest, proof: object) -> str | None:
+        return find_idempotency_key(request)
+
+    async def load_body(self, request: ProxyRequest, proof: object, listing: Listing) -> ForwardBody:
+        return await load_plain(request.body, limits=self._limits)
 
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: object, body: ForwardBody | None
@@ -326,7 +340,7 @@ class FreeCall(CallPayment):
     def __init__(
         self, rail: FreeRail, request: ProxyRequest, route: Route, repeat: Repeat | None, active: ActiveCall
     ) -> None:
-        super().__init__(request, route, None, repeat, active)
+        super().__init__(request, route, repeat, active, key=find_idempotency_key(request))
         self._rail = rail
 
     async def check(self) -> None:

@@ -12,10 +12,16 @@ from dataclasses import replace
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
-from tollway.gateway.body import EMPTY_BODY_HASH, ForwardBody
+from tollway.gateway.body import EMPTY_BODY_HASH, ForwardBody, load_declared, load_hashed, load_plain
 from tollway.gateway.idempotency import Idempotency, Repeat, explain_key_used
 from tollway.gateway.messages import ProxyRequest, ProxyResponse
-from tollway.gateway.problems import OTHER_CURRENCY, check_held_price_max, check_price_max, may_quote
+from tollway.gateway.problems import (
+    OTHER_CURRENCY,
+    check_held_price_max,
+    check_price_max,
+    find_idempotency_key,
+    may_quote,
+)
 from tollway.gateway.rail import (
     CallPayment,
     CaptureOutcome,
@@ -51,7 +57,7 @@ from tollway.payments.transaction_verifier import (
     TransactionVerifier,
     recover_wallets,
 )
-from tollway.registry.listing import CatalogEntry
+from tollway.registry.listing import CatalogEntry, Listing
 
 _Candidate = tuple[SpendablePayment, OperationPrice, bool]
 """A payment that the proof may spend, the price of the call in its asset, and whether that price holds for its first call only."""
@@ -90,6 +96,16 @@ class TransactionRail:
     ) -> "TransactionPayment":
         assert isinstance(proof, Proof)  # as `read` has parsed it
         return TransactionPayment(self, request, route, proof, repeat, active)
+
+    def find_key(self, request: ProxyRequest, proof: Proof) -> str | None:
+        return find_idempotency_key(request)
+
+    async def load_body(self, request: ProxyRequest, proof: Proof, listing: Listing) -> ForwardBody:
+        if proof.binding is not None:
+            return await load_declared(request.body, proof.binding.body_hash, limits=self.limits)
+        if find_idempotency_key(request) is not None:
+            return await load_hashed(request.body, is_whole=True, limits=self.limits)
+        return await load_plain(request.body, limits=self.limits)
 
     def check_form(self, proof: Proof, entry: CatalogEntry) -> Problem | None:
         return check_form(
@@ -151,7 +167,7 @@ class TransactionPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, proof, repeat, active)
+        super().__init__(request, route, repeat, active, key=rail.find_key(request, proof))
         self.proof = proof
         self._rail = rail
         self._spendables: tuple[SpendablePayment, ...] | None = None
