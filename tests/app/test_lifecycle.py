@@ -151,7 +151,7 @@ async def test_every_refusal_is_a_problem(app: App, method: str, path: str, stat
 
 
 async def test_the_maximum_of_unfinal_value_reaches_the_books(app: App) -> None:
-    (payment,) = await app.ledger.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
+    (payment,) = await app.payments.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
     assert isinstance(await app.ledger.claim(claim_on(payment, 5)), Claimed)
     assert await app.ledger.claim(claim_on(payment, 1)) == UnfinalLimit()
 

@@ -139,7 +139,7 @@ class Observer:
         self.ended: tuple[TaskName, ...] = ()
 
     async def watch(self) -> None:
-        (payment,) = await self.app.ledger.record_payments([new_payment(1)], now_ms=NOW_MS)
+        (payment,) = await self.app.payments.record_payments([new_payment(1)], now_ms=NOW_MS)
         claims = (claim_on(payment, 2) for _ in itertools.count())  # too dear, so that none stays open
         async with asyncio.TaskGroup() as group:
             feeding = [group.create_task(self._claim_on(claims)), group.create_task(self._follow())]
@@ -188,7 +188,7 @@ class Observer:
             task.wake()
         app.redis_windows.count_hit_always(WINDOW, "a")
         app.reputation_services.tally.count_call(ListingId("api_1"), FAST)
-        app.settlement_services.settlement._orphans.note(STRAY, is_waited_for=False)
+        app.settlement_services.settlement._orphans.add(STRAY, is_waited_for=False)
 
     async def _claim_on(self, claims: Iterator[Claim]) -> None:
         for claim in claims:

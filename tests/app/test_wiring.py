@@ -50,6 +50,7 @@ def treasury_of(
         database=database,
         sealer=Sealer(b"k" * 32, entropy=bytes),
         ledger=harness.ledger,
+        gas_ledger=harness.gas,
         chains=harness.chain,
         rules=harness.rules,
         settlement_rules={CHAIN: harness.settlement_rules},

@@ -52,6 +52,7 @@ from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
 from tollway.storage.encryption import Sealer
 from tollway.storage.finality import FinalityStore
+from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
@@ -140,6 +141,7 @@ class App:
             database=self.database,
             sealer=self.sealer,
             ledger=self.ledger,
+            gas_ledger=GasStore(self.database),
             chains=self.chains,
             rules=self.rules,
             settlement_rules=self._settlement_rules(),

@@ -37,7 +37,7 @@ from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.ids import Address, ChainId, ListingId, format_network
-from tollway.ledger.ledger import Ledger
+from tollway.ledger.ledger import GasLedger, Ledger
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.client import HttpClient
@@ -63,7 +63,6 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
-from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.idempotency import ResponseStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
@@ -112,6 +111,7 @@ class SettlementServices:
         database: Database,
         sealer: Sealer,
         ledger: Ledger,
+        gas_ledger: GasLedger,
         chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
         settlement_rules: Mapping[ChainId, SettlementRules],
@@ -127,7 +127,6 @@ class SettlementServices:
         self._metrics = metrics
         self._facilitator_http = HttpFacilitatorTransport(limits=limits)
         self.stored_responses = ResponseStore(database, sealer=sealer, limits=limits)
-        gas_ledger = GasStore(database)
         facilitators = self._make_facilitators(settlement_rules)
         self.gas_budget = gas_budget = GasBudget(
             rules=settlement_rules,
