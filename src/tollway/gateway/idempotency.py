@@ -224,12 +224,9 @@ class Idempotency:
         if key is None or self._is_too_large(request) or check_idempotency_key(request) is not None:
             return None
         wallets = await reader.find_key_wallets(request, entry, proof, body)
-        if wallets == ():
-            return None
         if wallets is not None and await self._find_keyed_call(wallets, key) is None:
-            return Repeat(
-                body=body, key_wallets=wallets
-            )  # a body is not read for a key that has named nothing
+            # A body is not read for a key that the proof does not open, or that has named nothing.
+            return Repeat(body=body, key_wallets=wallets) if wallets else None
         if body is None:
             try:
                 body = await reader.load_body(request, proof, entry.listing)
