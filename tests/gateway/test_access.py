@@ -58,7 +58,7 @@ def end(
         active.payer = PAYER
         if isinstance(ending, Exception):
             raise ending
-        active.note(ending)
+        active.count_response(ending)
 
 
 def code_of(problem: Problem | None) -> Code | None:

@@ -1,5 +1,7 @@
 """Repeats that meet the call of another request: a key never runs a call that it does not name, and money that has moved is not settled again."""
 
+from typing import Any
+
 import pytest
 
 from tests.kit.gateway import CHAIN, PAY_TO, USDC, open_gateway
@@ -33,15 +35,15 @@ async def test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled
         await gateway.settlement.gas_budget.refresh()
         reopen = gateway.ledger.reopen
 
-        async def sweep_and_reopen(*given, **named):  # type: ignore[no-untyped-def]
+        async def sweep_and_reopen(*given: Any, **named: Any) -> Any:
             await gateway.settlement.sweep()
             return await reopen(*given, **named)
 
-        gateway.ledger.reopen = sweep_and_reopen  # type: ignore[method-assign]
+        gateway.ledger.reopen = sweep_and_reopen  # type: ignore[method-assign]  # recovery at this very moment
         if is_answered:
             gateway.upstream.answer = plain()
         again = await gateway.ask("GET", TARGET, shown)
-        gateway.ledger.reopen = reopen  # type: ignore[method-assign]
+        gateway.ledger.reopen = reopen  # type: ignore[method-assign]  # as above
         (call,) = await gateway.history()
         assert call.state is CallState.CONSUMED
         assert (again.status, again.headers["tollway-payment-state"]) == (

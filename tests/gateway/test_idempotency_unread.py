@@ -1,4 +1,4 @@
-"""A key that has named no call says nothing about the body, so a closed listing asks nobody to send one."""
+"""A key that has named no call says nothing about the body, so a closed listing asks for none."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ from tests.model.ledger import MemoryLedger
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.body import EMPTY_BODY, ForwardBody
 from tollway.gateway.messages import ProxyRequest
-from tollway.gateway.rail import ClaimClock
+from tollway.gateway.rail import ClockAndEntropy
 from tollway.gateway.routing import Route
 from tollway.gateway.transaction_payment import TransactionPayment, TransactionRail
 from tollway.ids import CallId, ListingId, TxHash, keccak256
@@ -101,7 +101,7 @@ class Harness:
             limits=DEFAULT_LIMITS,
             origin=PUBLIC_URL,
             is_bound_required=False,
-            clock=ClaimClock(
+            clock=ClockAndEntropy(
                 now_ms=lambda: NOW_MS, entropy=lambda size: keccak256(str(next(numbers)).encode())[:size]
             ),
         )

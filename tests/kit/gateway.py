@@ -34,7 +34,7 @@ from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import ClaimClock, FreeRail, PaymentRail
+from tollway.gateway.rail import ClockAndEntropy, FreeRail, PaymentRail
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
@@ -241,7 +241,7 @@ class InProcessGateway:
             public_url=PUBLIC_URL, receipt_signer=self.receipt_signer, now_ms=self._clock
         )
         networks = ClientNetworks.derive([SECRET])
-        self.claim_clock = ClaimClock(now_ms=self._clock, entropy=self._entropy)
+        self.claim_clock = ClockAndEntropy(now_ms=self._clock, entropy=self._entropy)
         self.idempotency = Idempotency(
             ledger=self.ledger,
             stored_responses=self.stored_responses,

@@ -54,6 +54,10 @@ class Creations:
         """Objects in the call, objects in its transactions."""
         return self.in_call.total(), self.in_transactions.total()
 
+    def count_made(self, kind: str) -> int:
+        """Instances of one class in the call, by its name without `tollway.`."""
+        return sum(count for (made, _), count in self.in_call.items() if made == kind)
+
     @property
     def modules(self) -> set[str]:
         return {code.co_filename for code in self.functions}

@@ -31,7 +31,7 @@ from tollway.gateway.problems import (
 from tollway.gateway.rail import (
     CallPayment,
     CaptureOutcome,
-    ClaimClock,
+    ClockAndEntropy,
     CollectResponse,
     PaymentRail,
     build_claim,
@@ -184,7 +184,7 @@ class VoucherRail:
         counter: VoucherCounter,
         asset: Asset,
         limits: Limits,
-        clock: ClaimClock,
+        clock: ClockAndEntropy,
     ) -> None:
         self.ledger = ledger
         self.idempotency = idempotency
@@ -209,7 +209,7 @@ class VoucherRail:
         return find_idempotency_key(request)
 
     async def load_body(self, request: ProxyRequest, proof: Voucher, listing: Listing) -> ForwardBody:
-        """A body under a key is read first, of whatever length, so that its repeat is recognised."""
+        """A body under a key is read first, of any length, so that its repeat is recognised."""
         is_whole = find_idempotency_key(request) is not None
         return await load_hashed(request.body, is_whole=is_whole, limits=self.limits)
 
@@ -245,7 +245,7 @@ class VoucherPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, repeat, active, key=rail.find_key(request, voucher))
+        super().__init__(rail.ledger, request, route, repeat, active, key=rail.find_key(request, voucher))
         self.voucher = voucher
         self._rail = rail
         self._units_min = 0
@@ -315,7 +315,7 @@ class VoucherPayment(CallPayment):
             raise Refusal(rail.check_balance(self.voucher) or SPENT)
         try:
             outcome = await rail.ledger.claim(claim)
-        except BaseException:  # nothing is sent: whatever the ledger holds, its recovery releases it
+        except BaseException:  # nothing is sent: the recovery releases what the ledger holds
             rail.counter.give_back(claim.call_id, epoch=1)
             raise
         if isinstance(outcome, Claimed):

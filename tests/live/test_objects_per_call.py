@@ -5,7 +5,7 @@ number. The table of a failure names every class and every line that makes an in
 """
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,11 @@ class Bound:
     in_call: int
     in_transactions: int
 
+    def allow_early_looks(self, creations: Creations) -> "Bound":
+        """The bound of a call that looked for its receipt too early, once or several times."""
+        looks = creations.count_made("chain.responses.UnminedTransaction")
+        return replace(self, in_call=self.in_call + looks * EARLY_LOOK)
+
     def check(self, creations: Creations, name: str) -> None:
         in_call, in_transactions = creations.sums
         assert in_call <= self.in_call, f"{name}: {self.in_call} in the call at most\n{creations.table}"
@@ -43,6 +48,9 @@ FREE = Bound(in_call=17, in_transactions=13)
 CREDIT_PLAIN = Bound(in_call=18, in_transactions=20)
 CREDIT_BOUND = Bound(in_call=20, in_transactions=23)
 AUTHORIZED = Bound(in_call=43, in_transactions=36)
+
+EARLY_LOOK = 5
+"""Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""
 
 OBJECTS = ObjectCounter()
 
@@ -107,4 +115,5 @@ async def test_an_authorized_call(served: CountedGateway) -> None:
         cluster=served.cluster, gateway=served, api_id=served.api_id, signer=served.caller
     )
     quotes = [await payer.quote("/quote/ETH") for _ in range(REPEATS)]
-    AUTHORIZED.check(await count_least(served, lambda: [payer.show(quotes.pop(), V2)]), "authorization")
+    least = await count_least(served, lambda: [payer.show(quotes.pop(), V2)])
+    AUTHORIZED.allow_early_looks(least).check(least, "authorization")

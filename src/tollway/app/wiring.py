@@ -27,7 +27,7 @@ from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import ClaimClock, FreeRail
+from tollway.gateway.rail import ClockAndEntropy, FreeRail
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
@@ -432,7 +432,7 @@ class AsgiBuilder:
             networks=self._networks,
             prove_wallet=self._authenticate_caller,
         )
-        clock = ClaimClock(now_ms=self._now_ms, entropy=self._random.take_bytes)
+        clock = ClockAndEntropy(now_ms=self._now_ms, entropy=self._random.take_bytes)
         access = AccessControl(
             services.call_limits,
             limits=limits,

@@ -347,12 +347,12 @@ class ActiveCall:
             self._lookup.leave_unresolved()
         self._lookup.__exit__(kind, exc, trace)
 
-    def hold(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
+    def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
         """Ends the look-up with the call: it counts, unless the call was charged now. A stored response was charged before."""
         self._lookup = lookup.__enter__()
         return lookup
 
-    def note(self, response: ProxyResponse) -> ProxyResponse:
+    def count_response(self, response: ProxyResponse) -> ProxyResponse:
         """Counts the response of the upstream as the call's outcome."""
         self._count(_find_state(response.headers), None)
         return response

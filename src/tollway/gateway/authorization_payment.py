@@ -36,7 +36,7 @@ from tollway.gateway.rail import (
     CallPayment,
     CaptureFailed,
     CaptureOutcome,
-    ClaimClock,
+    ClockAndEntropy,
     CollectResponse,
     build_claim,
     explain_claim,
@@ -51,7 +51,6 @@ from tollway.ledger.ledger import (
     Close,
     Closed,
     Fenced,
-    Finish,
     Ledger,
     StoredResponse,
 )
@@ -107,7 +106,7 @@ class AuthorizationRail:
         rules: Mapping[ChainId, ChainRules],
         limits: Limits,
         networks: ClientNetworks,
-        clock: ClaimClock,
+        clock: ClockAndEntropy,
         is_x402: bool = True,
     ) -> None:
         """`challenger` None: MPP is off. `is_x402` False: x402 is."""
@@ -187,8 +186,8 @@ class AuthorizationRail:
         proof: PresentedAuthorization,
         body: ForwardBody | None,
     ) -> tuple[Address, ...]:
-        """See `KeyReader`. The payer's own key has signed, and for this listing, if only by earlier terms: whoever was paid by an
-        authorisation holds it too. No call was ever granted under a key whose body is too long to be read first."""
+        """See `KeyReader`. The payer's own key has signed, and for this listing, if only by earlier terms: the payee of an
+        authorisation holds a copy of it too. No call was ever granted under a key whose body is too long to be read first."""
         if (request.body.length or 0) > self.limits.bound_body_bytes_max:
             return ()
         is_for_here = any(
@@ -220,10 +219,10 @@ class AuthorizationPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, repeat, active, key=rail.find_key(request, proof))
+        super().__init__(rail.ledger, request, route, repeat, active, key=rail.find_key(request, proof))
         self.proof = proof
         self._rail = rail
-        self._lookup = active.hold(rail.settlement.open_lookup(request.client_address))
+        self._lookup = active.hold_lookup(rail.settlement.open_lookup(request.client_address))
         self._requirement: PaymentRequirement | None = None
         self._authorization: Authorization | None = None
         self._cover: Cover | None = None
@@ -466,9 +465,6 @@ class AuthorizationPayment(CallPayment):
             reason=reason,
         )
         return CaptureFailed(problem=problem, headers=[] if failure is None else [failure])
-
-    async def finish(self, finish: Finish) -> None:
-        self._rail.ledger.finish(finish)
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         if self.transaction is None or self._authorization is None:

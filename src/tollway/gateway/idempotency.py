@@ -62,8 +62,8 @@ ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedAuthorization:
-    """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
-    was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
+    """A call that holds an authorisation, or whose money it moved. `is_proven`: its caller has shown the signature that
+    was claimed, or one by the payer's own key. A caller that has not is not asked to pay either, and learns nothing."""
 
     call: AuthorizedCall
     is_proven: bool
@@ -109,7 +109,7 @@ class Repeat:
 
     @property
     def is_deliverable(self) -> bool:
-        """The response that was paid for, or that it is on its way: delivered whatever the listing has become."""
+        """The response that was paid for, or that it is on its way: delivered for a closed listing too."""
         if isinstance(self.response, Problem):
             return self.response.code in _RUNNING_CODES
         return self.response is not None
@@ -179,15 +179,16 @@ class Idempotency:
     ) -> Repeat | None:
         """What the ledger holds of this request; None: no call is named, and the body is not read.
 
-        The body is read only where the ledger knows the authorisation, where the key has named a call of a wallet that the proof opens, or where the signature covers the body. `is_free`: the call costs nothing now; then only
-        what its key names counts, or what can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
+        The body is read only where the ledger knows the authorisation, where the key has named a call of a wallet that the
+        proof opens, or where the signature covers the body. `is_free`: the call costs nothing now; then only the call that its
+        key names counts, or a response that can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
         known = None
         if isinstance(proof, PresentedAuthorization):
             known = await self.find_known(proof)
         if not isinstance(proof, PresentedAuthorization) or known is None or self._is_too_large(request):
             return await self._find_named(request, entry, reader, proof)
-        repeat = await self._find_authorized(request, proof, known, reader.find_key(request, proof))
         key = reader.find_key(request, proof)
+        repeat = await self._find_authorized(request, proof, known, key)
         is_named = key is not None and key == known.call.idempotency_key
         if repeat.is_deliverable or is_named or not is_free:
             return repeat
@@ -207,7 +208,7 @@ class Idempotency:
             return Repeat(response=problem)
         body = await load_compared(request.body, limits=self._limits)
         is_entitled = await self._is_entitled(request, presented, known, body, key)
-        response = await self._find_response(request, presented, known, body, key, is_entitled=is_entitled)
+        response = await self._find_response(request, known.call, body, is_entitled=is_entitled)
         call = known.call if response is None else None
         return Repeat(response=response, call=call, body=body, is_entitled=is_entitled)
 
@@ -284,17 +285,9 @@ class Idempotency:
         return self._signer_of(authorized) == presented.payer
 
     async def _find_response(
-        self,
-        request: ProxyRequest,
-        presented: PresentedAuthorization,
-        claimed: ClaimedAuthorization,
-        body: ForwardBody,
-        key: str | None,
-        *,
-        is_entitled: bool,
+        self, request: ProxyRequest, known: AuthorizedCall, body: ForwardBody, *, is_entitled: bool
     ) -> ProxyResponse | Problem | None:
         """What a repeat gets from the record. None: it may run again under the claim that it has."""
-        known = claimed.call
         if known.is_public and not is_entitled:
             return authorization_public(known.call_id, known.state)
         payer, body_hash = known.authorization.payer, body.body_hash

@@ -124,7 +124,7 @@ class CallPipeline:
                 if stored is not None:
                     return stored
                 # Look at the connection once more, sign, send once, capture by the head, stream.
-                return active.note(await self._proxy.exchange(upstream, payment))
+                return active.count_response(await self._proxy.exchange(upstream, payment))
 
     # ---- What the steps do.
 

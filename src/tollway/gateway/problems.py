@@ -90,7 +90,7 @@ def _priced_method(method: str) -> str:
 
 
 def check_rails(request: ProxyRequest) -> Problem | None:
-    """One signed payment at most, in whatever dialect."""
+    """One signed payment at most, in any dialect."""
     rails = 0
     for name, value in request.headers:
         rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)

@@ -215,9 +215,8 @@ class Proxy:
         if not isinstance(exc, TollwayError):
             return exc  # the process stops, or has a defect
         if after is not CallState.UNKNOWN and closed is None:
-            return self._explain_unknown(
-                payment
-            )  # "released" would be a promise that the ledger does not keep
+            # "released" would be a promise that the ledger does not keep.
+            return self._explain_unknown(payment)
         problem, state = explain_failure(exc), _format_state(after, payment)
         remaining_units = None if closed is None else closed.remaining_units
         problem = replace(

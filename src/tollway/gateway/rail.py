@@ -4,7 +4,7 @@ A rail reads its proof from a request, and opens a `CallPayment` for the call. T
 
     check -> (read the body) -> verify -> (connect) -> claim -> (send, head) -> capture -> (stream) -> finish
 
-A rail for transactions captures with `Ledger.close`; one for authorisations settles; a free call is on the rail `FreeRail`,
+A rail captures with `Ledger.close` unless it says otherwise; the one for authorisations settles. A free call is on the rail `FreeRail`,
 which takes nothing and writes a row too. The claim is built here, once, and so is the reason why the ledger did not grant one.
 """
 
@@ -135,6 +135,7 @@ class CallPayment(ABC):
         "claimed",
         "currency",
         "key",
+        "ledger",
         "payer",
         "price",
         "repeat",
@@ -146,6 +147,7 @@ class CallPayment(ABC):
 
     def __init__(
         self,
+        ledger: Ledger,
         request: ProxyRequest,
         route: Route,
         repeat: Repeat | None,
@@ -153,6 +155,7 @@ class CallPayment(ABC):
         *,
         key: str | None,
     ) -> None:
+        self.ledger = ledger
         self.request = request
         self.route = route
         self.repeat = repeat
@@ -188,14 +191,14 @@ class CallPayment(ABC):
         """Where a head that costs moves the call."""
         return CallState.CONSUMED
 
-    @abstractmethod
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         """Writes the end that the head of the response has decided (`close`). Raises StorageUnavailable."""
+        return await self.ledger.close(close)
 
-    @abstractmethod
     async def finish(self, finish: Finish) -> None:
-        """The body has ended, whole or not. Raises nothing. Its caller may be cancelled: a rail that waits here for its own write
-        shields that."""
+        """Records the end of the body, whole or not. Raises nothing. Its caller may be cancelled: a rail that waits here for its own
+        write shields that."""
+        self.ledger.finish(finish)
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         """The header that says of a charged call how it was paid; None where nothing was paid."""
@@ -209,8 +212,8 @@ class CallPayment(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimClock:
-    """What a claim takes from its surroundings. `entropy`: so many random bytes."""
+class ClockAndEntropy:
+    """The time, and random bytes for ids. `entropy`: as many bytes as it is asked for."""
 
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -218,7 +221,7 @@ class ClaimClock:
 
 def build_claim(
     call: CallPayment,
-    clock: ClaimClock,
+    clock: ClockAndEntropy,
     *,
     digest: bytes | None,
     payment: Payment | None = None,
@@ -306,7 +309,9 @@ class FreeRail:
 
     is_settled_here = False
 
-    def __init__(self, *, ledger: Ledger, access: AccessControl, limits: Limits, clock: ClaimClock) -> None:
+    def __init__(
+        self, *, ledger: Ledger, access: AccessControl, limits: Limits, clock: ClockAndEntropy
+    ) -> None:
         self.ledger = ledger
         self.access = access
         self.clock = clock
@@ -340,7 +345,7 @@ class FreeCall(CallPayment):
     def __init__(
         self, rail: FreeRail, request: ProxyRequest, route: Route, repeat: Repeat | None, active: ActiveCall
     ) -> None:
-        super().__init__(request, route, repeat, active, key=find_idempotency_key(request))
+        super().__init__(rail.ledger, request, route, repeat, active, key=find_idempotency_key(request))
         self._rail = rail
 
     async def check(self) -> None:
@@ -356,9 +361,3 @@ class FreeCall(CallPayment):
         outcome = await self._rail.ledger.claim(claim)
         assert isinstance(outcome, Claimed)  # it takes nothing that could run out
         self.call_id, self.claimed = claim.call_id, outcome
-
-    async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
-        return await self._rail.ledger.close(close)
-
-    async def finish(self, finish: Finish) -> None:
-        self._rail.ledger.finish(finish)

@@ -4,7 +4,7 @@
       -> may this wallet? -> (connect) -> claim: candidates in order
 
 Credit that is in memory is the plain case: nothing is read, and the claim is the first statement. A call that the key has
-named and that may run again costs what it did, whatever its listing asks now. Nothing here sends anything.
+named and that may run again costs what it did, although its listing asks another price now. Nothing here sends anything.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,7 @@ from tollway.gateway.problems import (
 )
 from tollway.gateway.rail import (
     CallPayment,
-    CaptureOutcome,
-    ClaimClock,
-    CollectResponse,
+    ClockAndEntropy,
     build_claim,
     explain_claim,
     require,
@@ -38,9 +36,7 @@ from tollway.ledger.ledger import (
     Claim,
     Claimed,
     ClaimOutcome,
-    Close,
     Exhausted,
-    Finish,
     InDebt,
     Ledger,
     NonceUsed,
@@ -77,7 +73,7 @@ class TransactionRail:
         limits: Limits,
         origin: str,
         is_bound_required: bool,
-        clock: ClaimClock,
+        clock: ClockAndEntropy,
     ) -> None:
         """`origin`: that of the public URL, which a bound signature names."""
         self.ledger = ledger
@@ -167,7 +163,7 @@ class TransactionPayment(CallPayment):
         repeat: Repeat | None,
         active: ActiveCall,
     ) -> None:
-        super().__init__(request, route, repeat, active, key=rail.find_key(request, proof))
+        super().__init__(rail.ledger, request, route, repeat, active, key=rail.find_key(request, proof))
         self.proof = proof
         self._rail = rail
         self._spendables: tuple[SpendablePayment, ...] | None = None
@@ -234,9 +230,8 @@ class TransactionPayment(CallPayment):
         if isinstance(found, KeyedCall):
             await self._verify_repeat(found)
             return None
-        assert found is None or isinstance(
-            found, ProxyResponse | Problem
-        )  # an authorisation is on another rail
+        # A call that an authorisation pays is found by its own rail only.
+        assert found is None or isinstance(found, ProxyResponse | Problem)
         return None if found is None else require(found)
 
     def _price(self, spendables: Sequence[SpendablePayment]) -> Sequence[_Candidate]:
@@ -445,14 +440,6 @@ class TransactionPayment(CallPayment):
         self.price, self.units = Price.parse(open_call.price), open_call.price_units
         self._grant(open_call.call_id, outcome, candidate)
         return True
-
-    # ---- After the head, and after the body.
-
-    async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
-        return await self._rail.ledger.close(close)
-
-    async def finish(self, finish: Finish) -> None:
-        self._rail.ledger.finish(finish)
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         if self.transaction is None or self.payer is None or self.asset is None:

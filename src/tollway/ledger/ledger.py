@@ -75,8 +75,8 @@ class GasLedger(Protocol):
         self, attempt: SettlementAttempt, *, is_filling: bool = False
     ) -> bool | NonceUnavailable:
         """Stores a further attempt of a call in `settling`, durable: the next nonce of its key, or a nonce that an
-        earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
-        the call is by now, but only with such an earlier nonce, or with one that its sequence has passed and for which no
+        earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: in
+        any state of the call, but only with such an earlier nonce, or with one that its sequence has passed and for which no
         call has anything that waits (otherwise False): the sequence waits for it."""
         ...
 

@@ -262,7 +262,7 @@ class UpstreamExchange:
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, head_deadline_s: float
     ) -> ResponseHead:
-        """Whatever is raised here, bytes may have left; `is_sent` says so before the first one does."""
+        """Bytes may have left when it raises; `is_sent` says so before the first one does."""
         first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
         self.is_sent = True
         self.is_body_handed_over = not has_rest

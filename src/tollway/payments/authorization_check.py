@@ -40,7 +40,7 @@ def parse_presented(
 ) -> PresentedAuthorization | Problem | None:
     """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
 
-    `challenger` None: MPP is off. `find_route`: what an MPP challenge has to be bound to. Never raises, whatever the headers hold.
+    `challenger` None: MPP is off. `find_route`: what an MPP challenge has to be bound to. Never raises.
     """
     shown = [(name, value) for name, value in headers if name in _RAILS]
     credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]

@@ -302,7 +302,7 @@ class Settlement:
         return signed or await self._leave_settling(order)
 
     async def _broadcast(self, attempt: SettlementAttempt, send: Send) -> None:
-        """Whatever a node answers, the transaction is public from here on."""
+        """The transaction is public from here on, also where a node answers with an error."""
         try:
             refused = await send(attempt.chain_id, attempt.raw)
         except ChainUnavailable as exc:

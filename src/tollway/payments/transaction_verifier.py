@@ -582,7 +582,7 @@ def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> 
 
 
 def _keep_unfinal(answer: VerificationResult | NotMined) -> VerificationResult | NotMined:
-    """A payment by one node's answer stays unfinal, whatever that node reports: the watcher reads it again from others."""
+    """A payment by one node's answer stays unfinal, although that node may report it final: the watcher reads it again from others."""
     if not isinstance(answer, Accepted):
         return answer
     return Accepted(payments=tuple(replace(payment, is_final=False) for payment in answer.payments))

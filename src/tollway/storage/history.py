@@ -134,7 +134,7 @@ class HistoryStore:
         return await self._read_payments(query.order_by(columns.id))
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        """Every call that was claimed on a payment or helped by it, newest first, whatever its end."""
+        """Every call that was claimed on a payment or helped by it, newest first, in every state."""
         is_shown = call_table.c.payment_id == payment_id
         work = partial(_newest, is_shown=is_shown, payment_id=payment_id, limit=limit)
         return await self._database.read(work)

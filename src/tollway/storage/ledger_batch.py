@@ -112,8 +112,8 @@ class LedgerBatch:
         accounts: Set[CreditAccount],
     ) -> None:
         """`now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
-        are received and finished. `others`: calls whose next run, should it be there on a retry, is not for whoever asks
-        in this batch. `retried`: calls whose end may have been committed by an earlier batch. `accounts`: those whose
+        are received and finished. `others`: calls whose next run, should it be there on a retry, is not for the requests
+        of this batch. `retried`: calls whose end may have been committed by an earlier batch. `accounts`: those whose
         siblings are locked too."""
         self._connection = connection
         self._rules = rules

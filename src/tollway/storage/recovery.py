@@ -161,9 +161,8 @@ def renew_owner(
 def prune_owners(connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock) -> None:
     columns = owner_table.c
     seen_before = shared_clock(connection, now_ms) - OWNER_KEPT_MS
-    needed = select(call_table.c.owner_id).where(
-        _is_in_state("forwarding")
-    )  # their boot marks are still needed
+    # The boot marks of these are still needed.
+    needed = select(call_table.c.owner_id).where(_is_in_state("forwarding"))
     connection.execute(
         delete(owner_table).where(
             columns.seen_ms < seen_before, columns.id != owner_id, columns.id.not_in(needed)
