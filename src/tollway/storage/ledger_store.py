@@ -46,7 +46,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import authorizations, history, idempotency, payments, recovery
 from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.database import Database, Work, write_retried
-from tollway.storage.group_commit import RETRY_S, GroupCommit
+from tollway.storage.group_commit import COMPANY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
 from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
 from tollway.storage.recovery import (
@@ -102,11 +102,13 @@ class LedgerStore:
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
         close_retry_s: float = RETRY_S,
+        company_s: float = COMPANY_S,
     ) -> None:
         """`on_lapse`: this gateway renewed later than its lease, and others may have recovered its calls.
         `on_restore`: the database was found to have gone back in time; its balances are held.
         `ticks_ms`: a monotonic clock, by which jumps of the other clocks are detected. `writer`: the background task that `run` is.
-        `close_retry_s`: between two tries of a close that found no database."""
+        `close_retry_s`: between two tries of a close that found no database. `company_s`: the writer's longest wait for
+        the callers of its last batch."""
         self._database = database
         self._limits = limits
         self._own_ms = now_ms
@@ -144,6 +146,7 @@ class LedgerStore:
             grant_ms_max=int(limits.owner_lease_s * 500),
             patience_s=limits.close_patience_s,
             retry_s=close_retry_s,
+            company_s=company_s,
             on_batch=on_batch,
             task=writer,
         )
