@@ -10,7 +10,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,25 +18,25 @@ from pathlib import Path
 
 import aiohttp
 import coincurve
+from bound_calls import BoundCalls
 from children import Child, running
 from eth_account import Account
 from eth_account.messages import encode_defunct
 from load import format_request
 from machine import GATEWAY_CORE, find_free_port
+from variety import PATH, vary_headers, vary_path
 
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
-from tollway.identity.signatures import paid_call_digest
-from tollway.ids import ChainId, TxHash, keccak256
-from tollway.payments.proof import Binding, format_binding
+from tollway.ids import ChainId, TxHash
 from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, fund_accounts, make_account
 
-PATH = "/quote/ETH"
 PAYMENT_UNITS = 100 * 10**6
 PRICE = "0.000001"
 """One unit of USDC: a payment buys a hundred million calls."""
 SHOWN_FROM_ONE_ADDRESS = 15
-VALID_S = 290
+VARIED = 20_000
+"""So many requests of a load differ from each other before the first of them is sent again."""
 FINAL_AFTER_BLOCKS = 4
 
 Headers = tuple[tuple[str, str], ...]
@@ -100,21 +99,38 @@ class Gateway:
     def path(self) -> str:
         return f"/api/v2/gateway/{self.api_id}"
 
-    def sign_plainly(self) -> list[bytes]:
-        """One request of each payer; they may be sent again and again."""
-        return [format_request(self.port, self.path + PATH, payment.sign()) for payment in self.payments]
+    def sign_plainly(self, *, heads: str = "same", paths: str = "same") -> list[bytes]:
+        """Requests of all payers in turn; they may be sent again and again. One of each where nothing differs, else `VARIED`.
+        `heads`, `paths`: what differs, by the words of `variety`."""
+        count = len(self.payments) if heads in ("same", "full") and paths == "same" else VARIED
+        signed = [payment.sign() for payment in self.payments]
+        return [
+            format_request(
+                self.port,
+                self.path + vary_path(paths, number),
+                (*signed[number % len(signed)], *vary_headers(heads, number)),
+            )
+            for number in range(count)
+        ]
 
-    def sign_bound(self, count: int) -> list[bytes]:
+    def sign_bound(self, count: int, *, heads: str = "same", paths: str = "same") -> list[bytes]:
         """So many requests, the payers in turn, each with a nonce and a signature of its own; good for five minutes."""
         parts = os.cpu_count() or 1
-        ticket = Ticket(
-            chain_id=int(self.chain_id),
-            port=self.port,
-            api_id=self.api_id,
-            payments=tuple(self.bound_payments),
-        )
+        each = count // parts + 1
+        tickets = [
+            Ticket(
+                chain_id=int(self.chain_id),
+                port=self.port,
+                api_id=self.api_id,
+                payments=tuple(self.bound_payments),
+                heads=heads,
+                paths=paths,
+                first=part * each,
+            )
+            for part in range(parts)
+        ]
         with ProcessPoolExecutor(parts, initializer=spread) as pool:
-            written = list(pool.map(sign_part, [ticket] * parts, [count // parts + 1] * parts))
+            written = list(pool.map(sign_part, tickets, [each] * parts))
         return [request for part in written for request in part]
 
 
@@ -126,6 +142,9 @@ class Ticket:
     port: int
     api_id: str
     payments: tuple[Payment, ...]
+    heads: str = "same"
+    paths: str = "same"
+    first: int = 0
 
 
 def spread() -> None:
@@ -134,34 +153,22 @@ def spread() -> None:
 
 
 def sign_part(ticket: Ticket, count: int) -> list[bytes]:
-    """As our client signs (`client/wallet.py`), with a faster way to the curve."""
-    keys = [coincurve.PrivateKey(payment.key) for payment in ticket.payments]
-    valid_until = int(time.time()) + VALID_S
-    empty = keccak256(b"")
-    path = f"/api/v2/gateway/{ticket.api_id}{PATH}"
-    requests = []
-    for number in range(count):
-        payment = ticket.payments[number % len(keys)]
-        binding = Binding(valid_until=valid_until, nonce=secrets.token_bytes(32), body_hash=empty)
-        digest = paid_call_digest(
-            chain_id=ChainId(ticket.chain_id),
-            gateway=f"http://127.0.0.1:{ticket.port}",
+    """The requests from number `first` on."""
+    payers = [
+        BoundCalls(
+            chain_id=ticket.chain_id,
+            origin=f"http://127.0.0.1:{ticket.port}",
             api_id=ticket.api_id,
-            method="GET",
-            target=PATH.encode(),
-            body_hash=empty,
-            transaction=payment.tx_hash,
-            valid_until=valid_until,
-            nonce=binding.nonce,
+            tx_hash=payment.tx_hash,
+            key=coincurve.PrivateKey(payment.key),
         )
-        raw = keys[number % len(keys)].sign_recoverable(digest, hasher=None)
-        headers = (
-            ("X-Payment-Tx", str(payment.tx_hash)),
-            ("X-Payment-Network", f"eip155:{ticket.chain_id}"),
-            ("X-Signature", "0x" + (raw[:64] + bytes((27 + raw[64],))).hex()),
-            ("X-Signature-Params", format_binding(binding)),
-        )
-        requests.append(format_request(ticket.port, path, headers))
+        for payment in ticket.payments
+    ]
+    requests = []
+    for number in range(ticket.first, ticket.first + count):
+        target = vary_path(ticket.paths, number)
+        headers = (*payers[number % len(payers)].sign(target), *vary_headers(ticket.heads, number))
+        requests.append(format_request(ticket.port, f"/api/v2/gateway/{ticket.api_id}{target}", headers))
     return requests
 
 

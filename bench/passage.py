@@ -1,12 +1,13 @@
 """CPU of one call from the ASGI application to its response, by itself: no server, no socket, no ledger, nothing beside it.
 
-    python bench/passage.py [unpaid|credit] [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp]
-                            [--profile FILE]
+    python bench/passage.py [unpaid|credit|bound] [--heads same|full|neutral|vary] [--paths same|query|vary]
+                            [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--profile FILE]
 
 The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream answer at once from memory. The figures are
 CPU time of this process alone, so that they hardly depend on what else runs; the least of the rounds is the one that was
-disturbed least. `--urls`: how many different ones are asked for in turn. `--operations`: the listing has a document of so
-many, and each is asked for at a path of its own.
+disturbed least. `bound`: each call has a nonce and a signature of its own, made before the clock starts. `--heads`,
+`--paths`: what differs from call to call, by the words of `variety.py`. `--urls`: how many different ones are asked for in
+turn. `--operations`: the listing has a document of so many, and each is asked for at a path of its own.
 Every answer has to have the status that is asked for.
 """
 
@@ -17,24 +18,29 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 import uvloop
+from bound_calls import BoundCalls
+from variety import HEADS, PATHS, vary_headers, vary_path
 
 from tests.kit.gateway import (
     CALLS,
     CHAIN,
     HOST,
     PAY_TO,
+    PUBLIC_URL,
     SECRET,
     USDC,
     InProcessGateway,
     gateway_listing,
 )
+from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream
 from tollway.app.runtime import RandomPool
 from tollway.identity.signatures import ReceiptSigner, transaction_digests
@@ -50,6 +56,8 @@ LIMITS = DEFAULT_LIMITS
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: bench\r\n\r\n"
 BODY = b'{"symbol":"ETH","price":"3141.59"}'
 HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100)
+LISTING = "api_0123456789abcdef01234567"
+HeaderPairs = list[tuple[bytes, bytes]]
 PARAMETER = {"name": "currency", "in": "query", "schema": {"type": "string", "enum": ["USD", "EUR"]}}
 
 
@@ -143,12 +151,12 @@ class QuickGateway(InProcessGateway):
     def _read_client_address(self, scope: Any) -> str:
         return read_client_address(scope, ())
 
-    async def prepare(self) -> list[dict[str, Any]]:
-        """Publishes the listing; the requests that are made in turn."""
+    async def prepare(self) -> None:
+        """Publishes the listing."""
         count = self._options.operations
         paths = {f"/quote/{number}": {"get": {"parameters": [PARAMETER]}} for number in range(count)}
         listing = replace(
-            gateway_listing("api_0123456789abcdef01234567", "http://127.0.0.1:18080"),
+            gateway_listing(LISTING, "http://127.0.0.1:18080"),
             description="The price of a coin in a currency, fresh to the second.",
             tags=("finance", "crypto"),
             openapi={"openapi": "3.1.0", "paths": paths} if count else None,
@@ -156,17 +164,9 @@ class QuickGateway(InProcessGateway):
             updated_ms=now_ms() - 86_400_000,
         )
         await self.catalog.publish(listing)
-        headers = await self._headers()
-        many = max(self._options.urls, 1)
-        return [
-            scope_of(f"{CALLS}{listing.id}/quote/{number % count if count else 'ETH'}", number, many, headers)
-            for number in range(max(many, count))
-        ]
 
-    async def _headers(self) -> list[tuple[bytes, bytes]]:
-        plain = [(b"host", HOST.encode()), (b"user-agent", b"bench"), (b"accept", b"*/*")]
-        if self._options.kind == "unpaid":
-            return plain
+    async def pay(self) -> TxHash:
+        """A payment that is known and has credit for all calls."""
         new = NewPayment(
             chain_id=CHAIN,
             tx_hash=TxHash(keccak256(b"bench")),
@@ -181,35 +181,82 @@ class QuickGateway(InProcessGateway):
         )
         await self.ledger.record_payments([new], now_ms=now_ms())
         self.ledger.rows.payments[1] = replace(self.ledger.rows.payments[1], taken_units=1)
-        signature = self.wallet.sign_hex(transaction_digests(new.tx_hash)[0])
-        return [
-            *plain,
-            (b"x-payment-tx", str(new.tx_hash).encode()),
-            (b"x-signature", signature.encode()),
-        ]
+        return new.tx_hash
 
 
-def scope_of(path: str, number: int, many: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "GET",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"" if many == 1 else b"number=%d" % number,
-        "headers": headers,
-        "client": ("203.0.113.5", 40_000),
-    }
+@dataclass(slots=True, kw_only=True)
+class Requests:
+    """Scopes of requests, by their numbers. `tx_hash` None: they pay nothing."""
+
+    options: argparse.Namespace
+    wallet: KeyWallet
+    tx_hash: TxHash | None
+    _plain: HeaderPairs = field(default_factory=list)
+
+    def write(self, first: int, count: int) -> list[dict[str, Any]]:
+        return [self._write_one(number) for number in range(first, first + count)]
+
+    @property
+    def are_same_again(self) -> int | None:
+        """So many differ, then the first comes again; None: no two are the same."""
+        options = self.options
+        if options.kind == "bound" or options.heads in ("neutral", "vary") or options.paths != "same":
+            return None
+        return max(options.urls, options.operations, 1)
+
+    def _write_one(self, number: int) -> dict[str, Any]:
+        options = self.options
+        path = f"/quote/{number % options.operations if options.operations else 'ETH'}"
+        target = vary_path(options.paths, number, path)
+        if options.urls > 1:
+            target += f"?number={number % options.urls}"
+        raw_path, _, query = (CALLS + LISTING + target).partition("?")
+        return {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "path": raw_path,
+            "raw_path": raw_path.encode(),
+            "query_string": query.encode(),
+            "headers": [*self._write_heads(number), *self._pay(target)],
+            "client": ("203.0.113.5", 40_000),
+        }
+
+    def _write_heads(self, number: int) -> HeaderPairs:
+        host = (b"host", HOST.encode())
+        if self.options.heads == "same":
+            return [host, (b"user-agent", b"bench"), (b"accept", b"*/*")]
+        return [host, *encode(vary_headers(self.options.heads, number))]
+
+    def _pay(self, target: str) -> HeaderPairs:
+        if self.tx_hash is None:
+            return []
+        if self.options.kind == "bound":
+            calls = BoundCalls(
+                chain_id=int(CHAIN),
+                origin=PUBLIC_URL,
+                api_id=LISTING,
+                tx_hash=self.tx_hash,
+                key=self.wallet.key,
+            )
+            return encode(calls.sign(target))
+        if not self._plain:
+            signature = self.wallet.sign_hex(transaction_digests(self.tx_hash)[0])
+            self._plain = encode((("x-payment-tx", str(self.tx_hash)), ("x-signature", signature)))
+        return self._plain
+
+
+def encode(headers: Iterable[tuple[str, str]]) -> HeaderPairs:
+    """As a server hands them over: names in lower case."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 class Caller:
     """Asks one request after another, and keeps the last answer."""
 
-    def __init__(self, app: Any, scopes: list[dict[str, Any]], *, status: int) -> None:
+    def __init__(self, app: Any, *, status: int) -> None:
         self._app = app
-        self._scopes = scopes
         self._status = status
-        self._next = 0
         self.sent: list[Any] = []
 
     async def receive(self) -> Any:
@@ -218,37 +265,50 @@ class Caller:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    async def ask(self, count: int) -> None:
-        for _ in range(count):
+    async def ask(self, scopes: Sequence[dict[str, Any]], count: int) -> None:
+        """So many, from the first scope on, in turn."""
+        for number in range(count):
             self.sent = []
-            scope = dict(self._scopes[self._next % len(self._scopes)])
-            self._next += 1
-            await self._app(scope, self.receive, self.send)
+            await self._app(dict(scopes[number % len(scopes)]), self.receive, self.send)
             if self.sent[0]["status"] != self._status:
                 raise RuntimeError(f"answered {self.sent}")
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     gateway = QuickGateway(options)
-    scopes = await gateway.prepare()
+    await gateway.prepare()
+    tx_hash = None if options.kind == "unpaid" else await gateway.pay()
+    requests = Requests(options=options, wallet=gateway.wallet, tx_hash=tx_hash)
+    same_after, asked = requests.are_same_again, 0
+    same = [] if same_after is None else requests.write(0, same_after)
+
+    def write_next(count: int) -> list[dict[str, Any]]:
+        nonlocal asked
+        asked += count
+        return same or requests.write(asked - count, count)
+
     async with gateway.settlement.running():
-        caller = Caller(gateway.app, scopes, status=402 if options.kind == "unpaid" else 200)
-        await caller.ask(options.warm_up)  # what is made once is made
+        caller = Caller(gateway.app, status=402 if options.kind == "unpaid" else 200)
+        await caller.ask(write_next(options.warm_up), options.warm_up)  # what is made once is made
         profile = cProfile.Profile() if options.profile else None
-        if profile:
-            profile.enable()
         found = []
         for _ in range(options.rounds):
+            scopes = write_next(options.calls)
+            if profile:
+                profile.enable()
             before = time.process_time()
-            await caller.ask(options.calls)
+            await caller.ask(scopes, options.calls)
             found.append((time.process_time() - before) / options.calls * 1e6)
+            if profile:
+                profile.disable()
             await asyncio.sleep(0)
         if profile:
-            profile.disable()
             profile.dump_stats(options.profile)
     head, *body = caller.sent
     return {
         "kind": options.kind,
+        "heads": options.heads,
+        "paths": options.paths,
         "cpuUs": {"least": round(min(found), 1), "median": round(statistics.median(found), 1)},
         "answerBytes": sum(len(one["body"]) for one in body),
         "headBytes": sum(len(name) + len(value) + 4 for name, value in head["headers"]),
@@ -258,7 +318,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Of the command line, unless others are given."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("unpaid", "credit"))
+    parser.add_argument("kind", choices=("unpaid", "credit", "bound"))
+    parser.add_argument("--heads", choices=HEADS, default="same")
+    parser.add_argument("--paths", choices=PATHS, default="same")
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=500, help="calls before the first round")
@@ -266,7 +328,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--operations", type=int, default=0)
     parser.add_argument("--no-mpp", action="store_true")
     parser.add_argument("--profile", help="where cProfile writes what took the time")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.operations and options.paths == "vary":
+        parser.error("a document of operations knows its own paths only: --paths same or query")
+    if options.urls > 1 and options.paths != "same":
+        parser.error("--urls and --paths both write the query")
+    return options
 
 
 def main() -> None:

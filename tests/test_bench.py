@@ -164,13 +164,19 @@ async def test_the_load_in_python_counts_answers_and_refusals_and_sends_nothing_
     assert (told.answers, told.refused, told.broken, told.is_exhausted) == (10, 1, 0, True)
 
 
-def test_each_bound_request_is_signed_by_its_payer_for_itself_alone() -> None:
-    from gateways import PATH, Payment, Ticket, sign_part
+@pytest.mark.parametrize(("heads", "paths"), [("same", "same"), ("vary", "vary")])
+def test_each_bound_request_is_signed_by_its_payer_for_itself_alone(heads: str, paths: str) -> None:
+    from gateways import Payment, Ticket, sign_part
+    from variety import vary_path
 
     payments = tuple(Payment(tx_hash=TxHash(keccak256(key)), key=key) for key in (b"\x01" * 32, b"\x02" * 32))
-    requests = sign_part(Ticket(chain_id=84532, port=8402, api_id="api_1", payments=payments), 4)
+    ticket = Ticket(
+        chain_id=84532, port=8402, api_id="api_1", payments=payments, heads=heads, paths=paths, first=6
+    )
+    requests = sign_part(ticket, 4)
     assert len(set(requests)) == 4
     for number, request in enumerate(requests):
+        target = vary_path(paths, 6 + number)
         line, *lines = request.decode().split("\r\n")
         headers = [tuple(field.encode() for field in row.split(": ", 1)) for row in lines if row]
         proof = parse_proof([(name.lower(), value) for name, value in headers])
@@ -181,14 +187,49 @@ def test_each_bound_request_is_signed_by_its_payer_for_itself_alone() -> None:
             gateway="http://127.0.0.1:8402",
             api_id="api_1",
             method="GET",
-            target=PATH.encode(),
+            target=target.encode(),
             body_hash=keccak256(b""),
             transaction=proof.tx_hash,
             valid_until=proof.binding.valid_until,
             nonce=proof.binding.nonce,
         )
-        assert line == f"GET /api/v2/gateway/api_1{PATH} HTTP/1.1"
+        assert line == f"GET /api/v2/gateway/api_1{target} HTTP/1.1"
         assert str(recover(digest, proof.signature)) == Account.from_key(payments[number % 2].key).address
+
+
+@pytest.mark.parametrize(
+    ("heads", "differing"),
+    [
+        ("same", set()),
+        ("full", set()),
+        (
+            "neutral",
+            {"traceparent", "tracestate", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language"},
+        ),
+        (
+            "vary",
+            {"traceparent", "tracestate", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language"}
+            | {"X-Session-Id"},
+        ),
+    ],
+)
+def test_what_differs_from_request_to_request_is_what_is_said(heads: str, differing: set[str]) -> None:
+    from variety import vary_headers
+
+    found = [dict(vary_headers(heads, number)) for number in range(1000)]
+    assert {name for name in found[0] if len({one[name] for one in found}) > 1} == differing
+    each = {name for name in found[0] if len({one[name] for one in found}) == 1000}
+    assert each == differing & {"traceparent", "tracestate", "X-Session-Id"}
+
+
+@pytest.mark.parametrize(
+    ("paths", "differing"), [("same", (1, 1)), ("query", (1, 1000)), ("vary", (1000, 1000))]
+)
+def test_paths_and_queries_differ_as_is_said(paths: str, differing: tuple[int, int]) -> None:
+    from variety import vary_path
+
+    found = [vary_path(paths, number).partition("?") for number in range(1000)]
+    assert (len({path for path, _, _ in found}), len({query for _, _, query in found})) == differing
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_BENCH_PACKAGES])
@@ -196,11 +237,25 @@ def test_every_program_can_be_imported(name: str) -> None:
     importlib.import_module(name)
 
 
-@pytest.mark.parametrize("line", ["credit", "unpaid", "unpaid --no-mpp --operations=3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "credit",
+        "bound",
+        "unpaid",
+        "unpaid --no-mpp --operations=3",
+        "credit --urls=3",
+        "credit --operations=3 --paths=query",
+        "credit --heads=full",
+        "credit --heads=neutral --paths=query",
+        "credit --heads=vary --paths=vary",
+        "bound --heads=vary --paths=vary",
+    ],
+)
 async def test_one_call_by_itself_is_measured(line: str) -> None:
     from passage import BODY, parse_options, run
 
     told = await run(parse_options([*line.split(), "--calls=2", "--rounds=2", "--warm-up=2"]))
     assert told["kind"] == line.split()[0]
-    assert (told["answerBytes"] == len(BODY)) is (told["kind"] == "credit")
+    assert (told["answerBytes"] == len(BODY)) is (told["kind"] != "unpaid")
     assert told["cpuUs"]["least"] > 0
