@@ -26,7 +26,7 @@ from tests.kit.ledger_records import (
 from tests.kit.payer import Payer, has_terms
 from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, FaultyLedger, open_faulty_gateways
 from tollway.errors import StorageUnavailable
-from tollway.ledger.records import CallState, RepeatsOpenCall
+from tollway.ledger.records import CallState, Delivery, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database, connect_database
 
@@ -324,6 +324,22 @@ async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
     """Nothing is waited for: what is late is written before the repeat is looked at."""
     async with open_faulty_gateways(database, ["one"]) as gateways:
         await play(row, gateways, at=0, leaves=leaves, is_written=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "delivery"), [("tx GET landed", Delivery.PARTIAL), ("tx POST landed", None)]
+)
+async def test_a_dropped_answer_was_not_delivered_although_its_close_said_so(
+    database: Database, name: str, delivery: Delivery | None
+) -> None:
+    row = next(row for row in ROWS if row.name == name)
+    async with open_faulty_gateways(database, ["one"]) as gateways:
+        harness = Harness(gateways=gateways, row=row)
+        await harness.pay()
+        await harness.lose()
+        await gateways[0].ledger._group_commit.write_late()
+        call = await harness.call()
+        assert (call.delivery, call.request_bytes, call.response_bytes) == (delivery, None, None)
 
 
 @pytest.fixture

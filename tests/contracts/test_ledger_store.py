@@ -34,7 +34,7 @@ from tollway.ledger.ledger import (
     UnfinalLimit,
     Unspendable,
 )
-from tollway.ledger.records import TAKING, CallState, OpenCall, PaymentState, Rail
+from tollway.ledger.records import TAKING, CallState, Delivery, OpenCall, PaymentState, Rail
 from tollway.limits import Limits
 from tollway.storage.ledger_tables import call_table
 
@@ -372,6 +372,28 @@ async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(l
     ledger.finish(finish_of(claim, completed_ms=NOW_MS + 90))
     await ledger.claim(claim_on(None))  # behind it
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 90
+
+
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
+async def test_a_close_that_carries_the_end_of_the_body_writes_both_at_once(
+    ledger: Any, after: CallState
+) -> None:
+    apart, together = [claim_on(await paid(ledger, 10, name)) for name in "ab"]
+    for claim in (apart, together):
+        await ledger.claim(claim)
+    await ledger.close(close_of(apart, after))
+    ledger.finish(finish_of(apart))
+    await ledger.close(close_of(together, after, finish=finish_of(together)))
+    record = await ledger.find_call(together.call_id)
+    assert (record.delivery, record.request_bytes, record.response_bytes, record.completed_ms) == (
+        Delivery.COMPLETE,
+        3,
+        1000,
+        NOW_MS + 50,
+    )
+    await ledger.claim(claim_on(None))  # behind the finish
+    same = {"id": "", "tx_hash": None, "request_id": "", "created_ms": 0}
+    assert replace(await ledger.find_call(apart.call_id), **same) == replace(record, **same)
 
 
 async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_decides(ledger: Any) -> None:

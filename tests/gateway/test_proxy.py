@@ -725,6 +725,32 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
 # ---------------------------------------------------------------------- bodies and heads, whole
 
 
+@pytest.mark.parametrize(("key", "delivery"), [(None, Delivery.COMPLETE), ("one", None)])
+async def test_under_a_key_the_end_of_the_body_is_written_behind_its_stored_response(
+    gateway: InProcessGateway, key: str | None, delivery: Delivery | None
+) -> None:
+    """Without a key the close of a short answer says that it is whole. With one, a repeat that comes in between waits for the stored
+    response."""
+    written: list[Close] = []
+    close = gateway.ledger.close
+
+    async def close_and_note(entry: Close) -> Any:
+        written.append(entry)
+        return await close(entry)
+
+    await gateway.publish()
+    gateway.ledger.close = close_and_note  # type: ignore[method-assign]  # looks at what the proxy writes
+    payment = await gateway.pay(20_000)
+    proof = gateway.plain_proof(payment.tx_hash)
+    headers = proof if key is None else [*proof, ("Idempotency-Key", key)]
+    gateway.upstream.answer = plain(b"whole")
+    assert (await gateway.ask(headers=headers)).body == b"whole"
+    (entry,) = written
+    assert (None if entry.finish is None else entry.finish.delivery) is delivery
+    (call,) = await gateway.history()
+    assert (call.delivery, call.response_bytes) == (Delivery.COMPLETE, 5)
+
+
 @pytest.mark.parametrize(
     ("answer", "length"),
     [

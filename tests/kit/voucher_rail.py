@@ -352,6 +352,10 @@ class VoucherPayment(CallPayment):
             counter.charge(close.call_id, epoch=close.epoch)
         return Closed(remaining_units=counter.find_balance(self.voucher.wallet))
 
+    @property
+    def is_ended_by_close(self) -> bool:
+        return False  # the bytes of the body decide the price
+
     async def finish(self, finish: Finish) -> None:
         """A byte that reached the caller costs one unit; the call never costs less than its listing asks, nor more than the
         maximum."""

@@ -161,6 +161,8 @@ class MemoryLedger(MemoryFinality):
             call.completed_ms = self._now_ms()
         if goes_back and call.cut == "repeated" and call.attempts < self._limits.attempts_max:
             call.cut = "cut"
+        if close.finish is not None:
+            self.finish(close.finish)
         return Closed(remaining_units=self._rest_of(call))
 
     def finish(self, finish: Finish) -> None:

@@ -91,6 +91,7 @@ class MemorySettling(MemoryMoves):
                 completed_ms=self._now_ms(),
             )
         else:
+            call.finish = None
             self._move(call, after)
 
     async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:

@@ -466,6 +466,11 @@ class AuthorizationPayment(CallPayment):
         )
         return CaptureFailed(problem=problem, headers=[] if failure is None else [failure])
 
+    @property
+    def is_ended_by_close(self) -> bool:
+        """The settlement is between the close and the end of the body."""
+        return False
+
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         if self.transaction is None or self._authorization is None:
             return None

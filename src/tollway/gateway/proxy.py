@@ -250,13 +250,18 @@ class Proxy:
         after = payment.charged_state if is_charged_now else CallState.RELEASED
         state = _format_state(CallState.CONSUMED if is_charged_now else CallState.RELEASED, payment)
         is_foreign_402 = status == _PAYMENT_REQUIRED
+        now_ms = self._now_ms()
+        body = None if is_foreign_402 or not payment.is_ended_by_close else self._take_body(upstream)
         close = self._build_close(
             payment,
             after,
             error=Code.UPSTREAM_PAYMENT_REQUIRED.value if is_foreign_402 else None,
             http_status=None if is_foreign_402 else status,
             upstream_status=status,
-            upstream_ms=self._now_ms() - sent_ms,
+            upstream_ms=now_ms - sent_ms,
+            finish=None
+            if body is None
+            else _build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms),
         )
         try:
             captured = await payment.capture(close, partial(self._collect, upstream, payment))
@@ -278,7 +283,12 @@ class Proxy:
             raise CallRefused(problem, headers=own)
         # A repeat of what cost nothing is a call of its own: nothing is stored for it.
         is_stored = is_charged_now and payment.key is not None
-        return await self._start_response(upstream, payment, own, is_stored=is_stored)
+        return await self._start_response(upstream, payment, own, body, is_stored=is_stored)
+
+    def _take_body(self, upstream: UpstreamExchange) -> bytes | None:
+        """The whole body, where it is here with the head and goes out in one message; else None, and nothing of it is read."""
+        length = upstream.length
+        return upstream.take_whole() if length is not None and length <= self._limits.buffer_bytes else None
 
     def _explain_capture_failed(self, payment: CallPayment, failed: CaptureFailed) -> CallRefused:
         headers = [*call_headers(payment, "released", remaining_units=None), *failed.headers]
@@ -307,6 +317,7 @@ class Proxy:
         http_status: int | None = None,
         upstream_status: int | None = None,
         upstream_ms: int | None = None,
+        finish: Finish | None = None,
     ) -> Close:
         if upstream_ms is not None:
             self._observe_upstream_s(upstream_ms / 1000)
@@ -320,6 +331,7 @@ class Proxy:
             latency_ms=self._now_ms() - payment.request.received_ms,
             upstream_latency_ms=upstream_ms,
             error=error,
+            finish=finish,
         )
 
     def _count_quality(self, payment: CallPayment, close: Close, payment_state: str) -> None:
@@ -338,9 +350,15 @@ class Proxy:
     # ---- The body.
 
     async def _start_response(
-        self, upstream: UpstreamExchange, payment: CallPayment, own: Headers, *, is_stored: bool
+        self,
+        upstream: UpstreamExchange,
+        payment: CallPayment,
+        own: Headers,
+        body: bytes | None,
+        *,
+        is_stored: bool,
     ) -> ProxyResponse:
-        """The head, with the body's first piece where it is short and whole already."""
+        """The head, with the whole `body` where it is here, or else the first piece of a short one."""
         status, headers = upstream.status, self._caller_headers(upstream, payment)
         recorder = None
         if is_stored and payment.call_id is not None and payment.payer is not None:
@@ -351,29 +369,32 @@ class Proxy:
                 bytes_max=self._limits.answer_bytes_max,
             )
         headers += own
-        is_bodiless = payment.request.method == "HEAD" or status in _BODILESS
-        length = 0 if is_bodiless else _find_length(headers)
-        first: bytes | None = b""
-        if not is_bodiless and length is not None and length <= self._limits.buffer_bytes:
-            try:
-                first = await _read_first(upstream, length)
-            except (
-                BaseException
-            ):  # the gateway stops: the price is captured, and the end of the call is recorded
-                await _finish(payment, Delivery.PARTIAL, 0, now_ms=self._now_ms())
-                raise
-        if recorder is not None and first:
-            await recorder.add_chunk(first)
-        if first is None or len(first) != length:
-            body = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
-            return ProxyResponse(status=status, headers=headers, first=first or b"", rest=body)
-        if recorder is not None:
-            await recorder.add_chunk(b"")
-        upstream.close()
-        await _finish(payment, Delivery.COMPLETE, length, now_ms=self._now_ms())
-        return ProxyResponse(
-            status=status, headers=headers if is_bodiless else _without_length(headers), first=first
-        )
+        if body is None:
+            length = upstream.length
+            first: bytes | None = b""
+            if length is not None and length <= self._limits.buffer_bytes:
+                try:
+                    first = await _read_first(upstream, length)
+                except BaseException:
+                    # The gateway stops: the price is captured, and the end of the call is recorded.
+                    await self._finish(payment, Delivery.PARTIAL, 0)
+                    raise
+            if recorder is not None and first:
+                await recorder.add_chunk(first)
+            if first is None or len(first) != length:
+                rest = UpstreamBody(upstream, payment, now_ms=self._now_ms, recorder=recorder)
+                return ProxyResponse(status=status, headers=headers, first=first or b"", rest=rest)
+            if recorder is not None:
+                await recorder.add_chunk(b"")
+            upstream.close()
+            await self._finish(payment, Delivery.COMPLETE, length)
+            body = first
+        if not _is_bodiless(payment, status):
+            headers = _without_length(headers)
+        return ProxyResponse(status=status, headers=headers, first=body)
+
+    async def _finish(self, payment: CallPayment, delivery: Delivery, response_bytes: int) -> None:
+        await payment.finish(_build_finish(payment, delivery, response_bytes, now_ms=self._now_ms()))
 
     async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
         """The whole response, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
@@ -444,7 +465,10 @@ class UpstreamBody:
             return
         self._is_ended = True
         self._upstream.close()
-        await _finish(self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut)
+        finish = _build_finish(
+            self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut
+        )
+        await self._payment.finish(finish)
 
 
 async def _read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
@@ -459,11 +483,11 @@ async def _read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
     return first
 
 
-async def _finish(
+def _build_finish(
     payment: CallPayment, delivery: Delivery, response_bytes: int, *, now_ms: int, is_cut: bool = False
-) -> None:
+) -> Finish:
     assert payment.call_id is not None  # claimed
-    finish = Finish(
+    return Finish(
         call_id=payment.call_id,
         epoch=_claimed(payment).epoch,
         delivery=delivery,
@@ -472,7 +496,6 @@ async def _finish(
         response_bytes=response_bytes,
         completed_ms=now_ms,
     )
-    await payment.finish(finish)
 
 
 _: type[ResponseBody] = UpstreamBody
@@ -561,8 +584,8 @@ def _select_stored_headers(own: Headers) -> Headers:
     return [header for header in own if header[0] in STORED_HEADERS]
 
 
-def _find_length(headers: Headers) -> int | None:
-    return next((int(value) for name, value in headers if name == b"content-length"), None)
+def _is_bodiless(payment: CallPayment, status: int) -> bool:
+    return payment.request.method == "HEAD" or status in _BODILESS
 
 
 def _without_length(headers: Headers) -> Headers:

@@ -191,6 +191,12 @@ class CallPayment(ABC):
         """Where a head that costs moves the call."""
         return CallState.CONSUMED
 
+    @property
+    def is_ended_by_close(self) -> bool:
+        """Where the whole body is here with the head, the close writes the end of the body too, and `finish` is not called. Not where a
+        response is stored before the call counts as delivered, and not on a rail whose price depends on the body."""
+        return self.key is None
+
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         """Writes the end that the head of the response has decided (`close`). Raises StorageUnavailable."""
         return await self.ledger.close(close)

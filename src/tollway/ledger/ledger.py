@@ -338,11 +338,25 @@ ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """What is known only when the answer has been streamed. Written lazily: a crash may lose it. `is_cut`: the upstream
+    broke its answer off, so the same request may be repeated until one more answer has begun."""
+
+    call_id: CallId
+    epoch: int
+    delivery: Delivery
+    request_bytes: int
+    response_bytes: int
+    completed_ms: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
     """End of a forwarding: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not wholly sent, and what its first run
-    brought stays written.
+    brought stays written. `finish`: of a body that is whole before the close is written; one write holds both.
     """
 
     call_id: CallId
@@ -353,6 +367,7 @@ class Close:
     latency_ms: int
     upstream_latency_ms: int | None
     error: str | None
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,20 +380,6 @@ class Closed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
     """Another gateway, or recovery, has moved this call. Stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """What is known only when the answer has been streamed. Written lazily: a crash may lose it. `is_cut`: the upstream
-    broke its answer off, so the same request may be repeated until one more answer has begun."""
-
-    call_id: CallId
-    epoch: int
-    delivery: Delivery
-    request_bytes: int
-    response_bytes: int
-    completed_ms: int
-    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

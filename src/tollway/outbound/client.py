@@ -197,12 +197,14 @@ class UpstreamExchange:
         "is_body_sent",
         "is_read",
         "is_sent",
+        "length",
         "status",
     )
 
     def __init__(self, client: "HttpClient", request: UpstreamRequest) -> None:
         self.status = 0
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: int | None = None  # of the body, where the head says it; 0 where there is none
         self.is_sent = self.is_body_sent = self.is_body_handed_over = False
         self.is_read = False
         self._is_head_read = False
@@ -257,7 +259,7 @@ class UpstreamExchange:
             self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
             raise
         self._is_head_read = True
-        self.status, self.headers = head.status, head.headers
+        self.status, self.headers, self.length = head.status, head.headers, head.length
 
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, head_deadline_s: float
@@ -308,6 +310,17 @@ class UpstreamExchange:
             self.is_read = True
             self.close()
         return chunk
+
+    def take_whole(self) -> bytes | None:
+        """The whole body, where its last byte is here already; the connection is free then. None: it still comes, and nothing
+        of it is read."""
+        connection = self._connection
+        if connection is None or not connection.is_whole:
+            return None
+        body = connection.take_body()
+        self.is_read = True
+        self.close()
+        return body
 
     def close(self) -> None:
         """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""

@@ -254,6 +254,16 @@ class Connection(asyncio.BufferedProtocol):
         raise self._explain()
 
     @property
+    def is_whole(self) -> bool:
+        """The last byte of the answer has arrived."""
+        return self._parser is not None and self._parser.is_whole
+
+    def take_body(self) -> bytes:
+        """What of the body is here and not read yet."""
+        assert self._parser is not None, "nothing was asked"
+        return self._parser.take_body()
+
+    @property
     def is_read(self) -> bool:
         """The last byte of the answer has arrived, and was read."""
         return self._parser is not None and self._parser.is_whole and not self._parser.buffered

@@ -644,7 +644,7 @@ def _drop_response(entry: Entry) -> Entry:
         return entry
     match entry:
         case Close(after=CallState.CONSUMED):
-            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=entry)
+            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=replace(entry, finish=None))
         case Settle():
             return Drop(call_id=entry.call_id, epoch=entry.close.epoch, close=entry.close)
         case Conclude():

@@ -240,11 +240,14 @@ class LedgerBatch:
             "http_status": None,
             "error": Interruption.ANSWER_DROPPED.value,
             "completed_ms": self._now_ms,
+            # What a committed close has said of the body reached no caller.
+            "request_bytes": None,
+            "response_bytes": None,
         }
         if after is CallState.CONSUMED:
             self._locked_rows.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **values)
         else:
-            self._locked_rows.move(call, after, moved_ms=self._now_ms, **values)
+            self._locked_rows.move(call, after, moved_ms=self._now_ms, delivery=None, **values)
         return Closed(remaining_units=self._remaining_of(call))
 
     def _end_values(self, close: Close) -> dict[str, object]:
@@ -254,14 +257,16 @@ class LedgerBatch:
             return {"completed_ms": now_ms}
         # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
         is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)
-        completed = {"completed_ms": now_ms} if is_ended else {}
+        ended: dict[str, object] = {"completed_ms": now_ms} if is_ended else {}
+        if close.finish is not None:
+            ended = _finish_values(close.finish, ahead_ms=self._ahead_ms)
         return {
             "http_status": close.http_status,
             "upstream_status": close.upstream_status,
             "latency_ms": close.latency_ms,
             "upstream_latency_ms": close.upstream_latency_ms,
             "error": close.error,
-            **completed,
+            **ended,
         }
 
     def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
@@ -475,9 +480,16 @@ def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
     return {
         "at_id": finish.call_id,
         "at_epoch": finish.epoch,
+        "is_cut": finish.is_cut,
+        **_finish_values(finish, ahead_ms=ahead_ms),
+    }
+
+
+def _finish_values(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
+    """The columns that the end of a body writes."""
+    return {
         "delivery": finish.delivery.value,
         "request_bytes": finish.request_bytes,
         "response_bytes": finish.response_bytes,
         "completed_ms": finish.completed_ms + ahead_ms,
-        "is_cut": finish.is_cut,
     }
