@@ -56,11 +56,11 @@ class Cost:
 
 
 UNPAID = Cost(flushed=0, written=0, read=0, statements=0)
-FREE = Cost(flushed=1, written=2, read=0, statements=5, round_trips=15)
-CREDIT_PLAIN = Cost(flushed=1, written=2, read=0, statements=9, round_trips=19)
-CREDIT_BOUND = Cost(flushed=1, written=2, read=0, statements=10, recoveries=1, round_trips=20)
-FIRST_PLAIN = Cost(flushed=2, written=2, read=1, statements=16, rpc_requests=1, recoveries=2, round_trips=36)
-FIRST_BOUND = Cost(flushed=2, written=2, read=1, statements=17, rpc_requests=1, recoveries=1, round_trips=36)
+FREE = Cost(flushed=1, written=1, read=0, statements=4, round_trips=10)
+CREDIT_PLAIN = Cost(flushed=1, written=1, read=0, statements=8, round_trips=14)
+CREDIT_BOUND = Cost(flushed=1, written=1, read=0, statements=9, recoveries=1, round_trips=15)
+FIRST_PLAIN = Cost(flushed=2, written=1, read=1, statements=15, rpc_requests=1, recoveries=2, round_trips=31)
+FIRST_BOUND = Cost(flushed=2, written=1, read=1, statements=16, rpc_requests=1, recoveries=1, round_trips=31)
 AUTHORIZED = Cost(flushed=3, written=1, read=1, statements=29, rpc_requests=7, recoveries=1, round_trips=64)
 """`rpc_requests`: facts with a simulation, one more simulation at the head, the transaction, and a look or a few for the
 receipt. `round_trips` to PostgreSQL, here and above it: a statement that is new to its connection takes a few more."""
