@@ -14,6 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from tollway.errors import StorageUnavailable
+from tollway.ids import Address, TxHash
+from tollway.ledger.records import CallState
 from tollway.storage.database import (
     CACHE_KIB,
     READERS,
@@ -44,6 +46,44 @@ def add(number: int, *, fails: bool = False) -> object:
 
 async def numbers(database: SqliteDatabase) -> list[int]:
     return await database.read(lambda c: list(c.execute(text("SELECT n FROM t ORDER BY n")).scalars()))
+
+
+class Opaque(bytes):
+    """A subclass of bytes that has no adapter of its own."""
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "literal"),
+    [
+        (b"", "blob", "x''"),
+        (b"a\0\xff", "blob", "x'6100ff'"),
+        (Address(bytes(range(20))), "blob", f"x'{bytes(range(20)).hex()}'"),
+        (TxHash(bytes(range(32))), "blob", f"x'{bytes(range(32)).hex()}'"),
+        (Opaque(b"a"), "blob", "x'61'"),
+        (bytearray(b"a"), "blob", "x'61'"),
+        (memoryview(b"a"), "blob", "x'61'"),
+        ("a", "text", "'a'"),
+        (None, "null", "NULL"),
+        (True, "integer", "1"),
+        (False, "integer", "0"),
+        (CallState.CONSUMED, "text", "'consumed'"),
+    ],
+)
+async def test_a_bound_value_is_what_its_literal_is(
+    database: SqliteDatabase, value: object, kind: str, literal: str
+) -> None:
+    """Bytes equal a BLOB and never a TEXT of the same bytes; the answer has the types of SQLite."""
+    compare = f"SELECT typeof(?), ? IS {literal}, ? IS CAST({literal} AS TEXT), ?"
+
+    def work(connection: Connection) -> object:
+        return tuple(connection.exec_driver_sql(compare, (value,) * 4).one())
+
+    for run in (database.read, database.write):
+        found_kind, is_equal, is_equal_text, found = await run(work)  # type: ignore[misc]  # of one row
+        assert (found_kind, is_equal, is_equal_text) == (kind, 1, kind != "blob")
+        expected = bytes(value) if kind == "blob" else value
+        assert found == expected
+        assert type(found) in (bytes, str, int, type(None))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/name"])

@@ -32,6 +32,7 @@ from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 from sqlalchemy.util import greenlet_spawn
 
 from tollway.errors import StorageUnavailable
+from tollway.ids import Address, TxHash
 from tollway.storage.outage import CommitInDoubt, OutageLog, Use, ValueRefused, is_value_refused
 from tollway.storage.postgres import (
     DRIVER_ERRORS,
@@ -128,6 +129,7 @@ class SqliteDatabase:
     dialect: Literal["sqlite", "postgresql"] = "sqlite"
 
     def __init__(self, path: Path) -> None:
+        register_adapters(sqlite_module)
         self.path = path
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite-writer")
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="sqlite-reader")
@@ -215,6 +217,17 @@ class SqliteDatabase:
 
     def describe_location(self) -> str:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
+
+
+def register_adapters(module: Any) -> None:
+    """Bind None, booleans and bytes through adapters. Without one the driver looks for two attributes that are not there, at
+    1.2 to 1.6 µs a value; a claim with its close and its finish has ten such values. The database gets the same values of the
+    same types as before, a BLOB for bytes, for every connection of this process. An adapter counts for one type alone, so that
+    subclasses have their own."""
+    for kind in (bytes, Address, TxHash):
+        module.register_adapter(kind, bytearray)
+    module.register_adapter(bool, int)
+    module.register_adapter(type(None), {}.get)  # None for None, without a frame of Python
 
 
 def restrict_to_owner(path: Path) -> None:
