@@ -172,6 +172,20 @@ async def test_a_call_that_is_over_leaves_no_object_behind(served: CountedGatewa
     assert max(left.values(), default=0) < MANY / 2, left
 
 
+async def test_a_call_leaves_nothing_that_only_the_collector_can_free(served: CountedGateway) -> None:
+    tx_hash = await served.pay(PLENTY)
+    headers = served.plain(tx_hash)
+    await served.count(lambda: ask_many(served, headers), finishes=0)
+    gc.collect()
+    gc.disable()
+    try:
+        await served.count(lambda: ask_many(served, headers), finishes=0)
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found < MANY, found
+
+
 def name_kind(one: object) -> str | None:
     kind = type(one)
     if kind is asyncio.TimerHandle:

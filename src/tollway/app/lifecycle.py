@@ -76,6 +76,9 @@ SCHEMA_INTERVAL_S = 10.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
+GC_THRESHOLD = 20_000
+"""Objects between two walks of the collector through the newest ones, in place of 700. A call leaves nothing that only the
+collector can free, so that those walks free nothing; they took 15 us of a paid call's 700."""
 
 _NO_TRANSACTION = TxHash(32)  # any question to the ledger says whether it answers
 
@@ -388,6 +391,7 @@ class App:
         # What lives until now lives for good: keep the collector from walking it again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
         if settings.admin_listen is None:
             await self.server.serve()
