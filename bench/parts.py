@@ -39,7 +39,7 @@ from machine import (
 from nodes import Server
 from report import show_spread
 from rivals import VENV, find_programs
-from throughput import Cell, compare, run_rounds, summarise
+from throughput import Cell, compare, compare_cpu, run_rounds, summarise
 from upstream import serving_upstream
 
 HERE = Path(__file__).parent
@@ -169,11 +169,6 @@ async def measure_proxies(options: argparse.Namespace, folder: Path, tell: Tell)
         "ratios": {cell.name: compare(cell, kept) for cell in cells},
         "cpuRatios": {cell.name: compare_cpu(cell, kept) for cell in cells},
     }
-
-
-def compare_cpu(cell: Cell, kept: Cell) -> dict[str, Any]:
-    """CPU an answer as a multiple: hardly depends on who else is there."""
-    return summarise([mine.cpu_us / its.cpu_us for mine, its in zip(cell.samples, kept.samples, strict=True)])
 
 
 def run_writer(

@@ -14,16 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvloop
 from first_calls import counting, show_first
-from gateways import PATH, Bench, Gateway, furnish_callers, serving_gateway
+from gateways import VARIED, Bench, Gateway, furnish_callers, serving_gateway
 from latency import Delays
 from load import LoadGenerator, format_request
 from machine import (
@@ -33,6 +34,7 @@ from machine import (
     describe_commit,
     describe_machine,
     describe_packages,
+    list_family,
     pin,
 )
 from nodes import Server
@@ -40,8 +42,9 @@ from report import Row, judge, write_markdown
 from rivals import Programs, Rival, find_programs, pay_x402, serving_envoy, serving_nginx, serving_x402
 from starting import time_starts
 from streaming import Streams
-from throughput import Cell, compare, run_rounds
+from throughput import Cell, compare, compare_cpu, find_spread, run_rounds
 from upstream import Upstream, serving_upstream
+from variety import HEADS, PATH, PATHS, vary_headers, vary_path
 from x402_rival import PATH as X402_PATH
 
 from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
@@ -49,6 +52,8 @@ from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 RESULTS = ROOT / "bench" / "results"
 OTHERS_SHARE_MAX = 0.25
 """Of the measured core. Some of it is the system's own work for the packets of whoever is measured."""
+ENVOY_SPREAD_MAX = 0.10
+"""By so much may Envoy's best round be better than its worst: more, and the machine was not quiet."""
 STAGES = ("start", "presentation", "throughput", "latency", "streaming")
 
 
@@ -66,6 +71,7 @@ class Run:
     rivals: dict[str, Rival] = field(default_factory=dict)
     gateways: dict[str, Gateway] = field(default_factory=dict)
     database_urls: dict[str, str] = field(default_factory=dict)
+    server: Server | None = None
     started: float = field(default_factory=time.monotonic)
 
     def tell(self, text: str) -> None:
@@ -164,6 +170,7 @@ async def serve_all(run: Run, stack: AsyncExitStack) -> None:
         (run.folder / "pg").mkdir()
         server = Server(run.folder / "pg")
         stack.callback(server.close)
+        run.server = server
         run.database_urls["postgres"] = await server.make_database("bench")
         durability = [str((await server.ask(f"SHOW {name}"))[0]) for name in ("fsync", "synchronous_commit")]
         version = str((await server.ask("SHOW server_version"))[0])
@@ -201,19 +208,55 @@ def proxy_cells(run: Run) -> list[Cell]:
 
 
 def paid_cells(run: Run) -> list[Cell]:
-    cells = []
-    for name, gateway in run.gateways.items():
-        cells.append(make_cell(f"{name} plain", gateway, gateway.sign_plainly()))
-        cells.append(
-            Cell(
-                name=f"{name} bound",
-                port=gateway.port,
-                child=gateway.child,
-                prepare=gateway.sign_bound,
-                is_once=True,
-            )
+    """Of each gateway: the same requests again and again, plain and bound."""
+    return [
+        cell
+        for name, gateway in run.gateways.items()
+        for cell in (
+            make_cell(f"{name} plain", gateway, gateway.sign_plainly(), database=find_database(run, name)),
+            make_bound_cell(run, f"{name} bound", gateway),
         )
-    return cells
+    ]
+
+
+def varied_cells(run: Run) -> list[Cell]:
+    """Requests that differ by `--heads` and `--paths`: to Envoy, and paid ones to each gateway."""
+    heads, paths = run.options.heads, run.options.paths
+    cells = []
+    if "envoy" in run.rivals:
+        envoy, signed = run.rivals["envoy"], run.gateways["sqlite"].payments[0].sign()
+        requests = [
+            format_request(envoy.port, vary_path(paths, number), (*signed, *vary_headers(heads, number)))
+            for number in range(VARIED)
+        ]
+        cells.append(make_cell("envoy varied", envoy, requests))
+    for name, gateway in run.gateways.items():
+        requests = gateway.sign_plainly(heads=heads, paths=paths)
+        database = find_database(run, name)
+        cells.append(make_cell(f"{name} plain varied", gateway, requests, database=database))
+    sqlite = run.gateways["sqlite"]
+    return [*cells, make_bound_cell(run, "sqlite bound varied", sqlite, heads=heads, paths=paths)]
+
+
+def find_database(run: Run, name: str) -> Callable[[], Sequence[int]] | None:
+    """The processes of that gateway's database server. SQLite has none."""
+    if name != "postgres" or run.server is None:
+        return None
+    postmaster = run.server.postmaster
+    return lambda: list_family(postmaster)
+
+
+def make_bound_cell(
+    run: Run, name: str, gateway: Gateway, *, heads: str = "same", paths: str = "same"
+) -> Cell:
+    return Cell(
+        name=name,
+        port=gateway.port,
+        child=gateway.child,
+        prepare=partial(gateway.sign_bound, heads=heads, paths=paths),
+        is_once=True,
+        database=find_database(run, gateway.name),
+    )
 
 
 async def middleware_cells(run: Run) -> list[Cell]:
@@ -230,7 +273,12 @@ async def middleware_cells(run: Run) -> list[Cell]:
 
 
 def make_cell(
-    name: str, stand: Rival | Gateway, requests: Sequence[bytes], *, are_refused: bool = False
+    name: str,
+    stand: Rival | Gateway,
+    requests: Sequence[bytes],
+    *,
+    are_refused: bool = False,
+    database: Callable[[], Sequence[int]] | None = None,
 ) -> Cell:
     """Of requests that may be sent again and again."""
     return Cell(
@@ -239,6 +287,7 @@ def make_cell(
         child=stand.child,
         prepare=lambda _: requests,
         are_refused=are_refused,
+        database=database,
     )
 
 
@@ -247,6 +296,11 @@ COMPARED = (
     ("sqlite bound", "envoy"),
     ("postgres plain", "envoy"),
     ("postgres bound", "envoy"),
+    ("sqlite plain varied", "envoy varied"),
+    ("sqlite bound varied", "envoy varied"),
+    ("postgres plain varied", "envoy varied"),
+    ("envoy varied", "envoy"),
+    ("sqlite plain varied", "sqlite plain"),
     ("sqlite plain", "x402"),
     ("sqlite bound", "x402"),
     ("postgres plain", "x402"),
@@ -262,7 +316,8 @@ COMPARED = (
 
 async def measure_throughput(run: Run) -> None:
     options = run.options
-    cells = [*proxy_cells(run), *paid_cells(run), *await middleware_cells(run)]
+    cells = [*proxy_cells(run), *paid_cells(run), *varied_cells(run), *await middleware_cells(run)]
+    cells = choose_cells(cells, options)
     run_rounds(
         cells,
         run.generator,
@@ -275,11 +330,22 @@ async def measure_throughput(run: Run) -> None:
     )
     by_name = {cell.name: cell for cell in cells}
     run.found["throughput"] = {cell.name: cell.tell() for cell in cells}
-    run.found["ratios"] = {
-        f"{ours} / {theirs}": compare(by_name[ours], by_name[theirs])
-        for ours, theirs in COMPARED
-        if ours in by_name and theirs in by_name
-    }
+    pairs = [(ours, theirs) for ours, theirs in COMPARED if ours in by_name and theirs in by_name]
+    for told, measure_pair in (("ratios", compare), ("cpuRatios", compare_cpu)):
+        run.found[told] = {
+            f"{ours} / {theirs}": measure_pair(by_name[ours], by_name[theirs]) for ours, theirs in pairs
+        }
+    if "envoy" in by_name:
+        spread = find_spread(by_name["envoy"])
+        run.found["envoySpread"] = {"share": round(spread, 3), "isQuiet": spread <= ENVOY_SPREAD_MAX}
+
+
+def choose_cells(cells: Sequence[Cell], options: argparse.Namespace) -> list[Cell]:
+    """Those of `--cells`, or all. Raises ValueError for a name that none has."""
+    unknown = set(options.cells or ()) - {cell.name for cell in cells}
+    if unknown:
+        raise ValueError(f"no such cells: {sorted(unknown)}; there are {[cell.name for cell in cells]}")
+    return [cell for cell in cells if not options.cells or cell.name in options.cells]
 
 
 def measure_latency(run: Run) -> None:
@@ -337,6 +403,7 @@ def describe_run(run: Run, begun: datetime.datetime) -> dict[str, Any]:
         "seconds": options.seconds,
         "connections": options.connections,
         "payers": options.payers,
+        "varied": {"heads": options.heads, "paths": options.paths},
         "load": run.generator.kind,
         "upstream": run.upstream.kind,
     }
@@ -361,6 +428,12 @@ def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
     if busy and statistics.median(busy) > OTHERS_SHARE_MAX:
         notes.append(
             f"Others took {statistics.median(busy):.2f} of the measured core meanwhile: do not quote these figures."
+        )
+    spread = run.found.get("envoySpread")
+    if spread is not None and not spread["isQuiet"]:
+        notes.append(
+            f"Envoy's own rounds differ by {spread['share']:.0%}, more than {ENVOY_SPREAD_MAX:.0%}: the machine was not quiet, "
+            "and no goal counts as reached by this run."
         )
     if run.programs.wrk is None:
         notes.append(
@@ -396,6 +469,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--payers", type=int, help="each with payments of its own: 32; short: 16")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--cells", nargs="+", help="only these rows of the throughput, by their names")
+    parser.add_argument("--heads", choices=HEADS, default="vary", help="of the varied rows")
+    parser.add_argument("--paths", choices=PATHS, default="vary", help="of the varied rows")
     parser.add_argument("--no-postgres", action="store_true")
     parser.add_argument("--plain", action="store_true", help="as if nginx and wrk were not to be had")
     parser.add_argument("--folder", help="where databases are made; not on tmpfs")
@@ -418,8 +494,11 @@ def main() -> None:
             "measured": row.title,
             "median": row.figure,
             "spread": row.spread,
+            "cpuOverEnvoy": row.cpu,
             "goal": row.goal,
+            "beyond": row.beyond,
             "isReached": row.is_reached,
+            "isQuiet": found.get("envoySpread", {}).get("isQuiet"),
         }
         for row in rows
     ]

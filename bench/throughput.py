@@ -14,7 +14,7 @@ from typing import Any
 
 from children import Child
 from load import LoadGenerator, Outcome, write_requests
-from machine import GATEWAY_CORE, LOAD_CORE, count_busy_s
+from machine import GATEWAY_CORE, LOAD_CORE, count_busy_s, count_cpu_s
 
 SPARE = 1.6
 """So many more requests are signed than the best rate so far would use."""
@@ -25,13 +25,15 @@ ANSWER_BYTES_MAX = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One load on one cell. Shares of a core: 1.0 is all of it."""
+    """One load on one cell. Shares of a core: 1.0 is all of it. `cpu_us`, `database_cpu_us`: of each answer; the latter is of
+    a database server beside the process, None where there is none."""
 
     outcome: Outcome
     own_share: float
     others_share: float
     load_share: float
     cpu_us: float
+    database_cpu_us: float | None = None
 
     @property
     def rate(self) -> float:
@@ -42,7 +44,7 @@ class Sample:
 @dataclass(slots=True, kw_only=True)
 class Cell:
     """`prepare(count)` gives the requests: as many as are to be sent once, or, where `is_once` is not set, any number.
-    `are_refused`: the answer wanted is a 402."""
+    `are_refused`: the answer wanted is a 402. `database`: the process ids of its database server."""
 
     name: str
     port: int
@@ -50,6 +52,7 @@ class Cell:
     prepare: Callable[[int], Sequence[bytes]]
     is_once: bool = False
     are_refused: bool = False
+    database: Callable[[], Sequence[int]] | None = None
     core: int = GATEWAY_CORE
     samples: list[Sample] = field(default_factory=list)
     best: float = 0.0
@@ -70,17 +73,27 @@ class Cell:
         outcome = generator.run(
             self.port, requests, connections=connections, seconds=seconds, is_once=self.is_once
         )
-        taken, own, core, load = (now - then for now, then in zip(self._count(), before, strict=True))
+        taken, own, core, load, database = (
+            now - then for now, then in zip(self._count(), before, strict=True)
+        )
+        answers = max(1, outcome.answers)
         return Sample(
             outcome=outcome,
             own_share=own / taken,
             others_share=max(0.0, core - own) / taken,
             load_share=load / taken,
-            cpu_us=own / max(1, outcome.answers) * 1e6,
+            cpu_us=own / answers * 1e6,
+            database_cpu_us=None if self.database is None else database / answers * 1e6,
         )
 
     def _count(self) -> tuple[float, ...]:
-        return time.monotonic(), self.child.count_cpu_s(), count_busy_s(self.core), count_busy_s(LOAD_CORE)
+        return (
+            time.monotonic(),
+            self.child.count_cpu_s(),
+            count_busy_s(self.core),
+            count_busy_s(LOAD_CORE),
+            0.0 if self.database is None else count_cpu_s(self.database()),
+        )
 
     def _check(self, outcome: Outcome) -> None:
         """Every answer is the one that was asked for. Raises RuntimeError: a rate of refusals is no rate."""
@@ -105,7 +118,11 @@ class Cell:
 
     def tell(self) -> dict[str, Any]:
         rates = self.rates()
-        return {
+        database = [s.database_cpu_us for s in self.samples if s.database_cpu_us is not None]
+        told: dict[str, Any] = (
+            {} if not database else {"databaseCpuUsPerAnswer": round(statistics.median(database), 1)}
+        )
+        return told | {
             "perSecond": round(statistics.median(rates), 1),
             "min": round(min(rates), 1),
             "max": round(max(rates), 1),
@@ -147,6 +164,17 @@ def compare(ours: Cell, theirs: Cell) -> dict[str, Any]:
     """Our rate as a multiple of theirs: round by round, then the median."""
     pairs = zip(ours.rates(), theirs.rates(), strict=True)
     return summarise([mine / its for mine, its in pairs])
+
+
+def compare_cpu(ours: Cell, theirs: Cell) -> dict[str, Any]:
+    """Our CPU for each answer as a multiple of theirs, in the same way: it hardly depends on who else is there."""
+    pairs = zip(ours.samples, theirs.samples, strict=True)
+    return summarise([mine.cpu_us / its.cpu_us for mine, its in pairs])
+
+
+def find_spread(cell: Cell) -> float:
+    """By how much its best round is better than its worst: 0.1 is 10 %."""
+    return max(cell.rates()) / min(cell.rates()) - 1
 
 
 def summarise(numbers: Sequence[float], digits: int = 3) -> dict[str, Any]:

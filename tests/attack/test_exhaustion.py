@@ -44,17 +44,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def format_table(report: dict[str, Any]) -> str:
     lines = [
-        "| attack | how many | memory before, MiB | at most | after | calls beside it | p50 ms | p99 ms |",
-        "|---|---|---|---|---|---|---|---|",
+        "| attack | how many | memory before, MiB | at most | after | calls beside it | p50 ms | p99 ms | p99 / the quiet p99 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     quiet = report["latency"]["quiet"]
     idle = report["idleKiB"] / 1024
-    lines.append(f"| none | | {idle:.1f} | | | {quiet['calls']} | {quiet['p50']} | {quiet['p99']} |")
+    lines.append(f"| none | | {idle:.1f} | | | {quiet['calls']} | {quiet['p50']} | {quiet['p99']} | 1.0 |")
     for name, move in report["moves"].items():
         beside = report["latency"][name]
         weights = " | ".join(f"{move[key] / 1024:.1f}" for key in ("beforeKiB", "peakKiB", "afterKiB"))
         times = " | ".join(str(beside.get(key, "")) for key in ("calls", "p50", "p99"))
-        lines.append(f"| {name.replace('_', ' ')} | {move['count']:,} | {weights} | {times} |")
+        over = f"{beside['p99'] / quiet['p99']:.1f}" if "p99" in beside else ""
+        lines.append(f"| {name.replace('_', ' ')} | {move['count']:,} | {weights} | {times} | {over} |")
     return "\n".join(lines) + "\n"
 
 
