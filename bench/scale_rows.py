@@ -175,6 +175,7 @@ def listing(scale: Scale, number: int) -> Listing:
         signature="any",
         rate_limit=None,
         status="paused" if draw % 50 == 7 else "active",
+        forward_signature="ed25519",
         created_ms=created_ms,
         updated_ms=created_ms,
         revision=1,

@@ -340,8 +340,9 @@ LISTED = {
     "signature": "any",
     "rateLimit": {"calls": 1, "perSeconds": 1},
     "status": "paused",
+    "forwardSignature": "none",
 }
-DROPPED = ("description", "tags", "operations", "rateLimit", "status", "payTo")
+DROPPED = ("description", "tags", "operations", "rateLimit", "status", "forwardSignature", "payTo")
 
 
 def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, gateway):

@@ -89,6 +89,7 @@ FULL = make_listing(
     signature="bound",
     rate_limit=RateLimit(calls=10, per_s=60),
     status="paused",
+    forward_signature="none",
 )
 
 

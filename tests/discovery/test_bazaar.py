@@ -214,6 +214,7 @@ def listing(**given_: Any) -> Listing:
         "signature": "any",
         "rate_limit": None,
         "status": "active",
+        "forward_signature": "ed25519",
         "created_ms": 1_700_000_000_000,
         "updated_ms": 1_800_000_000_123,
         "revision": 1,

@@ -207,6 +207,88 @@ async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, pr
     assert provider.judge_last().api_id == "api_quotes"
 
 
+# ---- A listing that has the signature switched off.
+
+
+SIGNED_NAMES = ("signature", "signature-input", "content-digest")
+CALL_NAMES = ("tollway-call-id", "tollway-api-id", "tollway-payer")
+
+
+def names_call(gateway: InProcessGateway, answer: Any, *, payer: str | None) -> None:
+    """The last request upstream says which call it is, and bears no signature."""
+    arrived = gateway.upstream.arrived[-1]
+    assert not set(SIGNED_NAMES) & set(arrived.names)
+    named = [arrived.find(name) for name in CALL_NAMES]
+    assert named == [answer.headers["tollway-call-id"], "api_quotes", payer]
+
+
+async def test_an_unsigned_call_paid_by_a_transaction(gateway: InProcessGateway) -> None:
+    await gateway.publish(forward_signature="none")
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/q", body=LARGE)
+    answer = await gateway.ask("POST", "/q", proof, [LARGE])
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "charged")
+    names_call(gateway, answer, payer=str(gateway.wallet.address))
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_an_unsigned_call_paid_by_an_authorisation(gateway: InProcessGateway, dialect: Dialect) -> None:
+    await gateway.publish(forward_signature="none")
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(10_000)
+    answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
+    assert answer.status == 200
+    names_call(gateway, answer, payer=str(gateway.wallet.address))
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", LARGE])
+async def test_an_unsigned_call_carries_no_signature_or_digest_of_its_caller(
+    gateway: InProcessGateway, body: bytes
+) -> None:
+    names = tuple(name for name, _ in FORGED)
+    await gateway.publish(price=Price.parse("0"), forward_signature="none", forward_headers=names)
+    headers = [*FORGED[:-1], ("Content-Digest", format_digest(body))]
+    answer = await gateway.ask("POST", "/q", headers, [body] if body else [])
+    names_call(gateway, answer, payer=None)
+    (arrived,) = gateway.upstream.arrived
+    assert not [value for _, value in arrived.headers if "forged" in value or "AAAA" in value]
+
+
+async def test_without_its_signature_a_call_carries_the_same_headers(gateway: InProcessGateway) -> None:
+    secret = UpstreamAuth(location="header", name="X-Key", value="s3cret")
+    for name, value in (("api_signed", "ed25519"), ("api_unsigned", "none")):
+        await gateway.publish(name, upstream_auth=secret, forward_signature=value)
+        payment = await gateway.pay()
+        proof = gateway.plain_proof(payment.tx_hash)
+        assert (await gateway.ask("POST", "/q", proof, [b"hello"], listing=name)).status == 200
+    one, other = (arrived.headers for arrived in gateway.upstream.arrived)
+    own = {"tollway-call-id", "tollway-api-id"}
+    kept = [(key, value) for key, value in one if key.lower() not in {*SIGNED_NAMES, *own}]
+    assert kept == [(key, value) for key, value in other if key.lower() not in own]
+
+
+async def test_the_verifier_refuses_a_call_that_is_not_signed(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish(price=Price.parse("0"), forward_signature="none")
+    await gateway.ask()
+    with pytest.raises(ForwardedRefused) as caught:
+        provider.judge_last()
+    assert (caught.value.reason, caught.value.is_temporary) == ("signature_missing", False)
+
+
+async def test_an_edit_switches_the_signature_from_the_next_call_on(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    listing = await gateway.publish(price=Price.parse("0"))
+    for _ in range(2):
+        await gateway.ask()
+        assert provider.judge_last()
+        listing = await gateway.revise(listing, forward_signature="none")
+        names_call(gateway, await gateway.ask(), payer=None)
+        listing = await gateway.revise(listing, forward_signature="ed25519")
+
+
 # ---- What looks like the gateway's.
 
 

@@ -18,6 +18,22 @@ SIGNATURE_GUARDS = (
     ),
     guard(
         "I9",
+        "a listing that does not say otherwise has its calls signed",
+        "registry.draft:parse_draft",
+        '_choice(reader, "forwardSignature", ("ed25519", "none"))',
+        '_choice(reader, "forwardSignature", ("none", "ed25519"))',
+        test="registry/test_draft.py::test_the_least_body_takes_every_default",
+    ),
+    guard(
+        "I9",
+        "only a listing that says so has its calls unsigned",
+        "gateway.proxy:Proxy._sign",
+        'if listing.forward_signature == "none":',
+        "if listing.forward_signature:",
+        test="gateway/test_request_signing_calls.py::test_a_call_paid_by_a_transaction",
+    ),
+    guard(
+        "I9",
         "the host is signed as it is sent",
         "gateway.proxy:Proxy._sign",
         "authority=format_host(route.endpoint),",

@@ -45,6 +45,7 @@ def sample_listing(*, provider: Address, created_ms: int = 1, **changes: Any) ->
         signature="any",
         rate_limit=None,
         status="active",
+        forward_signature="ed25519",
         created_ms=created_ms,
         updated_ms=created_ms,
         revision=1,

@@ -76,6 +76,7 @@ def test_the_least_body_takes_every_default() -> None:
         signature="any",
         rate_limit=None,
         status="active",
+        forward_signature="ed25519",
     )
 
 
@@ -98,6 +99,7 @@ def test_the_fullest_body() -> None:
             "signature": "bound",
             "rateLimit": {"calls": 10, "perSeconds": 60},
             "status": "paused",
+            "forwardSignature": "none",
         }
     )
     assert draft.pay_to == Address(b"\xbb" * 20)
@@ -107,6 +109,7 @@ def test_the_fullest_body() -> None:
     assert draft.rate_limit == RateLimit(calls=10, per_s=60)
     assert (draft.signature, draft.status, draft.other_paths) == ("bound", "paused", "refuse")
     assert (draft.charge_on, draft.timeout_s) == (ChargeOn.ANSWERED, 300)
+    assert draft.forward_signature == "none"
 
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -136,6 +139,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"upstreamAuth": {**SECRET, "in": "query", "name": "api_key"}},
     {"upstreamAuth": {**SECRET, "name": "Authorization", "value": "Bearer a b"}},
     {"rateLimit": {"calls": 1, "perSeconds": 86_400}},
+    {"forwardSignature": "ed25519"},
     {"openapi": {"openapi": "3.0"}},
     {"openapi": {"openapi": "3.2.0-rc1", "x": ["\u0000"]}},
     {"openapiUrl": "https://api.example.com/openapi.json?v=1"},
@@ -331,6 +335,10 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"upstreamAuth": SECRET, "endpoint": "http://api.example.com"}, ["/endpoint endpoint"]),
     ({"signature": "none"}, ["/signature unknown_value"]),
     ({"status": "retired"}, ["/status unknown_value"]),
+    *[
+        ({"forwardSignature": value}, ["/forwardSignature unknown_value"])
+        for value in ("", "Ed25519", "None", "rsa", None, False, ["none"])
+    ],
     (
         {"rateLimit": {"calls": 0, "perSeconds": 0}},
         ["/rateLimit/calls out_of_range", "/rateLimit/perSeconds out_of_range"],

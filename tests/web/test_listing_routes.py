@@ -215,6 +215,7 @@ async def test_create_answers_the_created_api(harness: Harness) -> None:
         "signature": "any",
         "rateLimit": None,
         "status": "active",
+        "forwardSignature": "ed25519",
         "pricing": {
             "mode": "fixed",
             "amount": "0.010",
@@ -612,6 +613,24 @@ async def test_update_replaces_and_counts(harness: Harness) -> None:
     assert shown.headers["etag"] == answer.headers["etag"]
     assert shown.json() == {name: value for name, value in updated.items() if name != "warnings"}
     assert harness.probed == ["https://api.example.com/v1/"]  # the endpoint is the same
+
+
+async def test_an_update_switches_the_signature_of_forwarded_calls_and_back(harness: Harness) -> None:
+    created = await harness.publish(forwardSignature="none")
+    path = f"{APIS}/{created['id']}"
+    assert created["forwardSignature"] == "none"
+    tags = {(await harness.send("GET", path)).headers["etag"]}
+    steps = [
+        ({"forwardSignature": "ed25519"}, "ed25519"),
+        ({"forwardSignature": "none"}, "none"),
+        ({}, "ed25519"),
+    ]
+    for revision, (fields, expected) in enumerate(steps, 2):
+        updated = (await harness.send("PUT", path, {**BODY, **fields})).json()
+        assert (updated["forwardSignature"], updated["revision"]) == (expected, revision)
+        assert (await harness.stored(created["id"])).forward_signature == expected
+        tags.add((await harness.send("GET", path)).headers["etag"])
+    assert len(tags) == 4
 
 
 async def test_update_probes_a_new_endpoint(harness: Harness) -> None:

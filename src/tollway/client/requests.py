@@ -67,6 +67,7 @@ LISTING_DEFAULTS: Mapping[str, object] = MappingProxyType(
         "signature": "any",
         "rateLimit": None,
         "status": "active",
+        "forwardSignature": "ed25519",
     }
 )
 """What an update makes of a member that its body leaves out; of `payTo` it makes the provider's wallet."""

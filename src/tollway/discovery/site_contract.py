@@ -96,6 +96,7 @@ _DRAFT: Mapping[str, Schema] = {
     "signature": {"enum": ["any", "bound"], "default": "any"},
     "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
     "status": {"enum": ["active", "paused"], "default": "active"},
+    "forwardSignature": {"enum": ["ed25519", "none"], "default": "ed25519"},
 }
 
 _OWNERSHIP: Mapping[str, Schema] = {
@@ -138,6 +139,7 @@ _DETAILS: Mapping[str, Schema] = {
     "signature": {"enum": ["any", "bound"]},
     "rateLimit": {"oneOf": [schema_ref("RateLimit"), {"type": "null"}]},
     "status": {"enum": ["active", "paused"]},
+    "forwardSignature": {"enum": ["ed25519", "none"]},
     "pricing": schema_ref("Pricing"),
     "quality": schema_ref("Quality"),
     "verified": BOOLEAN,

@@ -31,7 +31,7 @@ from tollway.gateway.problems import (
     name_proxy_error,
 )
 from tollway.gateway.rail import CallPayment, CaptureFailed
-from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body
+from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body, name_call
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery
@@ -171,14 +171,18 @@ class Proxy:
         return await self._answer(upstream, payment, sent_ms)
 
     def _sign(self, payment: CallPayment, now_ms: int) -> list[tuple[str, str]]:
-        """What tells the provider that this call is the gateway's. Only now is it known which call it is."""
+        """The headers that name the call, and the gateway's signature over it unless the listing has that switched off. Only now
+        is it known which call it is."""
         request, route, body = payment.request, payment.route, payment.body
+        listing = route.entry.listing
         assert payment.call_id is not None  # claimed
+        if listing.forward_signature == "none":
+            return name_call(api_id=listing.id, call_id=payment.call_id, payer=payment.payer)
         return self._signer.sign(
             method=request.method,
             authority=format_host(route.endpoint),
             target=route.target,
-            api_id=route.entry.listing.id,
+            api_id=listing.id,
             call_id=payment.call_id,
             payer=payment.payer,
             body=cover_body(

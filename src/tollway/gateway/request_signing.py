@@ -80,6 +80,17 @@ def _read_declared_digest(declared: bytes | None) -> str | None:
     return text if _DECLARED_DIGEST.fullmatch(text) else None
 
 
+def name_call(*, api_id: str, call_id: str, payer: Address | None) -> list[tuple[str, str]]:
+    """The headers that say which call this is; each forwarded call carries them. Without a signature they prove nothing.
+
+    `payer` None: a free call.
+    """
+    headers = [(CALL_ID, call_id), (API_ID, api_id)]
+    if payer is not None:
+        headers.append((PAYER, str(payer)))
+    return headers
+
+
 class SigningKey:
     """One Ed25519 key of the gateway's, made from one of its secret keys. `keyid` and `jwk` are published."""
 
@@ -154,12 +165,10 @@ class UpstreamSigner:
             f'"@method": {method}\n"@authority": {authority}\n"@path": {path}\n"@query": ?{query}\n'
             f'"tollway-call-id": {call_id}\n"tollway-api-id": {api_id}\n'
         )
-        headers = [(CALL_ID, call_id), (API_ID, api_id)]
+        headers = name_call(api_id=api_id, call_id=call_id, payer=payer)
         if payer is not None:
-            wallet = str(payer)
             names += ' "tollway-payer"'
-            lines += f'"tollway-payer": {wallet}\n'
-            headers.append((PAYER, wallet))
+            lines += f'"tollway-payer": {payer}\n'
         if body.digest is not None:
             names += ' "content-digest"'
             lines += f'"content-digest": {body.digest}\n'

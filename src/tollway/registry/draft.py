@@ -17,6 +17,7 @@ from tollway.money import Asset, Price
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import (
     ChargeOn,
+    ForwardSignature,
     Listing,
     Operation,
     RateLimit,
@@ -89,6 +90,7 @@ _FIELDS = (
     "signature",
     "rateLimit",
     "status",
+    "forwardSignature",
 )
 
 
@@ -120,6 +122,7 @@ class Draft:
     signature: Literal["any", "bound"]
     rate_limit: RateLimit | None
     status: Literal["active", "paused"]
+    forward_signature: ForwardSignature
 
 
 def parse_draft(
@@ -167,6 +170,7 @@ def parse_draft(
         signature=cast(Literal["any", "bound"], _choice(reader, "signature", ("any", "bound"))),
         rate_limit=_rate_limit(reader),
         status=cast(Literal["active", "paused"], _choice(reader, "status", ("active", "paused"))),
+        forward_signature=cast(ForwardSignature, _choice(reader, "forwardSignature", ("ed25519", "none"))),
     )
     is_known = not draft.is_document_wanted and not any(one.pointer == "/openapi" for one in reader.errors)
     conflict = find_nothing_served(draft) if is_known and not reader.has("operations") else None
@@ -238,6 +242,7 @@ def _to_listing(
         signature=draft.signature,
         rate_limit=draft.rate_limit,
         status=draft.status,
+        forward_signature=draft.forward_signature,
         created_ms=created_ms,
         updated_ms=updated_ms,
         revision=revision,

@@ -74,6 +74,9 @@ class RateLimit:
     per_s: int
 
 
+ForwardSignature = Literal["ed25519", "none"]
+"""How the gateway signs the calls that it forwards. `none`: their upstream cannot verify that they come from the gateway."""
+
 TermsStatus = Literal["active", "paused", "suspended", "retired", "unrecorded"]
 
 
@@ -138,6 +141,7 @@ class Listing:
     signature: Literal["any", "bound"]
     rate_limit: RateLimit | None
     status: Literal["active", "paused"]
+    forward_signature: ForwardSignature
     created_ms: int
     updated_ms: int
     revision: int

@@ -74,6 +74,7 @@ class ListingEncoder:
             "signature": listing.signature,
             "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
             "status": listing.status,
+            "forwardSignature": listing.forward_signature,
             "pricing": self.pricing(listing),
             "quality": quality_json(reputation.quality),
             "verified": reputation.is_verified,

@@ -265,6 +265,7 @@ def _create_listing() -> None:
         sa.Column("rate_calls", sa.Integer()),
         sa.Column("rate_per_s", sa.Integer()),
         sa.Column("status", sa.String(10), nullable=False),
+        sa.Column("forward_signature", sa.String(10), nullable=False),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("updated_ms", sa.BigInteger(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
