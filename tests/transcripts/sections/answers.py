@@ -16,6 +16,7 @@ def play(harness: Harness) -> None:
     play_headers(harness)
     play_unreachable(harness)
     play_free(harness)
+    play_unsigned(harness)
 
 
 def pay(harness: Harness, calls: int = 50) -> list[tuple[str, str]]:
@@ -200,3 +201,17 @@ def play_free(harness: Harness) -> None:
         harness.call("paid", api, "/echo/paid")
         harness.call("paid", api, "/echo/paid", proof)
         harness.call("free, with a payment", api, "/echo/free", proof)
+
+
+def play_unsigned(harness: Harness) -> None:
+    proof = pay(harness)
+    api = harness.publish(PROVIDER, name="Unsigned", forwardSignature="none")
+    with harness.section("a listing whose forwarded calls are not signed"):
+        harness.call("GET", api, "/echo", proof)
+        harness.call("POST", api, "/echo", proof, method="POST", body=b"body")
+        forged = [
+            ("Signature-Input", 'tollway=("@method")'),
+            ("Signature", "tollway=:AAAA:"),
+            ("Tollway-Payer", "x"),
+        ]
+        harness.call("with a signature of the caller", api, "/echo", [*proof, *forged])

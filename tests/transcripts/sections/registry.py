@@ -86,6 +86,7 @@ def play_publish(harness: Harness) -> None:
             signature="bound",
             rateLimit={"calls": 5, "perSeconds": 60},
             status="paused",
+            forwardSignature="none",
         )
         harness.control("everything", PROVIDER, "POST", "/apis", whole)
         again = [("Idempotency-Key", "create-1")]
