@@ -69,6 +69,16 @@ def count_cpu_s(pids: Iterable[int]) -> float:
     return ticks * TICK_S
 
 
+def count_server_cpu_s(pid: int) -> float:
+    """User and system time of a server that starts processes: of itself, of those that run, and of those that have ended."""
+    ticks = 0.0
+    for one in list_family(pid):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # its own two, and those of children that it has waited for
+    return ticks * TICK_S
+
+
 def count_busy_s(core: int) -> float:
     """Time in which that core, since the machine started, was not idle."""
     for line in Path("/proc/stat").read_text().splitlines():

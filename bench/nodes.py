@@ -1,6 +1,6 @@
 """One, two and four gateways on one PostgreSQL: paid calls per second, and what each call costs the database.
 
-One JSON line for each number of nodes. On a machine with few cores the calls per second do not grow with the nodes; what
+One JSON line for each number of nodes; `overFirst`: each figure as a multiple of that of the first number. On a machine with few cores the calls per second do not grow with the nodes; what
 must hold is that the work per call in the database does not grow with them: transactions, statements, rows, WAL, CPU.
 Statements are counted in a round of their own, from the server's log; CPU is that of the processes, from /proc.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from children import running, wait_up
 from eth_account import Account
 from eth_account.messages import encode_defunct
 from load import measure
-from machine import pin
+from machine import count_cpu_s, count_server_cpu_s, pin
 from sqlalchemy import make_url
 
 from tollway.client.client import AsyncTollwayClient
@@ -59,21 +59,6 @@ class PaidListing:
 
     api_id: str
     proofs: list[dict[str, str]]
-
-
-def cpu_ticks(pids: Iterable[int]) -> int:
-    """User and system time of these processes; those that have gone count nothing."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-    return total
-
-
-def postgres_pids(postmaster: int) -> list[int]:
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, children)]
 
 
 class Server:
@@ -161,20 +146,18 @@ async def measure_nodes(
     paid_listing: PaidListing,
     environment: dict[str, str],
     seconds: float,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     urls = [f"http://127.0.0.1:{port}" for port in PORTS[:count]]
     async with gateways(urls, environment) as pids:
         await load(urls, paid_listing, seconds=1.0)
         before = await server.ask(COUNTERS, database=database)
-        servers = postgres_pids(server.postmaster)
-        ticks = cpu_ticks(pids), cpu_ticks(servers)
+        spent = [count_cpu_s(pids), count_server_cpu_s(server.postmaster)]
         rate = await load(urls, paid_listing, seconds=seconds)
-        spent = cpu_ticks(pids) - ticks[0], cpu_ticks(servers) - ticks[1]
+        spent = [count_cpu_s(pids) - spent[0], count_server_cpu_s(server.postmaster) - spent[1]]
         await asyncio.sleep(1.2)  # the server's counters lag by up to a second
         after = await server.ask(COUNTERS, database=database)
         statements = await count_statements(server, urls, paid_listing)
     calls = after["calls"] - before["calls"]
-    tick_us = 1_000_000 / os.sysconf("SC_CLK_TCK")
     per_call = {
         name: round((after[name] - before[name]) / calls, 2)
         for name in (
@@ -193,8 +176,8 @@ async def measure_nodes(
         "perCall": {
             **per_call,
             "statements": statements,
-            "databaseCpuUs": round(spent[1] * tick_us / calls),
-            "gatewayCpuUs": round(spent[0] * tick_us / calls),
+            "databaseCpuUs": round(spent[1] * 1e6 / calls),
+            "gatewayCpuUs": round(spent[0] * 1e6 / calls),
         },
         "deadlocks": after["deadlocks"] - before["deadlocks"],
     }
@@ -213,7 +196,7 @@ async def count_statements(server: Server, urls: list[str], paid_listing: PaidLi
     return round(logged / (rate * 2.0), 2)
 
 
-async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, object]]:
+async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="pg-") as folder:
         (Path(folder) / "pg").mkdir()
         server = Server(Path(folder) / "pg")
@@ -273,6 +256,13 @@ async def open_market(driver: ChainDriver, environment: dict[str, str], *, conne
     return PaidListing(api_id=listing["id"], proofs=proofs)
 
 
+def divide(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
+    figures, others = (
+        {"paidCallsPerSecond": one["paidCallsPerSecond"], **one["perCall"]} for one in (row, first)
+    )
+    return {name: round(figure / others[name], 2) for name, figure in figures.items() if others[name]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
@@ -282,8 +272,10 @@ def main() -> None:
     pin(CORES)  # no core of its own: the machine may have only two
 
     async def run() -> None:
+        first: dict[str, Any] | None = None
         async for row in compare(options):
-            print(json.dumps(row), flush=True)
+            first = first or row
+            print(json.dumps(row | {"overFirst": divide(row, first)}), flush=True)
 
     uvloop.run(run())
 

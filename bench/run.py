@@ -31,10 +31,10 @@ from machine import (
     GATEWAY_CORE,
     LOAD_CORE,
     ROOT,
+    count_server_cpu_s,
     describe_commit,
     describe_machine,
     describe_packages,
-    list_family,
     pin,
 )
 from nodes import Server
@@ -238,12 +238,11 @@ def varied_cells(run: Run) -> list[Cell]:
     return [*cells, make_bound_cell(run, "sqlite bound varied", sqlite, heads=heads, paths=paths)]
 
 
-def find_database(run: Run, name: str) -> Callable[[], Sequence[int]] | None:
-    """The processes of that gateway's database server. SQLite has none."""
+def find_database(run: Run, name: str) -> Callable[[], float] | None:
+    """What counts the CPU of that gateway's database server. SQLite has none."""
     if name != "postgres" or run.server is None:
         return None
-    postmaster = run.server.postmaster
-    return lambda: list_family(postmaster)
+    return partial(count_server_cpu_s, run.server.postmaster)
 
 
 def make_bound_cell(
@@ -278,7 +277,7 @@ def make_cell(
     requests: Sequence[bytes],
     *,
     are_refused: bool = False,
-    database: Callable[[], Sequence[int]] | None = None,
+    database: Callable[[], float] | None = None,
 ) -> Cell:
     """Of requests that may be sent again and again."""
     return Cell(

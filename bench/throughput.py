@@ -14,7 +14,7 @@ from typing import Any
 
 from children import Child
 from load import LoadGenerator, Outcome, write_requests
-from machine import GATEWAY_CORE, LOAD_CORE, count_busy_s, count_cpu_s
+from machine import GATEWAY_CORE, LOAD_CORE, count_busy_s
 
 SPARE = 1.6
 """So many more requests are signed than the best rate so far would use."""
@@ -44,7 +44,7 @@ class Sample:
 @dataclass(slots=True, kw_only=True)
 class Cell:
     """`prepare(count)` gives the requests: as many as are to be sent once, or, where `is_once` is not set, any number.
-    `are_refused`: the answer wanted is a 402. `database`: the process ids of its database server."""
+    `are_refused`: the answer wanted is a 402. `database`: CPU seconds of its database server so far."""
 
     name: str
     port: int
@@ -52,7 +52,7 @@ class Cell:
     prepare: Callable[[int], Sequence[bytes]]
     is_once: bool = False
     are_refused: bool = False
-    database: Callable[[], Sequence[int]] | None = None
+    database: Callable[[], float] | None = None
     core: int = GATEWAY_CORE
     samples: list[Sample] = field(default_factory=list)
     best: float = 0.0
@@ -92,7 +92,7 @@ class Cell:
             self.child.count_cpu_s(),
             count_busy_s(self.core),
             count_busy_s(LOAD_CORE),
-            0.0 if self.database is None else count_cpu_s(self.database()),
+            0.0 if self.database is None else self.database(),
         )
 
     def _check(self, outcome: Outcome) -> None:
