@@ -28,8 +28,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 import uvloop
-from machine import GATEWAY_CORE, LOAD_CORE, describe_machine, pin
-from nodes import Server, cpu_ticks, postgres_pids
+from machine import GATEWAY_CORE, LOAD_CORE, count_server_cpu_s, describe_machine, pin
+from nodes import Server
 
 from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
 from tests.kit.sql_ledger import SqlLedger
@@ -38,7 +38,6 @@ from tollway.ledger.ledger import Claimed, Closed
 from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
 from tollway.storage.migrate import upgrade
 
-TICK_US = 10_000
 _FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")
 
 
@@ -171,9 +170,8 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
         payments = await pay(ledger, options.payments, "timed")
         load = CallLoad(ledger, payments, options)
         await load.run(seconds=1.0)
-        pids = postgres_pids(server.postmaster) if server else []
         profile = cProfile.Profile() if options.profile else None
-        ticks, before, started = cpu_ticks(pids), own_cpu_s(), time.monotonic()
+        server_before, before, started = server_cpu_s(server), own_cpu_s(), time.monotonic()
         if profile:
             _where_written(database, profile.enable)
         await load.run(seconds=options.seconds)
@@ -181,7 +179,7 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
             _where_written(database, profile.disable)
             profile.dump_stats(options.profile)
         wall_s, cpu_s = time.monotonic() - started, own_cpu_s() - before
-        server_us = (cpu_ticks(pids) - ticks) * TICK_US
+        server_us = (server_cpu_s(server) - server_before) * 1e6
     idle = CallLoad(NoLedger(), payments, options)
     before = own_cpu_s()
     await idle.run(seconds=1.0)
@@ -228,6 +226,10 @@ async def pay(ledger: SqlLedger, payments: int, name: str) -> list[Any]:
     now_ms = int(time.time() * 1000)
     new = [new_payment(10**12, f"{name} {number} {now_ms}") for number in range(payments)]
     return list(await ledger.record_payments(new, now_ms=now_ms))
+
+
+def server_cpu_s(server: Server | None) -> float:
+    return count_server_cpu_s(server.postmaster) if server else 0.0
 
 
 def own_cpu_s() -> float:

@@ -100,15 +100,18 @@ class QuickExchange:
     async def send(self, *, head_deadline_s: float, headers: Any) -> None:
         self.is_sent = self.is_body_sent = self.is_body_handed_over = True
         head = parse_head(HEAD % len(BODY), method="GET", limits=HEAD_LIMITS)
-        self.status, self.headers = head.status, head.headers
+        self.status, self.headers, self.length = head.status, head.headers, len(BODY)
 
     @property
     def is_read(self) -> bool:
         return not self._rest
 
-    async def read_chunk(self) -> bytes:
+    def take_whole(self) -> bytes:
         rest, self._rest = self._rest, b""
         return rest
+
+    async def read_chunk(self) -> bytes:
+        return self.take_whole()
 
     def close(self) -> None: ...
 
