@@ -173,10 +173,10 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
         profile = cProfile.Profile() if options.profile else None
         server_before, before, started = server_cpu_s(server), own_cpu_s(), time.monotonic()
         if profile:
-            _where_written(database, profile.enable)
+            await _where_written(database, profile.enable)
         await load.run(seconds=options.seconds)
         if profile:
-            _where_written(database, profile.disable)
+            await _where_written(database, profile.disable)
             profile.dump_stats(options.profile)
         wall_s, cpu_s = time.monotonic() - started, own_cpu_s() - before
         server_us = (server_cpu_s(server) - server_before) * 1e6
@@ -195,10 +195,10 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
     }
 
 
-def _where_written(database: Any, do: Any) -> None:
+async def _where_written(database: Any, do: Any) -> None:
     """In the thread that writes: on PostgreSQL it is the loop's."""
     if isinstance(database, SqliteDatabase):
-        database._writer.submit(do).result()
+        await database._writer.run(do)
     else:
         do()
 

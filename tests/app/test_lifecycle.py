@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -279,14 +280,19 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
 
 async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(app: App) -> None:
     assert isinstance(app.database, SqliteDatabase)
-    driver = app.database._write_engine.raw_connection().driver_connection
-    assert driver is not None
+    database = app.database
     for is_read_only in (True, False):
-        driver.execute(f"PRAGMA query_only={int(is_read_only)}").close()
+        await database._writer.run(partial(set_query_only, database, is_read_only=is_read_only))
         await app.background[TaskName.LEASE_RENEWAL].attempt(app._renew)
         answer = await ask(app, "GET", "/readyz")
         assert answer.json()["checks"]["storage"] is not is_read_only
         assert answer.json()["code"] == ("storage_unavailable" if is_read_only else "chain_unavailable")
+
+
+def set_query_only(database: SqliteDatabase, *, is_read_only: bool) -> None:
+    driver = database.connect_writer().connection.driver_connection
+    assert driver is not None
+    driver.execute(f"PRAGMA query_only={int(is_read_only)}").close()
 
 
 async def test_tables_that_outgrow_a_running_gateway_make_it_not_ready(app: App) -> None:

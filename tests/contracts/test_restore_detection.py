@@ -48,8 +48,7 @@ class Harness:
     async def renew_connections(self) -> None:
         """As after an outage."""
         if isinstance(self.database, SqliteDatabase):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self.database._writer, self.database._write_engine.dispose)
+            await self.database._writer.run(self.database.disconnect_writer)
         else:
             assert isinstance(self.database, PostgresDatabase)
             await self.database._engine.dispose()

@@ -10,7 +10,7 @@ KEY_GUARDS = (
         "K10",
         "only its owner reads a SQLite database",
         "storage.database:SqliteDatabase.open",
-        '        await self._run(self._writer, partial(restrict_to_owner, self.path), use="write")\n',
+        '        await self._run(self._writer.run(partial(restrict_to_owner, self.path)), use="write")\n',
         "",
         test="storage/test_database.py::test_only_its_owner_reads_a_database_and_what_stands_beside_it",
     ),

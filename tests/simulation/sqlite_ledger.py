@@ -44,13 +44,9 @@ class SqliteDisk:
         """Where the one writing connection lives, and between its transactions."""
 
         def run() -> None:
-            raw = self.database._write_engine.raw_connection()
-            try:
-                job(raw.driver_connection)
-            finally:
-                raw.close()
+            job(self.database.connect_writer().connection.driver_connection)
 
-        await asyncio.get_running_loop().run_in_executor(self.database._writer, run)
+        await self.database._writer.run(run)
 
 
 @asynccontextmanager

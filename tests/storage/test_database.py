@@ -98,6 +98,19 @@ async def test_a_failing_write_leaves_nothing(database: SqliteDatabase) -> None:
     assert await numbers(database) == []
 
 
+async def test_the_writer_keeps_its_connection_until_a_transaction_fails(database: SqliteDatabase) -> None:
+    used: list[Connection] = []
+    for _ in range(2):
+        await database.write(used.append)
+    for fails in (True, False):
+        with contextlib.suppress(RuntimeError):
+            await database.write(add(1, fails=fails))
+    await database.write(used.append)
+    assert (used[0] is used[1], used[1] is used[2]) == (True, False)
+    assert used[1].closed
+    assert await numbers(database) == [1]
+
+
 async def test_many_writers_take_turns(database: SqliteDatabase) -> None:
     await asyncio.gather(*(database.write(add(n), flush=n % 2 == 0) for n in range(50)))
     assert await numbers(database) == list(range(50))
@@ -152,13 +165,13 @@ async def test_a_full_or_read_only_file_is_named_once_and_serves_again_when_it_c
         connection.execute(text("CREATE TABLE large AS SELECT zeroblob(100000) AS n"))
 
     await database.write(add(0))
-    set_pragma(database, pragma)
+    await set_pragma(database, pragma)
     with capture_logs() as lines:
         for flush in (True, False, True):
             with pytest.raises(StorageUnavailable):
                 await database.write(change, flush=flush)
         assert await numbers(database) == [0]
-        set_pragma(database, undo)
+        await set_pragma(database, undo)
         await database.write(change)
     assert await numbers(database) == [0, 1]
     assert [(line["event"], line["cause"]) for line in lines] == [
@@ -167,15 +180,15 @@ async def test_a_full_or_read_only_file_is_named_once_and_serves_again_when_it_c
     ]
 
 
-def set_pragma(database: SqliteDatabase, pragma: str) -> None:
+async def set_pragma(database: SqliteDatabase, pragma: str) -> None:
     """Of the writer's one connection, outside a transaction: a read-only one cannot even be begun."""
 
     def change() -> None:
-        driver = database._write_engine.raw_connection().driver_connection
+        driver = database.connect_writer().connection.driver_connection
         assert driver is not None
         driver.execute(f"PRAGMA {pragma}").close()
 
-    database._writer.submit(change).result()
+    await database._writer.run(change)
 
 
 NOBODY = 65_534

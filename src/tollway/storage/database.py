@@ -17,11 +17,13 @@ import fcntl
 import os
 import sqlite3 as stdlib_sqlite3
 import stat
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, Protocol, TypeVar
 
 import asyncpg
@@ -131,10 +133,11 @@ class SqliteDatabase:
     def __init__(self, path: Path) -> None:
         register_adapters(sqlite_module)
         self.path = path
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite-writer")
+        self._writer = WriterThread("sqlite-writer")
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="sqlite-reader")
         self._write_engine = self._create_engine(is_writer=True)
         self._read_engine = self._create_engine(is_writer=False)
+        self._write_connection: Connection | None = None
         self._is_flushing = True
         self._outages = OutageLog(self.describe_location())
 
@@ -171,26 +174,26 @@ class SqliteDatabase:
 
     async def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        await self._run(self._writer, partial(restrict_to_owner, self.path), use="write")
+        await self._run(self._writer.run(partial(restrict_to_owner, self.path)), use="write")
         await self.write(lambda connection: connection.execute(text("SELECT 1")).scalar())
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._readers, self._read_engine.dispose)
-        await loop.run_in_executor(self._writer, self._write_engine.dispose)
+        await self._writer.run(self.disconnect_writer)
         self._readers.shutdown()
-        self._writer.shutdown()
+        self._writer.stop()
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
-        return await self._run(self._readers, lambda: self._read(work), use="read")
+        loop = asyncio.get_running_loop()
+        return await self._run(loop.run_in_executor(self._readers, self._read, work), use="read")
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-        return await self._run(self._writer, lambda: self._write(work, flush=flush), use="write")
+        return await self._run(self._writer.run(partial(self._write, work, flush=flush)), use="write")
 
-    async def _run(self, threads: ThreadPoolExecutor, job: Callable[[], T], *, use: Use) -> T:
-        loop = asyncio.get_running_loop()
+    async def _run(self, job: Awaitable[T], *, use: Use) -> T:
         try:
-            result = await loop.run_in_executor(threads, job)
+            result = await job
         except IntegrityError:
             raise
         except (SQLAlchemyError, OSError, OverflowError, UnicodeEncodeError) as exc:
@@ -206,7 +209,8 @@ class SqliteDatabase:
             return work(connection)
 
     def _write(self, work: Work[T], *, flush: bool) -> T:
-        with self._write_engine.connect() as connection:
+        connection = self.connect_writer()
+        try:
             if flush is not self._is_flushing:  # a pragma counts only outside a transaction
                 driver = connection.connection.driver_connection
                 assert driver is not None
@@ -214,9 +218,99 @@ class SqliteDatabase:
                 self._is_flushing = flush
             with connection.begin():
                 return work(connection)
+        except BaseException:
+            self._return_connection()
+            raise
+
+    def connect_writer(self) -> Connection:
+        """The writer's connection, in its thread. To take one from the pool for each transaction costs 20 us, so it is kept
+        until a transaction fails."""
+        if self._write_connection is None:
+            self._write_connection = self._write_engine.connect()
+        return self._write_connection
+
+    def disconnect_writer(self) -> None:
+        """Closes the writer's connection, in its thread. The next transaction opens another."""
+        self._return_connection()
+        self._write_engine.dispose()
+
+    def _return_connection(self) -> None:
+        connection, self._write_connection = self._write_connection, None
+        if connection is not None:
+            connection.close()
 
     def describe_location(self) -> str:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
+
+
+class WriterThread:
+    """A thread that runs jobs one after another, in the order in which they came. It begins with the first job and ends with
+    `stop`. Safe to use from many tasks, of many event loops.
+
+    A `SimpleQueue` to the thread and one callback to the loop: 23 us of CPU for both ways, and 33 to 45 by `run_in_executor`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[_WriterJob | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """What `job` returns or raises. A job whose caller is cancelled before its turn does not run; later it runs to its
+        end."""
+        if self._is_stopped:
+            raise RuntimeError(f"{self._name} has ended")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run_jobs, name=self._name, daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        self._jobs.put((job, loop, ended))
+        result: T
+        result, failure = await ended
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure, ended  # its traceback holds this frame
+        return result
+
+    def stop(self) -> None:
+        """Returns when the jobs that were given before have run. `run` raises RuntimeError from now on."""
+        self._is_stopped = True
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run_jobs(self) -> None:
+        while (waiting := self._jobs.get()) is not None:
+            job, loop, ended = waiting
+            if not ended.cancelled():
+                outcome = _run_job(job)
+                with contextlib.suppress(RuntimeError):  # its loop is closed: no caller waits
+                    loop.call_soon_threadsafe(_end_job, ended, outcome)
+                del outcome
+            del waiting, job, loop, ended  # the thread keeps nothing alive while it waits
+
+
+_WriterJob = tuple[
+    Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[tuple[Any, BaseException | None]]"
+]
+
+
+def _run_job(job: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return job(), None
+    except BaseException as exc:  # noqa: BLE001 - raised again, where the job was given
+        return None, exc
+
+
+def _end_job(
+    ended: "asyncio.Future[tuple[Any, BaseException | None]]", outcome: tuple[Any, BaseException | None]
+) -> None:
+    if not ended.cancelled():
+        ended.set_result(outcome)
 
 
 def register_adapters(module: Any) -> None:

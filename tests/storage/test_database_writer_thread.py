@@ -1,0 +1,159 @@
+"""The thread that writes to SQLite: order, failures, cancellation, its end."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from tollway.storage.database import WriterThread
+
+
+@pytest.fixture
+def writer() -> Iterator[WriterThread]:
+    it = WriterThread("writer")
+    yield it
+    it.stop()
+
+
+class Gate:
+    """A job that runs until it may go on."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+        self.has_ended = False
+
+    def __call__(self) -> str:
+        self.has_begun.set()
+        assert self.may_end.wait(10)
+        self.has_ended = True
+        return "passed"
+
+
+async def start_gate(writer: WriterThread) -> tuple[Gate, asyncio.Task[str]]:
+    gate = Gate()
+    running = asyncio.get_running_loop().create_task(writer.run(gate))
+    await asyncio.to_thread(gate.has_begun.wait, 10)
+    return gate, running
+
+
+async def test_jobs_run_in_one_thread_in_the_order_in_which_they_came(writer: WriterThread) -> None:
+    ran: list[int] = []
+    threads = set()
+
+    def run(number: int) -> int:
+        ran.append(number)
+        threads.add(threading.current_thread().name)
+        return number
+
+    results = await asyncio.gather(*(writer.run(lambda n=n: run(n)) for n in range(100)))  # type: ignore[misc]  # of a default
+    assert results == ran == list(range(100))
+    assert threads == {"writer"}
+
+
+@pytest.mark.parametrize(
+    "failure", [ValueError("no"), KeyError("k"), SystemExit(3), asyncio.CancelledError()]
+)
+async def test_what_a_job_raises_its_caller_gets_and_the_next_job_runs(
+    writer: WriterThread, failure: BaseException
+) -> None:
+    def fail() -> None:
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        await writer.run(fail)
+    assert caught.value is failure
+    assert await writer.run(lambda: "next") == "next"
+
+
+async def test_a_stop_iteration_ends_its_caller_too(writer: WriterThread) -> None:
+    """No coroutine can raise it."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await writer.run(lambda: next(iter(())))
+
+
+async def test_a_job_does_not_run_whose_caller_is_gone_before_its_turn(writer: WriterThread) -> None:
+    gate, running = await start_gate(writer)
+    ran: list[str] = []
+    gone = asyncio.get_running_loop().create_task(writer.run(lambda: ran.append("gone")))
+    stays = asyncio.get_running_loop().create_task(writer.run(lambda: ran.append("stays")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    gate.may_end.set()
+    await stays
+    assert (await running, ran) == ("passed", ["stays"])
+
+
+async def test_a_job_that_has_begun_runs_to_its_end_without_its_caller(writer: WriterThread) -> None:
+    gate, running = await start_gate(writer)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not gate.has_ended
+    gate.may_end.set()
+    assert await writer.run(lambda: gate.has_ended)
+
+
+def test_it_outlives_an_event_loop_that_closes_meanwhile(writer: WriterThread) -> None:
+    async def leave() -> Gate:
+        gate, running = await start_gate(writer)
+        running.cancel()
+        return gate
+
+    gate = asyncio.run(leave())
+    gate.may_end.set()
+    assert asyncio.run(writer.run(lambda: gate.has_ended))
+
+
+async def test_it_stops_when_what_it_was_given_has_run(writer: WriterThread) -> None:
+    gate, running = await start_gate(writer)
+    behind = asyncio.get_running_loop().create_task(writer.run(lambda: "behind"))
+    await asyncio.sleep(0)
+    stopping = asyncio.get_running_loop().create_task(asyncio.to_thread(writer.stop))
+    gate.may_end.set()
+    await stopping
+    assert (await running, await behind) == ("passed", "behind")
+    with pytest.raises(RuntimeError, match="has ended"):
+        await writer.run(lambda: "late")
+
+
+def test_without_a_job_there_is_no_thread() -> None:
+    before = threading.active_count()
+    WriterThread("idle").stop()
+    assert threading.active_count() == before
+
+
+class Result:
+    """Something that can be watched."""
+
+
+async def test_it_keeps_nothing_of_a_job_alive(writer: WriterThread) -> None:
+    result = await writer.run(Result)
+    watched = weakref.ref(result)
+    await writer.run(lambda: None)
+    del result
+    assert watched() is None
+
+
+async def test_a_failure_leaves_nothing_that_only_the_collector_can_free(writer: WriterThread) -> None:
+    watched: list[weakref.ref[Result]] = []
+
+    def fail() -> None:
+        result = Result()
+        watched.append(weakref.ref(result))
+        raise ValueError(result)
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await writer.run(fail)
+        await writer.run(lambda: None)
+        assert watched[0]() is None
+    finally:
+        gc.enable()
