@@ -28,6 +28,7 @@ with suppress(ImportError):  # only in the bench's own virtualenv
 with suppress(ImportError):  # only in the gateway's
     from tollway.limits import DEFAULT_LIMITS
     from tollway.outbound.client import HttpClient, UpstreamRequest
+    from tollway.outbound.http1 import format_fields
     from tollway.outbound.policy import Endpoint, parse_endpoint
 
 PACKAGES = ("granian", "aiohttp", "uvloop", "httptools", "pyreqwest")
@@ -158,7 +159,9 @@ def open_ours(base: str) -> Ask:
         raise TypeError(endpoint)
 
     async def ask(method: str, target: str, headers: Headers) -> Answer:
-        request = UpstreamRequest(method=method, endpoint=endpoint, target=target, headers=headers)
+        request = UpstreamRequest(
+            method=method, endpoint=endpoint, target=target, fields=format_fields(headers)
+        )
         async with http_client.connect(request) as raw:
             await raw.send(head_deadline_s=DEADLINE_S)
         return BytesAnswer(raw.status, raw.headers, raw.read_chunk, raw.close)

@@ -97,7 +97,7 @@ class QuickExchange:
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def send(self, *, head_deadline_s: float, headers: Any) -> None:
+    async def send(self, *, head_deadline_s: float, fields: bytes) -> None:
         self.is_sent = self.is_body_sent = self.is_body_handed_over = True
         head = parse_head(HEAD % len(BODY), method="GET", limits=HEAD_LIMITS)
         self.status, self.headers, self.length = head.status, head.headers, len(BODY)

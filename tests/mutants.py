@@ -24,7 +24,7 @@ MUTANTS = (
         name="signature not checked",
         edits=(
             Edit(
-                place="payments.transaction_verifier:_match_keys",
+                place="payments.transaction_verifier:match_keys",
                 before=" if one.payment.payer in signers[one.payment.chain_id])",
                 after=")",
             ),

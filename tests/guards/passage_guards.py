@@ -59,6 +59,14 @@ PASSAGE_GUARDS = (
     ),
     guard(
         "F1",
+        "a header that cannot be written as HTTP is not sent",
+        "outbound.http1:format_fields",
+        "if FIELD_NAME.fullmatch(name) is None or _BAD_VALUE.search(value) is not None:",
+        "if False:",
+        test="outbound/test_client_request.py::test_a_field_that_cannot_be_written_is_refused",
+    ),
+    guard(
+        "F1",
         "a body of another length than promised is cut",
         "outbound.client:_write_pieces",
         "        if length is not None and count > length:\n            raise BodyLengthMismatch\n",
@@ -188,7 +196,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "only what is on the list goes upstream",
-        "gateway.headers:upstream_headers",
+        "gateway.headers:forward_fields",
         "        forwarded_name = table.get(name)\n",
         "        forwarded_name = table.get(name, name.decode())\n",
         test="gateway/test_headers.py::test_forwards_nothing_else",
@@ -204,7 +212,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "a payment in Authorization stays here",
-        "gateway.headers:upstream_headers",
+        "gateway.headers:forward_fields",
         ' and not (name == b"authorization" and _PAYS.match(value)):',
         ":",
         test="gateway/test_headers.py::test_a_payment_in_authorization_never_leaves",
@@ -212,7 +220,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "the listing's secret replaces the caller's header",
-        "gateway.headers:upstream_headers",
+        "gateway.headers:forward_fields",
         "if name != secret_name and not",
         "if not",
         test="gateway/test_headers.py::test_nothing_of_the_caller_stands_beside_the_secret",
@@ -284,7 +292,7 @@ PASSAGE_GUARDS = (
     guard(
         "O5",
         "marks of other gateways are passed on",
-        "gateway.headers:upstream_headers",
+        "gateway.headers:forward_fields",
         '", ".join([*loop, gateway_name])',
         "gateway_name",
         test="gateway/test_headers.py::test_the_loop_list_only_grows",

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -195,13 +195,13 @@ class PointExchange(UpstreamExchange):
             raise
         return self
 
-    async def send(self, *, head_deadline_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
+    async def send(self, *, head_deadline_s: float, fields: bytes = b"") -> None:
         if _point_of(self._path, "kill") == "sent-no-head":
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._kill_when_sent())
-                await super().send(head_deadline_s=head_deadline_s, headers=headers)
+                await super().send(head_deadline_s=head_deadline_s, fields=fields)
         else:
-            await super().send(head_deadline_s=head_deadline_s, headers=headers)
+            await super().send(head_deadline_s=head_deadline_s, fields=fields)
 
     async def _kill_when_sent(self) -> None:
         while not self.is_body_sent:

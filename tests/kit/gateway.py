@@ -31,6 +31,7 @@ from tollway.chain.signer import GasKey
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker
+from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
@@ -241,6 +242,7 @@ class InProcessGateway:
             public_url=PUBLIC_URL, receipt_signer=self.receipt_signer, now_ms=self._clock
         )
         networks = ClientNetworks.derive([SECRET])
+        self.decisions = DecisionMemory(limits=self.limits)
         self.claim_clock = ClockAndEntropy(now_ms=self._clock, entropy=self._entropy)
         self.idempotency = Idempotency(
             ledger=self.ledger,
@@ -309,6 +311,7 @@ class InProcessGateway:
             ),
             idempotency=self.idempotency,
             access=self.access,
+            decisions=self.decisions,
             proxy=self._make_proxy(),
             limits=self.limits,
             find_requirements=self.authorization_rail.find_requirements,

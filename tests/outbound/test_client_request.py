@@ -4,7 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tollway.outbound.client import SLICE_BYTES, UpstreamRequest, format_first_bytes, is_streamed
+from tollway.errors import Refusal
+from tollway.outbound.client import (
+    SLICE_BYTES,
+    UpstreamRequest,
+    format_first_bytes,
+    is_streamed,
+)
+from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 
@@ -26,7 +33,7 @@ def request(
         method=method,
         endpoint=endpoint,
         target="/x?y",
-        headers=list(headers),
+        fields=format_fields(headers),
         body=body,
         content_length=length,
     )
@@ -82,3 +89,11 @@ def test_headers_go_out_in_order_and_as_they_are() -> None:
     given = (("X-B", "1"), ("x-a", "ü"), ("X-B", ""), ("Via", "1.1 a, 1.1 b"))
     sent = format_first_bytes(request(headers=given))
     assert sent.endswith("8080\r\nX-B: 1\r\nx-a: ü\r\nX-B: \r\nVia: 1.1 a, 1.1 b\r\n\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    "field", [("a:b", "1"), ("", "1"), ("a", "b\r\nc: d"), ("a", "\x00"), ("a", "\udcff")], ids=repr
+)
+def test_a_field_that_cannot_be_written_is_refused(field: tuple[str, str]) -> None:
+    with pytest.raises(Refusal):
+        format_fields([("Accept", "*/*"), field])

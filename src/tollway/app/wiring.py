@@ -24,6 +24,7 @@ from tollway.discovery.site_openapi import Site
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
+from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
@@ -469,6 +470,7 @@ class AsgiBuilder:
             free_rail=FreeRail(ledger=services.ledger, access=access, limits=limits, clock=clock),
             idempotency=idempotency,
             access=access,
+            decisions=DecisionMemory(limits=limits),
             proxy=self._make_proxy(idempotency),
             limits=limits,
             find_requirements=authorizations.find_requirements,

@@ -6,6 +6,7 @@ what the list allows; to the caller goes what the list does not forbid. Framing 
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -13,6 +14,7 @@ import ada_url
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.limits import Limits
+from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
 from tollway.registry.header_names import STANDARD_HEADERS
 from tollway.registry.listing import UpstreamAuth
@@ -154,42 +156,75 @@ def _forward_table(forward_headers: tuple[str, ...]) -> dict[bytes, str]:
     return {name.lower().encode(): name for name in wanted}
 
 
-def upstream_headers(
+NEUTRAL = frozenset(
+    {
+        b"accept",
+        b"accept-charset",
+        b"accept-encoding",
+        b"accept-language",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+    }
+)
+"""Headers that decide nothing about a call: their values are passed on, or not, as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedFields:
+    """The header fields of a request that go upstream. `parts`: bytes of HTTP/1.1, and in their places the numbers of those headers of
+    the request whose values are passed on as they come (`NEUTRAL`)."""
+
+    parts: tuple[bytes | int, ...]
+
+    def render(self, headers: RawHeaders) -> bytes:
+        """The fields of a request with the same headers, but for the values of neutral ones. Those hold no control characters."""
+        return b"".join([headers[part][1] if type(part) is int else part for part in self.parts])  # type: ignore[misc]  # a part is an int or bytes
+
+
+def forward_fields(
     headers: RawHeaders,
     *,
     gateway_name: str,
     forward_headers: tuple[str, ...] = (),
     secret: tuple[str, str] | None = None,
-) -> list[tuple[str, str]]:
+) -> ForwardedFields:
     """What goes upstream: the allow-list, the listing's `forward_headers`, its secret, and our mark.
 
     Expects headers that passed `check_control_headers`. `secret` (name, value) replaces what the caller sent under
-    that name. An `Authorization` that pays (`Payment …`) never leaves.
+    that name. An `Authorization` that pays (`Payment …`) never leaves. Raises Refusal for what cannot be written as HTTP.
     """
     table = _forward_table(forward_headers)
     secret_name = secret[0].lower().encode() if secret is not None else b""
-    forwarded: list[tuple[str, str]] = []
+    forwarded: list[tuple[bytes, str, str, int]] = []
     loop: list[str] = []
     nominated: frozenset[bytes] = frozenset()
-    for raw_name, value in headers:
+    for number, (raw_name, value) in enumerate(headers):
         name = raw_name.lower()
         forwarded_name = table.get(name)
         if forwarded_name is not None:
             if name != secret_name and not (name == b"authorization" and _PAYS.match(value)):
-                forwarded.append((forwarded_name, value.decode()))
+                forwarded.append((name, forwarded_name, value.decode(), number))
         elif name == b"connection":
             nominated |= _tokens(value)
         elif name == b"cdn-loop":
             loop.append(value.decode())
-    if nominated:
-        forwarded = [(name, value) for name, value in forwarded if name.lower().encode() not in nominated]
-    if secret is not None:
-        forwarded.append(secret)
+    parts: list[bytes | int] = []
+    for name, forwarded_name, text, number in forwarded:
+        if name in nominated:
+            continue
+        field = format_fields([(forwarded_name, text)])
+        if name in NEUTRAL:
+            parts += [forwarded_name.encode() + b": ", number, b"\r\n"]
+        else:
+            parts.append(field)
+    own = [] if secret is None else [secret]
     # RFC 8586: a member is never taken off this list, or the next one on it cannot see the loop.
-    forwarded.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
+    own.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
     # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
-    forwarded.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
-    return forwarded
+    own.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
+    parts.append(format_fields(own))
+    return ForwardedFields(tuple(parts))
 
 
 def is_loop(headers: RawHeaders, gateway_name: str) -> bool:

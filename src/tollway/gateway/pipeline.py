@@ -8,11 +8,13 @@ refused for free. How a proof pays is the matter of its rail (`gateway.rail`): n
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from tollway.errors import Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
+from tollway.gateway.decisions import Decision, DecisionMemory
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
 from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
@@ -50,6 +52,7 @@ class CallPipeline:
         idempotency: Idempotency,
         access: AccessControl,
         proxy: Proxy,
+        decisions: DecisionMemory,
         limits: Limits,
         find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
@@ -64,6 +67,7 @@ class CallPipeline:
         self._idempotency = idempotency
         self._access = access
         self._proxy = proxy
+        self._decisions = decisions
         self._limits = limits
         self._find_requirements = find_requirements
         self._is_verified = is_verified
@@ -81,6 +85,17 @@ class CallPipeline:
             return Disconnected(payment_state=gone.payment_state)
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
+        # The same request with the same known payment is decided once.
+        decision = await self._recall(request) or await self._decide(request)
+        if not isinstance(decision, Decision):
+            return decision
+        try:
+            return await self._serve(request, decision)
+        except Refusal as refusal:
+            return explain_quoted(refusal, self._quote(request, decision.route), request)
+
+    async def _decide(self, request: ProxyRequest) -> Decision | Outcome:
+        """The route of a request, the proof that it shows and the call that it repeats; or its stored response, or a 402."""
         self._check_headers(request)
         # 404. A suspended listing delivers not even a stored response.
         entry = await self._find_listing(request)
@@ -95,21 +110,18 @@ class CallPipeline:
         route = await self._check_route(route)
         if shown is None and not route.is_free:
             return require_payment(self._quote(request, route))
-        try:
-            return await self._serve(request, route, shown, repeat)
-        except Refusal as refusal:
-            return explain_quoted(refusal, self._quote(request, route), request)
+        return Decision(route=route, shown=shown, repeat=repeat)
 
-    async def _serve(
-        self, request: ProxyRequest, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
-    ) -> ProxyResponse:
+    async def _serve(self, request: ProxyRequest, decision: Decision) -> ProxyResponse:
+        route, repeat = decision.route, decision.repeat
         # A free call ignores a bad proof; else 400, 402, or the 409 of a repeat.
-        rail, proof = self._choose_rail(route, shown, repeat)
+        rail, proof = self._choose_rail(decision)
         # Size, form of the key, required parameters.
         self._check_request(request, route)
         # The end of this context counts every outcome, refusals included.
         with self._access.enter(request, route.listing, is_settled_here=rail.is_settled_here) as active:
             payment = rail.open(request, route, proof, repeat, active)
+            payment.fields, payment.verified = decision.fields, decision.verified
             # What the body does not decide is refused before the body is read.
             await payment.check()
             payment.body = await _load_body(rail, request, route, proof, repeat)
@@ -123,10 +135,30 @@ class CallPipeline:
                 stored = await payment.claim()
                 if stored is not None:
                     return stored
+                if decision.verified is None or payment.verified is None:
+                    self._decisions.put(request, decision, payment)
                 # Look at the connection once more, sign, send once, capture by the head, stream.
                 return active.count_response(await self._proxy.exchange(upstream, payment))
 
     # ---- What the steps do.
+
+    async def _recall(self, request: ProxyRequest) -> Decision | None:
+        """The decision that is remembered of the same request. None: something that it follows has changed, and the request is decided
+        anew."""
+        known = self._decisions.find(request)
+        if known is None or not isinstance(known.shown, tuple):
+            return None
+        route = self._router.renew(known.route, request)
+        if route is None or await self._catalog.find(request.listing_id) is not route.entry:
+            return None
+        if self._is_verified is not None and not await self._is_verified(route.listing.id):
+            return None
+        rail, proof = known.shown
+        if proof is None:
+            proof = rail.read(request)
+            if proof is None or isinstance(proof, Problem):
+                return None
+        return replace(known, route=route, shown=(rail, proof))
 
     def _check_headers(self, request: ProxyRequest) -> None:
         problem = check_control_headers(request.headers, limits=self._limits)
@@ -161,9 +193,8 @@ class CallPipeline:
             raise Refusal(UNVERIFIED)
         return route
 
-    def _choose_rail(
-        self, route: Route, shown: Shown | Problem | None, repeat: Repeat | None
-    ) -> tuple[PaymentRail, object]:
+    def _choose_rail(self, decision: Decision) -> Shown:
+        route, shown, repeat = decision.route, decision.shown, decision.repeat
         if repeat is not None and isinstance(repeat.response, Problem):
             raise Refusal(repeat.response)
         if route.is_free and (repeat is None or repeat.call is None):

@@ -22,7 +22,7 @@ from tollway.errors import (
 )
 from tollway.gateway.body import too_large
 from tollway.gateway.circuit_breaker import CircuitBreaker
-from tollway.gateway.headers import caller_headers, proxy_status, upstream_headers
+from tollway.gateway.headers import caller_headers, forward_fields, proxy_status
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse, ResponseBody
 from tollway.gateway.problems import (
     OUTCOME_UNKNOWN,
@@ -37,6 +37,7 @@ from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, Stored
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import Limits
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest, format_host
+from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
 from tollway.payments.settlement import Undecided
 from tollway.registry.listing import is_charged
@@ -97,11 +98,13 @@ class Proxy:
     async def connect(self, payment: CallPayment) -> AsyncIterator[UpstreamExchange]:
         """Holds a connection to the upstream while the call is claimed and sent. Raises CallRefused for a failure that leaves no
         claim: nothing was sent, and nothing is taken."""
-        request, origin, is_held = self._build_request(payment), payment.route.endpoint.origin, False
+        if payment.body.is_discarded:  # a repeat that would have to run again
+            raise Refusal(too_large(self._limits.bound_body_bytes_max))
+        origin, is_held = payment.route.endpoint.origin, False
         elapsed_s = asyncio.get_running_loop().time
         started_s = elapsed_s()
         try:
-            async with self._http_client.connect(request) as upstream:
+            async with self._http_client.connect(self._build_request(payment)) as upstream:
                 is_slow = elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
                 if is_slow and await payment.request.body.has_disconnected():
                     raise ClientGone
@@ -120,22 +123,21 @@ class Proxy:
             raise self._explain_unclaimed(payment, exc) from exc
 
     def _build_request(self, payment: CallPayment) -> UpstreamRequest:
-        if payment.body.is_discarded:  # a repeat that would have to run again
-            raise Refusal(too_large(self._limits.bound_body_bytes_max))
         request, route = payment.request, payment.route
-        listing = route.entry.listing
-        auth = listing.upstream_auth
-        headers = upstream_headers(
-            request.headers,
-            gateway_name=self._name,
-            forward_headers=listing.forward_headers,
-            secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
-        )
+        if payment.fields is None:
+            listing = route.entry.listing
+            auth = listing.upstream_auth
+            payment.fields = forward_fields(
+                request.headers,
+                gateway_name=self._name,
+                forward_headers=listing.forward_headers,
+                secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
+            )
         return UpstreamRequest(
             method=request.method,
             endpoint=route.endpoint,
             target=route.target,
-            headers=headers,
+            fields=payment.fields.render(request.headers),
             body=payment.body.content,
             content_length=payment.body.length,
         )
@@ -159,7 +161,7 @@ class Proxy:
         sent_ms = self._now_ms()
         try:
             await upstream.send(
-                headers=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
+                fields=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
             )
         except BaseException as exc:
             failure = await self._fail(upstream, payment, exc)
@@ -170,15 +172,15 @@ class Proxy:
         self._breaker.record_reached(payment.route.endpoint.origin)
         return await self._answer(upstream, payment, sent_ms)
 
-    def _sign(self, payment: CallPayment, now_ms: int) -> list[tuple[str, str]]:
+    def _sign(self, payment: CallPayment, now_ms: int) -> bytes:
         """The headers that name the call, and the gateway's signature over it unless the listing has that switched off. Only now
         is it known which call it is."""
         request, route, body = payment.request, payment.route, payment.body
         listing = route.entry.listing
         assert payment.call_id is not None  # claimed
         if listing.forward_signature == "none":
-            return name_call(api_id=listing.id, call_id=payment.call_id, payer=payment.payer)
-        return self._signer.sign(
+            return format_fields(name_call(api_id=listing.id, call_id=payment.call_id, payer=payment.payer))
+        signed = self._signer.sign(
             method=request.method,
             authority=format_host(route.endpoint),
             target=route.target,
@@ -191,6 +193,7 @@ class Proxy:
             created_s=now_ms // 1000,
             nonce=self._entropy(NONCE_BYTES).hex(),
         )
+        return format_fields(signed)
 
     # ---- No head: what that means for the payment.
 

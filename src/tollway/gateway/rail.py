@@ -16,6 +16,7 @@ from typing import Protocol, assert_never
 from tollway.errors import Problem, Refusal
 from tollway.gateway.access import AccessControl, ActiveCall
 from tollway.gateway.body import EMPTY_BODY, ForwardBody, load_plain
+from tollway.gateway.headers import ForwardedFields
 from tollway.gateway.idempotency import KeyReader, Repeat
 from tollway.gateway.messages import Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import (
@@ -119,11 +120,19 @@ def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> Shown |
 _TRANSACTION_HEADERS = (TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER)
 
 
+class Verified(Protocol):
+    """What a rail has found about a request, and finds again until `expires_ms`."""
+
+    @property
+    def expires_ms(self) -> float: ...
+
+
 class CallPayment(ABC):
     """How one call is paid: it learns more at each step, from the proof to the captured price.
 
     From `verify` on: `payer`, `asset` (None: a free call), `price`, `units` in the ledger, `currency`, `charge_on`. From
-    `claim` on: `call_id` and `claimed`. `transaction`: where the money has moved. `key`: the request's idempotency key.
+    `claim` on: `call_id` and `claimed`. `transaction`: where the money has moved. `key`: the request's idempotency key. `verified` and
+    `fields`: what an earlier call of the same request has found (`gateway.decisions`), set before `check`.
     """
 
     __slots__ = (
@@ -134,6 +143,7 @@ class CallPayment(ABC):
         "charge_on",
         "claimed",
         "currency",
+        "fields",
         "key",
         "ledger",
         "payer",
@@ -143,6 +153,7 @@ class CallPayment(ABC):
         "route",
         "transaction",
         "units",
+        "verified",
     )
 
     def __init__(
@@ -171,6 +182,8 @@ class CallPayment(ABC):
         self.transaction: TxHash | None = None
         self.call_id: CallId | None = None
         self.claimed: Claimed | None = None
+        self.fields: ForwardedFields | None = None
+        self.verified: Verified | None = None
 
     @abstractmethod
     async def check(self) -> None:
@@ -208,6 +221,11 @@ class CallPayment(ABC):
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         """The header that says of a charged call how it was paid; None where nothing was paid."""
+        return None
+
+    def remember(self) -> Verified | None:
+        """What `verify` has found, for the next call of the same request; None where that is verified anew. Asked once the claim is
+        granted."""
         return None
 
     def drop_content(self) -> None:

@@ -6,7 +6,7 @@ provider's own document makes it useless.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_plus
 
@@ -234,6 +234,16 @@ class Router:
             return target
         operation_prices = (current, *self._list_older_prices(entry, request))
         return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
+
+    def renew(self, route: Route, request: ProxyRequest) -> Route | None:
+        """A route that was matched for the same listing, method and path, for the query of this request. None where it has to be matched
+        anew: the upstream is known to be down, or the query cannot be written."""
+        if self._wait_s(route.endpoint) is not None:
+            return None
+        target = _build_target(request, route.listing, route.endpoint)
+        if isinstance(target, Problem):
+            return None
+        return route if target == route.target else replace(route, target=target)
 
     def _list_older_prices(self, entry: CatalogEntry, request: ProxyRequest) -> list[OperationPrice]:
         """Of the versions that would have served this call. One that would have refused it has never sold it: its price

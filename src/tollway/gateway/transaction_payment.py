@@ -8,7 +8,7 @@ named and that may run again costs what it did, although its listing asks anothe
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
@@ -45,12 +45,13 @@ from tollway.ledger.ledger import (
 from tollway.ledger.records import SAFE_METHODS, CallState, KeyedCall, KeyTaken, OpenCall, RepeatsOpenCall
 from tollway.limits import Limits
 from tollway.money import Asset, Price
-from tollway.payments.pricing import OperationPrice, find_lowest_price
+from tollway.payments.pricing import OperationPrice, find_lowest_price, find_price_end_ms
 from tollway.payments.proof import BOUND_REQUIRED, Proof, check_form, parse_proof
 from tollway.payments.transaction_verifier import (
     BoundRequest,
     SpendablePayment,
     TransactionVerifier,
+    match_keys,
     recover_wallets,
 )
 from tollway.registry.listing import CatalogEntry, Listing
@@ -149,6 +150,15 @@ def needs_body(request: ProxyRequest, proof: Proof) -> bool:
     return proof.binding is not None and proof.binding.body_hash is None and request.body.is_present
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedTransaction:
+    """The payments that a request spends, and what its call costs with each, until `expires_ms`. The key of their payer has signed."""
+
+    spendables: tuple[SpendablePayment, ...]
+    candidates: Sequence[_Candidate]
+    expires_ms: float
+
+
 class TransactionPayment(CallPayment):
     """One call that shows a transaction."""
 
@@ -191,8 +201,42 @@ class TransactionPayment(CallPayment):
         return found
 
     async def _look_up(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...] | Problem:
+        if self._is_verified_again(body):
+            assert isinstance(self.verified, VerifiedTransaction)
+            return self.verified.spendables
+        self.verified = None
         bound = self._rail.bind(self.request, self.proof, body)
         return await self._rail.transaction_verifier.find_spendable(self.proof, self.route.entry, bound)
+
+    def _is_verified_again(self, body: ForwardBody | None) -> bool:
+        """Whether what an earlier call of the same request has found holds for this one: the ledger's payments are the same, and so is a
+        plain signature, by the key of the decision; a bound one is recovered each time."""
+        verified, rail = self.verified, self._rail
+        if not isinstance(verified, VerifiedTransaction):
+            return False
+        if not rail.transaction_verifier.is_known(self.proof.tx_hash, verified.spendables):
+            return False
+        if self.proof.binding is None:
+            return True
+        bound = rail.bind(self.request, self.proof, body)
+        return (
+            match_keys(verified.spendables, self.proof, bound, self.route.listing.id) == verified.spendables
+        )
+
+    def remember(self) -> VerifiedTransaction | None:
+        """Only known payments whose payer's key has signed: a contract wallet is called each time, and a first price holds once."""
+        spendables, rail = self._spendables, self._rail
+        if self.verified is not None or self._earlier is not None or not spendables:
+            return None
+        if not rail.transaction_verifier.is_known(self.proof.tx_hash, spendables):
+            return None
+        bound = rail.bind(self.request, self.proof, self.body)
+        if match_keys(spendables, self.proof, bound, self.route.listing.id) != spendables:
+            return None
+        expires_ms = find_price_end_ms(
+            self.route.operation_prices, now_ms=self.request.received_ms, limits=rail.limits
+        )
+        return VerifiedTransaction(spendables=spendables, candidates=self._candidates, expires_ms=expires_ms)
 
     # ---- Verify: which payments, at which price.
 
@@ -207,7 +251,12 @@ class TransactionPayment(CallPayment):
             stored = await self._find_by_key(payer, self.key)
             if isinstance(stored, ProxyResponse) or self._earlier is not None:
                 return stored
-        candidates = self._candidates = self._price(spendables)
+        verified = self.verified
+        if isinstance(verified, VerifiedTransaction) and verified.spendables is spendables:
+            self._candidates = verified.candidates
+        else:
+            self._candidates = self._price(spendables)
+        candidates = self._candidates
         if not candidates:
             raise Refusal(OTHER_CURRENCY)
         await self._check_exhausted()

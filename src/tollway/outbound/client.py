@@ -8,8 +8,9 @@ direction. `Host` and the framing are made here; everything else goes out as it 
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -26,12 +27,10 @@ from tollway.errors import (
 )
 from tollway.limits import Limits
 from tollway.outbound.connection import Connection
-from tollway.outbound.http1 import ResponseHead, ResponseMalformed
+from tollway.outbound.http1 import FIELD_NAME, UNWRITABLE, ResponseHead, ResponseMalformed
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.outbound.pool import POOLED_IDLE_S_MAX, AddressGuard, ConnectionPool, lookup_host
 
-_BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud800-\udfff]*)?")
 
 
@@ -39,27 +38,26 @@ _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud
 class UpstreamRequest:
     """What is to be sent. `target` is path and query from the root, byte for byte; the endpoint adds nothing to it.
 
-    `headers` are final; `Host` and the framing are made here. A streamed `body` without `content_length` is sent
-    chunked; with it, exactly so many bytes go out or the connection is cut.
+    `fields` are final, as `format_fields` writes them; `Host` and the framing are made here. A streamed `body` without
+    `content_length` is sent chunked; with it, exactly so many bytes go out or the connection is cut.
     """
 
     method: str
     endpoint: Endpoint
     target: str
-    headers: list[tuple[str, str]]
+    fields: bytes = b""
     body: bytes | AsyncIterator[bytes] | None = None
     content_length: int | None = None
 
     def check_writable(self) -> None:
         """Refuses what would fail, or go out as it stands, only after the claim. Raises Refusal."""
         is_writable = (
-            _NAME.fullmatch(self.method)
+            FIELD_NAME.fullmatch(self.method)
             and self.method.upper() != "CONNECT"
             and _TARGET.fullmatch(self.target)
-            and all(_NAME.fullmatch(name) and not _BAD_VALUE.search(value) for name, value in self.headers)
         )
         if not is_writable:
-            raise Refusal(Problem(code=Code.INVALID_REQUEST, detail="The request cannot be written as HTTP."))
+            raise Refusal(UNWRITABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,7 @@ class FetchedDocument:
 
 
 SLICE_BYTES = 64 * 1024
+HOSTS_KEPT = 4_096
 LAST_CHUNK = b"0\r\n\r\n"
 
 # These mean nothing by having no body, so they do not say that they have none (RFC 9110 §8.6).
@@ -97,24 +96,24 @@ def is_streamed(request: UpstreamRequest) -> bool:
     return bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES)
 
 
-def format_first_bytes(request: UpstreamRequest) -> bytes:
-    """The head, and the body behind it unless it is streamed."""
+def format_first_bytes(request: UpstreamRequest, added: bytes = b"") -> bytes:
+    """The head, with the fields of the request and those that are `added`, and the body behind it unless it is streamed."""
     body = request.body
-    lines = [f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n"]
-    lines += [f"{name}: {value}\r\n" for name, value in request.headers]
-    if isinstance(body, bytes) and body:
-        lines.append(f"Content-Length: {len(body)}\r\n\r\n")
-        head = "".join(lines).encode()
-        return head if len(body) > SLICE_BYTES else head + body
+    line = f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n".encode()
     if not body:
-        lines.append("\r\n" if request.method in _BODILESS_METHODS else "Content-Length: 0\r\n\r\n")
+        end = b"\r\n" if request.method in _BODILESS_METHODS else b"Content-Length: 0\r\n\r\n"
+    elif isinstance(body, bytes):
+        end = b"Content-Length: %d\r\n\r\n" % len(body)
+        if len(body) <= SLICE_BYTES:
+            end += body
     elif request.content_length is None:
-        lines.append("Transfer-Encoding: chunked\r\n\r\n")
+        end = b"Transfer-Encoding: chunked\r\n\r\n"
     else:
-        lines.append(f"Content-Length: {request.content_length}\r\n\r\n")
-    return "".join(lines).encode()
+        end = b"Content-Length: %d\r\n\r\n" % request.content_length
+    return b"".join((line, request.fields, added, end))
 
 
+@lru_cache(maxsize=HOSTS_KEPT)
 def format_host(endpoint: Endpoint) -> str:
     """`Host` as it is sent: no port that the scheme has by itself, and no dot at the end of a name."""
     return endpoint.origin.partition("://")[2].replace(".:", ":").removesuffix(".")
@@ -237,8 +236,8 @@ class UpstreamExchange:
         if exc is not None or not self._is_head_read:
             self._end(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
 
-    async def send(self, *, head_deadline_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
-        """Sends the request once, and returns when the head of the response is here. `headers`: those that only the claim
+    async def send(self, *, head_deadline_s: float, fields: bytes = b"") -> None:
+        """Sends the request once, and returns when the head of the response is here. `fields`: those that only the claim
         has decided, behind the request's own.
 
         The head deadline counts from the moment of sending, and anew from each piece of a streamed body. What the body's
@@ -249,11 +248,10 @@ class UpstreamExchange:
         request, self._request = self._request, None
         assert request is not None, "one request is sent once"
         assert self._connection is not None, "it is entered first"
-        request.headers.extend(headers)
         try:
             connection = self._connection = await self._client.renew(self._connection, request)
             self._client.check_age(self._connected_ms)
-            head = await self._deliver(request, connection, head_deadline_s)
+            head = await self._deliver(request, connection, fields, head_deadline_s)
         except BaseException as exc:
             # Here, and not at the exit: what the caller does about the failure may take long.
             self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
@@ -262,10 +260,10 @@ class UpstreamExchange:
         self.status, self.headers, self.length = head.status, head.headers, head.length
 
     async def _deliver(
-        self, request: UpstreamRequest, connection: Connection, head_deadline_s: float
+        self, request: UpstreamRequest, connection: Connection, fields: bytes, head_deadline_s: float
     ) -> ResponseHead:
         """Bytes may have left when it raises; `is_sent` says so before the first one does."""
-        first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
+        first_bytes, has_rest = format_first_bytes(request, fields), is_streamed(request)
         self.is_sent = True
         self.is_body_handed_over = not has_rest
         is_taken = connection.begin(request.method, first_bytes)
@@ -395,7 +393,7 @@ class HttpClient:
             method="GET",
             endpoint=endpoint,
             target=(endpoint.path or "/") + mark + query,
-            headers=[("Accept", "*/*")],
+            fields=b"Accept: */*\r\n",
         )
         try:
             async with asyncio.timeout(deadline_s):

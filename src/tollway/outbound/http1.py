@@ -1,14 +1,16 @@
-"""Parses HTTP/1.1 responses: bytes in, a head and the pieces of a body out. No I/O.
+"""HTTP/1.1 as bytes: formats the fields of a request, and parses responses into a head and the pieces of a body. No I/O.
 
 Names, line ends and framing are checked by llhttp; what it accepts and could be read in two ways is refused here. A head that is not wholly valid is
 refused. A cut body is never taken for a whole one, nor bytes behind its end for a part of it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from tollway.errors import Code, Problem, Refusal
 
 HEAD_END = b"\r\n\r\n"
 BODILESS_STATUSES = (204, 304)
@@ -22,7 +24,24 @@ _CONTROLS_REPLACED = bytes.maketrans(
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
+_BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token (RFC 9110 §5.6.2)."""
+
 Headers = tuple[tuple[bytes, bytes], ...]
+
+UNWRITABLE = Problem(code=Code.INVALID_REQUEST, detail="The request cannot be written as HTTP.")
+
+
+def format_fields(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Header fields as bytes of HTTP/1.1 (RFC 9112 §5), each with its line end. Raises Refusal for a name that is no token, and for a
+    value with control characters."""
+    lines: list[str] = []
+    for name, value in headers:
+        if FIELD_NAME.fullmatch(name) is None or _BAD_VALUE.search(value) is not None:
+            raise Refusal(UNWRITABLE)
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode()
 
 
 class ResponseMalformed(Exception):

@@ -11,6 +11,7 @@ requirement is of one version of a listing's terms, whole: the network of one ve
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, Network
@@ -62,6 +63,18 @@ def find_lowest_price(
     if not counting:
         return None
     return min(counting, key=lambda operation_price: operation_price.price.nano)
+
+
+def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int, limits: Limits) -> float:
+    """The next moment at which `find_lowest_price` may give another answer for the same versions: when the first of those that count
+    now leaves its window. `inf`: none does."""
+    memory_ms = limits.price_memory_s * 1000
+    ends = (
+        operation_price.terms.until_ms + memory_ms + 1
+        for operation_price in operation_prices
+        if operation_price.terms.until_ms is not None and operation_price.terms.until_ms + memory_ms >= now_ms
+    )
+    return min(ends, default=inf)
 
 
 def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:

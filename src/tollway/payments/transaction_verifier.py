@@ -270,7 +270,7 @@ class TransactionVerifier:
         Raises `ChainUnavailable` and `StorageUnavailable`.
         """
         remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
-        if found := _match_keys(remembered, proof, request, entry.listing.id):
+        if found := match_keys(remembered, proof, request, entry.listing.id):
             return found  # the usual case: no contract and no chain is called, so nothing can be charged
         likeliest = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
         presented = PresentedProof(proof, request, entry.listing.id, chain_id=likeliest, quota=self._quota)
@@ -282,6 +282,11 @@ class TransactionVerifier:
         if not isinstance(outcome, Problem):
             presented.charge.give_back()
         return outcome
+
+    def is_known(self, tx_hash: TxHash, payments: Sequence[SpendablePayment]) -> bool:
+        """Whether these are still payments that are remembered of that transaction, the same objects."""
+        known = self._known.get(tx_hash, ())
+        return bool(payments) and all(any(one is other for other in known) for one in payments)
 
     async def _find_spendable(
         self, presented: PresentedProof, entry: CatalogEntry, remembered: Sequence[SpendablePayment]
@@ -356,7 +361,7 @@ class TransactionVerifier:
         """Those of the given payments that count for this listing and whose payer signed."""
         proof = presented.proof
         counting = await self._list_counting(spendables, proof, entry)
-        mine = _match_keys(counting, proof, presented.request, presented.listing_id)
+        mine = match_keys(counting, proof, presented.request, presented.listing_id)
         return mine or await self._match_wallets(counting, presented)
 
     async def _list_counting(
@@ -553,10 +558,10 @@ class TransactionVerifier:
         return self._to_spendable(recorded)
 
 
-def _match_keys(
+def match_keys(
     spendables: Sequence[SpendablePayment], proof: Proof, request: BoundRequest, listing_id: ListingId
 ) -> tuple[SpendablePayment, ...]:
-    """Those whose payer's key made the signature."""
+    """Those whose payer's key made the signature. No contract is called: none of a contract wallet is among them."""
     signers: dict[ChainId, frozenset[Address]] = {}
     for chain_id in dict.fromkeys(one.payment.chain_id for one in spendables):
         digests = _digests(proof, request, listing_id, chain_id)

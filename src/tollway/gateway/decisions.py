@@ -1,0 +1,141 @@
+"""The memory of decisions: the same request with the same known payment is decided once.
+
+A decision is the part of a paid call that depends on nothing but its inputs: the route, the rail and the proof, the payments that the
+proof spends with their prices, and the header fields that go upstream. `INPUTS` says of each input how a remembered decision follows
+it. What a call does by itself is never remembered: its size and body, rates and blocked wallets, the connection, the claim, the
+signature, the close.
+
+Only a granted claim creates a record, so a request that bought nothing takes no memory.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from tollway.errors import Problem
+from tollway.gateway.headers import NEUTRAL, ForwardedFields
+from tollway.gateway.idempotency import Repeat
+from tollway.gateway.messages import ProxyRequest
+from tollway.gateway.rail import CallPayment, Shown, Verified
+from tollway.gateway.routing import Route
+from tollway.limits import Limits
+from tollway.payments.proof import PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
+
+DECISIONS_MAX = 4_096
+NEUTRAL_BYTES_MAX = 256
+"""A neutral value that is longer, or that is not printable ASCII, is a part of the key."""
+
+
+class Follows(StrEnum):
+    """How a remembered decision follows an input."""
+
+    KEY = "a part of the key"
+    VERSION = "compared at each call with what the decision was made for"
+    CALL = "read or checked at each call"
+    NEVER = "a request that has it is decided anew, and not remembered"
+
+
+INPUTS = MappingProxyType(
+    {
+        "method": Follows.KEY,
+        "listing": Follows.KEY,
+        "path": Follows.KEY,
+        "names of query parameters": Follows.KEY,
+        "values of query parameters": Follows.CALL,
+        "plain signature": Follows.KEY,
+        "bound signature": Follows.CALL,
+        "header of another name": Follows.KEY,
+        "header that Connection names": Follows.KEY,
+        "header given twice": Follows.KEY,
+        "value of a neutral header": Follows.CALL,
+        "Idempotency-Key": Follows.NEVER,
+        "Tollway-Max-Price": Follows.NEVER,
+        "body": Follows.CALL,
+        "parameters that the document requires": Follows.CALL,
+        "revision of the listing": Follows.VERSION,
+        "known payment": Follows.VERSION,
+        "time at which a price ends": Follows.VERSION,
+        "ownership of the listing": Follows.CALL,
+        "circuit breaker": Follows.CALL,
+        "blocked wallet": Follows.CALL,
+        "rate of the listing": Follows.CALL,
+    }
+)
+
+_NEVER = (b"idempotency-key", b"tollway-max-price")
+_BOUND = frozenset({SIGNATURE_HEADER, PARAMS_HEADER})
+_NEUTRAL_BOUND = NEUTRAL | _BOUND
+_PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % NEUTRAL_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is decided about one request before its payment is opened. `fields` and `verified`: of an earlier call of the same request."""
+
+    route: Route
+    shown: Shown | Problem | None
+    repeat: Repeat | None = None
+    fields: ForwardedFields | None = None
+    verified: Verified | None = None
+
+
+class DecisionMemory:
+    """One per process. The decision that was used longest ago is dropped first."""
+
+    def __init__(self, *, limits: Limits) -> None:
+        self._limits = limits
+        self._known: OrderedDict[Hashable, Decision] = OrderedDict()
+
+    def find(self, request: ProxyRequest) -> Decision | None:
+        """The decision of the same request, as long as its prices hold. The caller compares the rest."""
+        key = _find_key(request)
+        decision = None if key is None else self._known.get(key)
+        if (
+            decision is None
+            or decision.verified is None
+            or request.received_ms >= decision.verified.expires_ms
+        ):
+            return None
+        self._known.move_to_end(key)
+        return decision
+
+    def put(self, request: ProxyRequest, decision: Decision, payment: CallPayment) -> None:
+        """Remembers the decision of a call whose claim was granted, where the next call of the same request may use it."""
+        key, verified = _find_key(request), payment.remember()
+        if key is None or verified is None or not self._is_small(request):
+            return
+        shown = decision.shown
+        if isinstance(shown, tuple) and request.find_header(PARAMS_HEADER) is not None:
+            shown = (shown[0], None)  # a bound signature is read from each request
+        self._known[key] = Decision(
+            route=decision.route, shown=shown, fields=payment.fields, verified=verified
+        )
+        self._known.move_to_end(key)
+        if len(self._known) > DECISIONS_MAX:
+            self._known.popitem(last=False)
+
+    def _is_small(self, request: ProxyRequest) -> bool:
+        """Whether the headers are within their limit with any values of the headers that the key leaves out."""
+        sizes = (len(name) + max(len(value), NEUTRAL_BYTES_MAX) + 4 for name, value in request.headers)
+        return sum(sizes) <= self._limits.headers_bytes_max
+
+
+def _find_key(request: ProxyRequest) -> Hashable | None:
+    """None: the request shows no transaction, or has a header that is never remembered."""
+    find_header = request.find_header
+    if find_header(TX_HEADER) is None or any(find_header(name) is not None for name in _NEVER):
+        return None
+    left_out = NEUTRAL if find_header(PARAMS_HEADER) is None else _NEUTRAL_BOUND
+    is_plain = _PLAIN_VALUE.fullmatch
+    headers = tuple(
+        [
+            header[0] if header[0] in left_out and is_plain(header[1]) is not None else header
+            for header in request.headers
+        ]
+    )
+    target = request.target
+    names = tuple([part.partition("=")[0] for part in target.query.split("&")]) if target.query else ()
+    return request.method, request.listing_id, target.rest, names, headers
