@@ -12,8 +12,8 @@ SIGNATURE_GUARDS = (
         "I9",
         "every forwarded call is signed",
         "gateway.proxy:Proxy.exchange",
-        "headers=self._sign(payment, sent_ms)",
-        "headers=[]",
+        "fields=self._sign(payment, sent_ms)",
+        'fields=b""',
         test="gateway/test_request_signing_calls.py::test_a_call_paid_by_a_transaction",
     ),
     guard(

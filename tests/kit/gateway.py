@@ -31,11 +31,12 @@ from tollway.chain.signer import GasKey
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker
-from tollway.gateway.decisions import DecisionMemory
+from tollway.gateway.decisions import DecisionMemory, RequestDecision
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
+from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import ClockAndEntropy, FreeRail, PaymentRail
+from tollway.gateway.rail import CallPayment, ClockAndEntropy, FreeRail, PaymentRail
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
@@ -107,6 +108,16 @@ OpenRails = Callable[["InProcessGateway"], tuple[PaymentRail, ...]]
 
 def _open_none(gateway: "InProcessGateway") -> tuple[PaymentRail, ...]:
     return ()
+
+
+class CountedDecisions(DecisionMemory):
+    """`decided`: calls that were granted after a decision of their own, not a remembered one."""
+
+    decided = 0
+
+    def put(self, request: ProxyRequest, decision: RequestDecision, payment: CallPayment) -> None:
+        self.decided += 1
+        super().put(request, decision, payment)
 
 
 class InProcessGateway:
@@ -242,7 +253,7 @@ class InProcessGateway:
             public_url=PUBLIC_URL, receipt_signer=self.receipt_signer, now_ms=self._clock
         )
         networks = ClientNetworks.derive([SECRET])
-        self.decisions = DecisionMemory(limits=self.limits)
+        self.decisions = CountedDecisions(limits=self.limits)
         self.claim_clock = ClockAndEntropy(now_ms=self._clock, entropy=self._entropy)
         self.idempotency = Idempotency(
             ledger=self.ledger,

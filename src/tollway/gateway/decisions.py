@@ -72,7 +72,7 @@ _PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % NEUTRAL_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RequestDecision:
     """What is decided about one request before its payment is opened. `fields` and `verified`: of an earlier call of the same request."""
 
     route: Route
@@ -80,6 +80,7 @@ class Decision:
     repeat: Repeat | None = None
     fields: ForwardedFields | None = None
     verified: Verified | None = None
+    expires_ms: float = 0
 
 
 class DecisionMemory:
@@ -87,22 +88,18 @@ class DecisionMemory:
 
     def __init__(self, *, limits: Limits) -> None:
         self._limits = limits
-        self._known: OrderedDict[Hashable, Decision] = OrderedDict()
+        self._known: OrderedDict[Hashable, RequestDecision] = OrderedDict()
 
-    def find(self, request: ProxyRequest) -> Decision | None:
+    def find(self, request: ProxyRequest) -> RequestDecision | None:
         """The decision of the same request, as long as its prices hold. The caller compares the rest."""
         key = _find_key(request)
         decision = None if key is None else self._known.get(key)
-        if (
-            decision is None
-            or decision.verified is None
-            or request.received_ms >= decision.verified.expires_ms
-        ):
+        if decision is None or request.received_ms >= decision.expires_ms:
             return None
         self._known.move_to_end(key)
         return decision
 
-    def put(self, request: ProxyRequest, decision: Decision, payment: CallPayment) -> None:
+    def put(self, request: ProxyRequest, decision: RequestDecision, payment: CallPayment) -> None:
         """Remembers the decision of a call whose claim was granted, where the next call of the same request may use it."""
         key, verified = _find_key(request), payment.remember()
         if key is None or verified is None or not self._is_small(request):
@@ -110,8 +107,12 @@ class DecisionMemory:
         shown = decision.shown
         if isinstance(shown, tuple) and request.find_header(PARAMS_HEADER) is not None:
             shown = (shown[0], None)  # a bound signature is read from each request
-        self._known[key] = Decision(
-            route=decision.route, shown=shown, fields=payment.fields, verified=verified
+        self._known[key] = RequestDecision(
+            route=decision.route,
+            shown=shown,
+            fields=payment.fields,
+            verified=verified,
+            expires_ms=verified.expires_ms,
         )
         self._known.move_to_end(key)
         if len(self._known) > DECISIONS_MAX:

@@ -14,7 +14,7 @@ from functools import partial
 from tollway.errors import Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
-from tollway.gateway.decisions import Decision, DecisionMemory
+from tollway.gateway.decisions import DecisionMemory, RequestDecision
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
 from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
@@ -87,14 +87,14 @@ class CallPipeline:
     async def _handle(self, request: ProxyRequest) -> Outcome:
         # The same request with the same known payment is decided once.
         decision = await self._recall(request) or await self._decide(request)
-        if not isinstance(decision, Decision):
+        if not isinstance(decision, RequestDecision):
             return decision
         try:
             return await self._serve(request, decision)
         except Refusal as refusal:
             return explain_quoted(refusal, self._quote(request, decision.route), request)
 
-    async def _decide(self, request: ProxyRequest) -> Decision | Outcome:
+    async def _decide(self, request: ProxyRequest) -> RequestDecision | Outcome:
         """The route of a request, the proof that it shows and the call that it repeats; or its stored response, or a 402."""
         self._check_headers(request)
         # 404. A suspended listing delivers not even a stored response.
@@ -110,9 +110,9 @@ class CallPipeline:
         route = await self._check_route(route)
         if shown is None and not route.is_free:
             return require_payment(self._quote(request, route))
-        return Decision(route=route, shown=shown, repeat=repeat)
+        return RequestDecision(route=route, shown=shown, repeat=repeat)
 
-    async def _serve(self, request: ProxyRequest, decision: Decision) -> ProxyResponse:
+    async def _serve(self, request: ProxyRequest, decision: RequestDecision) -> ProxyResponse:
         route, repeat = decision.route, decision.repeat
         # A free call ignores a bad proof; else 400, 402, or the 409 of a repeat.
         rail, proof = self._choose_rail(decision)
@@ -142,7 +142,7 @@ class CallPipeline:
 
     # ---- What the steps do.
 
-    async def _recall(self, request: ProxyRequest) -> Decision | None:
+    async def _recall(self, request: ProxyRequest) -> RequestDecision | None:
         """The decision that is remembered of the same request. None: something that it follows has changed, and the request is decided
         anew."""
         known = self._decisions.find(request)
@@ -193,7 +193,7 @@ class CallPipeline:
             raise Refusal(UNVERIFIED)
         return route
 
-    def _choose_rail(self, decision: Decision) -> Shown:
+    def _choose_rail(self, decision: RequestDecision) -> Shown:
         route, shown, repeat = decision.route, decision.shown, decision.repeat
         if repeat is not None and isinstance(repeat.response, Problem):
             raise Refusal(repeat.response)

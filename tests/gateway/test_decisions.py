@@ -1,0 +1,338 @@
+"""What a remembered decision follows: each input of `INPUTS` is changed between two calls, and the second call is decided as if nothing
+were remembered."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import CHAIN, InProcessGateway, open_gateway
+from tests.kit.payer import KeyWallet
+from tests.kit.upstream import plain
+from tollway.chain.port import ContractResult
+from tollway.chain.tokens import ERC1271_MAGIC
+from tollway.gateway.decisions import DECISIONS_MAX, INPUTS, NEUTRAL_BYTES_MAX, Follows
+from tollway.ledger.records import Payment
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.registry.listing import Listing, RateLimit
+
+PRICE = 10_000
+AGENT = ("User-Agent", "one")
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway() as opened:
+        yield opened
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    method: str = "GET"
+    target: str = "/quote?x=1"
+    headers: list[tuple[str, str]] = field(default_factory=lambda: [AGENT])
+    body: bytes = b""
+    listing: str = "api_quotes"
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """One payment with much credit, and one request that spends it."""
+
+    gateway: InProcessGateway
+    listing: Listing
+    payment: Payment
+    request: Request = field(default_factory=Request)
+    is_bound: bool = False
+    proof: list[tuple[str, str]] = field(default_factory=list)
+
+    async def ask(self) -> Exchange:
+        request = self.request
+        proof = self.proof or self.gateway.plain_proof(self.payment.tx_hash)
+        if self.is_bound:
+            proof = self.gateway.bound_proof(
+                self.payment.tx_hash,
+                method=request.method,
+                target=request.target,
+                body=request.body,
+                listing=request.listing,
+            )
+        chunks = [request.body] if request.body else []
+        headers = [*request.headers, *proof]
+        return await self.gateway.ask(
+            request.method, request.target, headers, chunks, listing=request.listing
+        )
+
+    async def remember(self) -> None:
+        """The third call of a request is the first that uses its memory: the first makes the payment a known one."""
+        for _ in range(3):
+            decided = self.gateway.decisions.decided
+            assert (await self.ask()).status == 200
+        assert self.gateway.decisions.decided == decided, "nothing has changed, and it was decided anew"
+
+
+async def open_scene(gateway: InProcessGateway, **listing: Any) -> Scene:
+    gateway.upstream.answer = plain(b"ok")
+    return Scene(
+        gateway=gateway, listing=await gateway.publish(**listing), payment=await gateway.pay(100 * PRICE)
+    )
+
+
+Change = Callable[[Scene], Awaitable[None] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`change` is made between two calls. `served`: what the second call gets, 200 or the code of its refusal; `check` looks at what reached
+    the upstream. `is_bound`, `listing`, `request`: of both calls."""
+
+    change: Change
+    served: object = 200
+    check: Callable[[Scene], None] = lambda scene: None
+    is_bound: bool = False
+    listing: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+def set_request(**changes: Any) -> Change:
+    def change(scene: Scene) -> None:
+        for name, value in changes.items():
+            setattr(scene.request, name, value)
+
+    return change
+
+
+def add_header(name: str, value: str) -> Change:
+    def change(scene: Scene) -> None:
+        scene.request.headers = [*scene.request.headers, (name, value)]
+
+    return change
+
+
+def last(scene: Scene) -> Any:
+    return scene.gateway.upstream.arrived[-1]
+
+
+def check_target(scene: Scene) -> None:
+    assert last(scene).target == "/base/quote?x=2"
+
+
+def check_agent(scene: Scene) -> None:
+    assert dict(last(scene).headers)["User-Agent"] == "two"
+
+
+def check_body(scene: Scene) -> None:
+    assert bytes(last(scene).body) == b"two"
+
+
+def sign_by_another(scene: Scene) -> None:
+    scene.proof = scene.gateway.plain_proof(scene.payment.tx_hash, wallet=KeyWallet.named("thief"))
+
+
+def sign_bound_by_another(scene: Scene) -> None:
+    scene.is_bound = False
+    scene.proof = scene.gateway.bound_proof(
+        scene.payment.tx_hash, target=scene.request.target, wallet=KeyWallet.named("thief")
+    )
+
+
+async def open_other_listing(scene: Scene) -> None:
+    await scene.gateway.publish("api_other")
+    scene.request.listing = "api_other"
+
+
+async def raise_price(scene: Scene) -> None:
+    scene.listing = await scene.gateway.revise(scene.listing, price=Price.parse("0.02"))
+
+
+async def end_price(scene: Scene) -> None:
+    """The old price counts for ten minutes, and is remembered in that time."""
+    before = await scene.gateway.remaining_units(scene.payment)
+    await raise_price(scene)
+    await scene.remember()
+    assert before - await scene.gateway.remaining_units(scene.payment) == 3 * PRICE
+    scene.gateway.now_ms += DEFAULT_LIMITS.price_memory_s * 1000 + 1
+
+
+def require_query(scene: Scene) -> None:
+    scene.request.target = "/quote"
+
+
+def block(scene: Scene) -> None:
+    scene.gateway.blocked.add(scene.gateway.wallet.address)
+
+
+def forget_payment(scene: Scene) -> None:
+    scene.gateway.transaction_verifier.forget(scene.payment.tx_hash)
+
+
+def close_upstream(scene: Scene) -> None:
+    origin = scene.gateway.upstream.url.removesuffix("/base")
+    for _ in range(100):
+        scene.gateway.breaker.record_failed(origin)
+
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "Quotes", "version": "1"},
+    "paths": {
+        "/quote": {
+            "get": {
+                "parameters": [{"name": "x", "in": "query", "required": True, "schema": {"type": "string"}}],
+                "responses": {"200": {"description": "ok"}},
+            }
+        }
+    },
+}
+
+ROWS = {
+    "method": Row(change=set_request(method="HEAD")),
+    "listing": Row(change=open_other_listing),
+    "path": Row(change=set_request(target="/quote/BTC?x=1")),
+    "names of query parameters": Row(change=set_request(target="/quote?y=1")),
+    "values of query parameters": Row(change=set_request(target="/quote?x=2"), check=check_target),
+    "plain signature": Row(change=sign_by_another, served="payment_pending"),
+    "bound signature": Row(change=lambda scene: None, is_bound=True),
+    "header of another name": Row(change=add_header("X-Other", "1")),
+    "header that Connection names": Row(change=add_header("Connection", "User-Agent")),
+    "header given twice": Row(change=add_header("X-Twice", "1")),
+    "value of a neutral header": Row(change=set_request(headers=[("User-Agent", "two")]), check=check_agent),
+    "Idempotency-Key": Row(change=add_header("Idempotency-Key", "one")),
+    "Tollway-Max-Price": Row(change=add_header("Tollway-Max-Price", "1")),
+    "body": Row(
+        change=set_request(body=b"two"), check=check_body, request={"method": "POST", "body": b"one"}
+    ),
+    "parameters that the document requires": Row(
+        change=require_query, served="validation_failed", listing={"openapi": DOCUMENT}
+    ),
+    "revision of the listing": Row(change=raise_price),
+    "known payment": Row(change=forget_payment),
+    "time at which a price ends": Row(change=end_price),
+    "ownership of the listing": Row(
+        change=lambda scene: scene.gateway.verified.clear(), served="ownership_unverified"
+    ),
+    "circuit breaker": Row(change=close_upstream, served="upstream_unavailable"),
+    "blocked wallet": Row(change=block, served="wallet_blocked"),
+    "rate of the listing": Row(
+        change=lambda scene: None, served="rate_limited", listing={"rate_limit": RateLimit(calls=3, per_s=60)}
+    ),
+}
+
+
+def test_each_input_has_a_row() -> None:
+    assert ROWS.keys() == INPUTS.keys()
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_a_remembered_decision_follows_its_input(name: str) -> None:
+    row, follows = ROWS[name], INPUTS[name]
+    async with open_gateway(only_verified=name == "ownership of the listing") as gateway:
+        gateway.verified.add("api_quotes")
+        scene = await open_scene(gateway, **row.listing)
+        scene.is_bound = row.is_bound
+        for changed, value in row.request.items():
+            setattr(scene.request, changed, value)
+        await scene.remember()
+        decided, known = gateway.decisions.decided, set(gateway.decisions._known)
+        made = row.change(scene)
+        if made is not None:
+            await made
+            decided = gateway.decisions.decided
+        answer = await scene.ask()
+        assert (200 if answer.status == 200 else answer.problem["code"]) == row.served
+        if row.served == 200:
+            assert gateway.decisions.decided - decided == (0 if follows is Follows.CALL else 1)
+        row.check(scene)
+        if follows is Follows.NEVER:
+            assert gateway.decisions._known.keys() == known
+
+
+# ---- Of single inputs, the rest.
+
+
+async def test_a_bound_signature_of_another_wallet_buys_nothing_by_memory(gateway: InProcessGateway) -> None:
+    scene = await open_scene(gateway)
+    scene.is_bound = True
+    await scene.remember()
+    sign_bound_by_another(scene)
+    answer = await scene.ask()
+    assert answer.problem["code"] == "payment_pending"
+    assert await gateway.remaining_units(scene.payment) == 97 * PRICE
+
+
+async def test_a_bound_nonce_buys_once_by_memory_too(gateway: InProcessGateway) -> None:
+    scene = await open_scene(gateway)
+    scene.is_bound = True
+    await scene.remember()
+    scene.is_bound, scene.proof = (
+        False,
+        gateway.bound_proof(scene.payment.tx_hash, target=scene.request.target),
+    )
+    assert (await scene.ask()).status == 200
+    assert (await scene.ask()).problem["code"] == "nonce_reused"
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("x" * (NEUTRAL_BYTES_MAX + 1), 200), ("latin-1: \xf6", 400)],
+    ids=["long", "not UTF-8"],
+)
+async def test_a_neutral_value_that_may_be_refused_is_a_part_of_the_key(
+    gateway: InProcessGateway, value: str, status: int
+) -> None:
+    scene = await open_scene(gateway)
+    await scene.remember()
+    decided = gateway.decisions.decided
+    scene.request.headers = [("User-Agent", value)]
+    assert (await scene.ask()).status == status
+    assert gateway.decisions.decided == decided + (status == 200)
+
+
+async def test_headers_that_could_grow_over_their_limit_are_not_remembered() -> None:
+    async with open_gateway(headers_bytes_max=900) as gateway:
+        scene = await open_scene(gateway)
+        scene.request.headers = [AGENT, ("Accept", "*/*")]
+        for _ in range(4):
+            assert (await scene.ask()).status == 200
+        assert gateway.decisions.decided == 4
+
+
+async def test_a_refused_call_is_not_remembered(gateway: InProcessGateway) -> None:
+    scene = await open_scene(gateway)
+    await scene.remember()
+    decided = gateway.decisions.decided
+    scene.request.headers = [*scene.request.headers, ("X-Other", "1")]
+    block(scene)
+    assert (await scene.ask()).problem["code"] == "wallet_blocked"
+    assert gateway.decisions.decided == decided
+
+
+async def test_the_memory_of_decisions_is_bounded(gateway: InProcessGateway) -> None:
+    scene = await open_scene(gateway)
+    await scene.remember()
+    memory = gateway.decisions._known
+    (decision,) = list(memory.values())[-1:]
+    memory.update(dict.fromkeys(range(DECISIONS_MAX - len(memory)), decision))
+    decided = gateway.decisions.decided
+    scene.request.target = "/quote/other"
+    assert (await scene.ask()).status == 200
+    assert (gateway.decisions.decided, len(memory)) == (decided + 1, DECISIONS_MAX)
+
+
+async def test_a_contract_wallet_is_asked_at_each_call(gateway: InProcessGateway) -> None:
+    """It may end a signature that it has accepted before."""
+    scene = await open_scene(gateway)
+    wallet = KeyWallet.named("contract").address
+    answers = [ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))]
+    gateway.chain.deploy(CHAIN, wallet, lambda calldata: answers[-1])
+    payment = gateway.sample_payment(payer=wallet, value_units=100 * PRICE)
+    (scene.payment,) = await gateway.ledger.record_payments([payment], now_ms=gateway.now_ms)
+    for _ in range(4):
+        assert (await scene.ask()).status == 200
+    assert gateway.decisions.decided == 4
+    answers.append(ContractResult(reverted=False, payload=bytes(32)))
+    assert (await scene.ask()).status != 200
+    assert await gateway.remaining_units(scene.payment) == 96 * PRICE
