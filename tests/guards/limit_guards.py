@@ -310,7 +310,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failures have a budget",
-        "gateway.access:FailureBudget.enter",
+        "gateway.access:FailureBudget._wait_budget",
         "            if waits:\n                return max(waits)",
         "            if False:\n                return max(waits)",
         test="gateway/test_access_failures.py::test_bears_so_many_failures_of_a_key_and_no_more",
@@ -319,8 +319,8 @@ LIMIT_GUARDS = (
         "X5",
         "failures count over all listings",
         "gateway.access:ActiveCall._build_failure_keys",
-        "        return *here, over_all_listings(wallet), over_all_listings(address)\n",
-        "        return here\n",
+        "(*here, over_all_listings(wallet), over_all_listings(address))",
+        "here",
         test="gateway/test_access_failures.py::test_failing_calls_on_credit_are_bounded_over_all_listings",
     ),
     guard(

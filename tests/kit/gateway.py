@@ -8,7 +8,7 @@ application behind the real server.
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -115,9 +115,11 @@ class CountedDecisions(DecisionMemory):
 
     decided = 0
 
-    def put(self, request: ProxyRequest, decision: RequestDecision, payment: CallPayment) -> None:
+    def put(
+        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, payment: CallPayment
+    ) -> None:
         self.decided += 1
-        super().put(request, decision, payment)
+        super().put(key, request, decision, payment)
 
 
 class InProcessGateway:

@@ -126,9 +126,8 @@ class _CallerState:
     ended: asyncio.Event | None = None
 
     def move_to_window(self, window: int) -> None:
-        if window != self.window:
-            self.paid_before = self.paid if window == self.window + 1 else 0
-            self.window, self.paid = window, 0
+        self.paid_before = self.paid if window == self.window + 1 else 0
+        self.window, self.paid = window, 0
 
 
 class FailureBudget:
@@ -154,6 +153,14 @@ class FailureBudget:
     async def enter(self, keys: Sequence[str]) -> int | None:
         """One more call of the caller with all these keys. None: it is in flight until `leave`; else the seconds to wait,
         and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
+        wait_s = await self._wait_budget(keys) if self._failing else None
+        if wait_s is None:
+            window = self._find_window()
+            for key in keys:
+                self._find_state(key, window).running += 1
+        return wait_s
+
+    async def _wait_budget(self, keys: Sequence[str]) -> int | None:
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
             failing = [key for key in keys if self._is_failing(key)]
@@ -163,12 +170,9 @@ class FailureBudget:
                 return max(waits)  # until calls are accepted again
             full = next((key for key, allowance in allowances.items() if self._is_full(key, allowance)), None)
             if full is None:
-                break
+                return None
             if not await self._wait_ended(full, until):
                 return RETRY_S
-        for key in keys:
-            self._find_state(key).running += 1
-        return None
 
     def leave(self, keys: Sequence[str]) -> None:
         """It has ended, and how has been noted."""
@@ -180,8 +184,9 @@ class FailureBudget:
                 state.ended = None
 
     def record_paid(self, keys: Sequence[str]) -> None:
+        window = self._find_window()
         for key in keys:
-            self._find_state(key).paid += 1
+            self._find_state(key, window).paid += 1
 
     def record_failed(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -206,14 +211,14 @@ class FailureBudget:
     def _is_full(self, key: str, allowance: RateAllowance) -> bool:
         """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
         less one for each that was paid lately."""
-        state = self._find_state(key)
+        state = self._find_state(key, self._find_window())
         budget = self._item_of(key).amount
         failed = budget - allowance.left
         counted = max(state.running - state.paid - state.paid_before, 0)
         return failed * (budget + counted) >= budget * budget
 
     async def _wait_ended(self, key: str, until: float) -> bool:
-        state = self._find_state(key)
+        state = self._find_state(key, self._find_window())
         if state.ended is None:
             state.ended = asyncio.Event()
         try:
@@ -223,13 +228,16 @@ class FailureBudget:
             return False
         return True
 
-    def _find_state(self, key: str) -> _CallerState:
-        window = self._now_ms() // (self._limits.failed_calls_window_s * 1000)
+    def _find_window(self) -> int:
+        return self._now_ms() // (self._limits.failed_calls_window_s * 1000)
+
+    def _find_state(self, key: str, window: int) -> _CallerState:
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = _CallerState(window=window)
             self._forget_idle()
-        state.move_to_window(window)
+        elif state.window != window:
+            state.move_to_window(window)
         return state
 
     def _forget_idle(self) -> None:
@@ -303,7 +311,16 @@ class ActiveCall:
     `payer`: the wallet whose outcomes are counted; None until one is known.
     """
 
-    __slots__ = ("_checks", "_is_settled_here", "_listing", "_lookup", "_request", "_running", "payer")
+    __slots__ = (
+        "_checks",
+        "_failure_keys",
+        "_is_settled_here",
+        "_listing",
+        "_lookup",
+        "_request",
+        "_running",
+        "payer",
+    )
 
     def __init__(
         self, checks: _AccessChecks, request: ProxyRequest, listing: Listing, *, is_settled_here: bool
@@ -314,6 +331,7 @@ class ActiveCall:
         self._listing = listing
         self._is_settled_here = is_settled_here
         self._running: tuple[str, ...] = ()
+        self._failure_keys: tuple[str, ...] = ()  # of `payer`, once they are needed
         self._lookup: AuthorizationLookup | None = None
 
     def __enter__(self) -> Self:
@@ -354,7 +372,7 @@ class ActiveCall:
 
     def count_response(self, response: ProxyResponse) -> ProxyResponse:
         """Counts the response of the upstream as the call's outcome."""
-        self._count(_find_state(response.headers), None)
+        self._count(response.payment_state, None)
         return response
 
     async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
@@ -392,10 +410,15 @@ class ActiveCall:
     def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
         """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
         to make. Never those of a listing alone: one caller's failures would close it for all the others."""
-        wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(self._request.client_address)}"
-        listing_id = self._listing.id
-        here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
-        return *here, over_all_listings(wallet), over_all_listings(address)
+        if not self._failure_keys:
+            wallet, address = (
+                f"wallet:{payer.hex()}",
+                f"address:{client_bucket(self._request.client_address)}",
+            )
+            listing_id = self._listing.id
+            here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
+            self._failure_keys = (*here, over_all_listings(wallet), over_all_listings(address))
+        return self._failure_keys
 
     def _build_settlement_keys(self, payer: Address) -> tuple[str, ...]:
         return (f"settled:{payer.hex()}",) if self._is_settled_here else ()

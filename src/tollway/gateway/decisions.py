@@ -5,7 +5,8 @@ proof spends with their prices, and the header fields that go upstream. `INPUTS`
 it. What a call does by itself is never remembered: its size and body, rates and blocked wallets, the connection, the claim, the
 signature, the close.
 
-Only a granted claim creates a record, so a request that bought nothing takes no memory.
+Only a granted claim creates a record, and only the second one of the same request: what bought nothing, and what comes once, takes no
+memory.
 """
 
 import re
@@ -25,6 +26,8 @@ from tollway.limits import Limits
 from tollway.payments.proof import PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 
 DECISIONS_MAX = 4_096
+SEEN_MAX = 16_384
+"""Requests of which only a hash is kept, until they come again."""
 NEUTRAL_BYTES_MAX = 256
 """A neutral value that is longer, or that is not printable ASCII, is a part of the key."""
 
@@ -89,20 +92,24 @@ class DecisionMemory:
     def __init__(self, *, limits: Limits) -> None:
         self._limits = limits
         self._known: OrderedDict[Hashable, RequestDecision] = OrderedDict()
+        self._seen: dict[int, None] = {}
 
-    def find(self, request: ProxyRequest) -> RequestDecision | None:
-        """The decision of the same request, as long as its prices hold. The caller compares the rest."""
-        key = _find_key(request)
+    def find(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
+        """The decision of the same request, as long as its prices hold. The caller compares the rest. `key`: see `find_key`."""
         decision = None if key is None else self._known.get(key)
         if decision is None or request.received_ms >= decision.expires_ms:
             return None
         self._known.move_to_end(key)
         return decision
 
-    def put(self, request: ProxyRequest, decision: RequestDecision, payment: CallPayment) -> None:
+    def put(
+        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, payment: CallPayment
+    ) -> None:
         """Remembers the decision of a call whose claim was granted, where the next call of the same request may use it."""
-        key, verified = _find_key(request), payment.remember()
-        if key is None or verified is None or not self._is_small(request):
+        if key is None or not self._is_seen(key):
+            return
+        verified = payment.remember()
+        if verified is None or not self._is_small(request):
             return
         shown = decision.shown
         if isinstance(shown, tuple) and request.find_header(PARAMS_HEADER) is not None:
@@ -118,14 +125,24 @@ class DecisionMemory:
         if len(self._known) > DECISIONS_MAX:
             self._known.popitem(last=False)
 
+    def _is_seen(self, key: Hashable) -> bool:
+        """Whether the same request came before. From now on it has."""
+        number = hash(key)
+        if number in self._seen:
+            return True
+        self._seen[number] = None
+        if len(self._seen) > SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
+        return False
+
     def _is_small(self, request: ProxyRequest) -> bool:
         """Whether the headers are within their limit with any values of the headers that the key leaves out."""
         sizes = (len(name) + max(len(value), NEUTRAL_BYTES_MAX) + 4 for name, value in request.headers)
         return sum(sizes) <= self._limits.headers_bytes_max
 
 
-def _find_key(request: ProxyRequest) -> Hashable | None:
-    """None: the request shows no transaction, or has a header that is never remembered."""
+def find_key(request: ProxyRequest) -> Hashable | None:
+    """What makes two requests the same for a decision. None: the request shows no transaction, or has a header that is never remembered."""
     find_header = request.find_header
     if find_header(TX_HEADER) is None or any(find_header(name) is not None for name in _NEVER):
         return None

@@ -98,12 +98,14 @@ class ResponseBody(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ProxyResponse:
-    """The upstream's answer. `first`: the part of the body that came with the head; `rest` None when that is all."""
+    """The upstream's answer. `first`: the part of the body that came with the head; `rest` None when that is all. `payment_state`: of the
+    call; None for a stored response, which is the answer of another run."""
 
     status: int
     headers: Headers
     first: bytes = b""
     rest: ResponseBody | None = None
+    payment_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

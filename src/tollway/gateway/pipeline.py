@@ -7,14 +7,13 @@ Every exit is a named outcome. The default refuses. No chain is asked, and no mo
 refused for free. How a proof pays is the matter of its rail (`gateway.rail`): nothing here names one.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 
 from tollway.errors import Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
-from tollway.gateway.decisions import DecisionMemory, RequestDecision
+from tollway.gateway.decisions import DecisionMemory, RequestDecision, find_key
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
 from tollway.gateway.messages import ClientGone, Disconnected, Outcome, ProxyRequest, ProxyResponse, Quote
@@ -86,11 +85,12 @@ class CallPipeline:
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
         # The same request with the same known payment is decided once.
-        decision = await self._recall(request) or await self._decide(request)
+        key = find_key(request)
+        decision = await self._recall(key, request) or await self._decide(request)
         if not isinstance(decision, RequestDecision):
             return decision
         try:
-            return await self._serve(request, decision)
+            return await self._serve(key, request, decision)
         except Refusal as refusal:
             return explain_quoted(refusal, self._quote(request, decision.route), request)
 
@@ -112,7 +112,9 @@ class CallPipeline:
             return require_payment(self._quote(request, route))
         return RequestDecision(route=route, shown=shown, repeat=repeat)
 
-    async def _serve(self, request: ProxyRequest, decision: RequestDecision) -> ProxyResponse:
+    async def _serve(
+        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision
+    ) -> ProxyResponse:
         route, repeat = decision.route, decision.repeat
         # A free call ignores a bad proof; else 400, 402, or the 409 of a repeat.
         rail, proof = self._choose_rail(decision)
@@ -136,16 +138,16 @@ class CallPipeline:
                 if stored is not None:
                     return stored
                 if decision.verified is None or payment.verified is None:
-                    self._decisions.put(request, decision, payment)
+                    self._decisions.put(key, request, decision, payment)
                 # Look at the connection once more, sign, send once, capture by the head, stream.
                 return active.count_response(await self._proxy.exchange(upstream, payment))
 
     # ---- What the steps do.
 
-    async def _recall(self, request: ProxyRequest) -> RequestDecision | None:
+    async def _recall(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
         """The decision that is remembered of the same request. None: something that it follows has changed, and the request is decided
         anew."""
-        known = self._decisions.find(request)
+        known = self._decisions.find(key, request)
         if known is None or not isinstance(known.shown, tuple):
             return None
         route = self._router.renew(known.route, request)
@@ -158,7 +160,7 @@ class CallPipeline:
             proof = rail.read(request)
             if proof is None or isinstance(proof, Problem):
                 return None
-        return replace(known, route=route, shown=(rail, proof))
+        return RequestDecision(route=route, shown=(rail, proof), fields=known.fields, verified=known.verified)
 
     def _check_headers(self, request: ProxyRequest) -> None:
         problem = check_control_headers(request.headers, limits=self._limits)

@@ -290,7 +290,9 @@ class Proxy:
             raise CallRefused(problem, headers=own)
         # A repeat of what cost nothing is a call of its own: nothing is stored for it.
         is_stored = is_charged_now and payment.key is not None
-        return await self._start_response(upstream, payment, own, body, is_stored=is_stored)
+        response = await self._start_response(upstream, payment, own, body, is_stored=is_stored)
+        response.payment_state = state
+        return response
 
     def _take_body(self, upstream: UpstreamExchange) -> bytes | None:
         """The whole body, where it is here with the head and goes out in one message; else None, and nothing of it is read."""

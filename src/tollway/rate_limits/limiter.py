@@ -20,6 +20,8 @@ from tollway.rate_limits.windows import LocalWindows
 if TYPE_CHECKING:  # its client is loaded where there is a server to ask
     from tollway.rate_limits.redis_windows import RedisWindows, RedisWindowState
 
+BUCKETS_KEPT = 8_192
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateAllowance:
@@ -94,6 +96,7 @@ def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowan
 
 
 @lru_cache(maxsize=16_384)
+@lru_cache(maxsize=BUCKETS_KEPT)
 def client_bucket(client_address: str) -> str:
     """Whom a client address is counted as. Whoever has one IPv6 address has 2^64 of them: they count as one."""
     try:

@@ -635,7 +635,7 @@ def _name_outcome(outcome: Outcome) -> str:
         return outcome.problem.code.value
     if isinstance(outcome, Disconnected):
         return "abandoned"
-    return dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
+    return outcome.payment_state or dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
 
 
 _NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
