@@ -6,7 +6,6 @@ what the list allows; to the caller goes what the list does not forbid. Framing 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -170,16 +169,14 @@ NEUTRAL = frozenset(
 """Headers that decide nothing about a call: their values are passed on, or not, as they come."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedFields:
-    """The header fields of a request that go upstream. `parts`: bytes of HTTP/1.1, and in their places the numbers of those headers of
-    the request whose values are passed on as they come (`NEUTRAL`)."""
+ForwardedFields = tuple[bytes | int, ...]
+"""The header fields of a request that go upstream: bytes of HTTP/1.1, and in their places the numbers of those headers of the request
+whose values are passed on as they come (`NEUTRAL`)."""
 
-    parts: tuple[bytes | int, ...]
 
-    def render(self, headers: RawHeaders) -> bytes:
-        """The fields of a request with the same headers, but for the values of neutral ones. Those hold no control characters."""
-        return b"".join([headers[part][1] if type(part) is int else part for part in self.parts])  # type: ignore[misc]  # a part is an int or bytes
+def render_fields(fields: ForwardedFields, headers: RawHeaders) -> bytes:
+    """The fields of a request with the same headers, but for the values of neutral ones. Those hold no control characters."""
+    return b"".join([headers[part][1] if isinstance(part, int) else part for part in fields])
 
 
 def forward_fields(
@@ -224,7 +221,7 @@ def forward_fields(
     # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
     own.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
     parts.append(format_fields(own))
-    return ForwardedFields(tuple(parts))
+    return tuple(parts)
 
 
 def is_loop(headers: RawHeaders, gateway_name: str) -> bool:

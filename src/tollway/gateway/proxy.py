@@ -22,7 +22,7 @@ from tollway.errors import (
 )
 from tollway.gateway.body import too_large
 from tollway.gateway.circuit_breaker import CircuitBreaker
-from tollway.gateway.headers import caller_headers, forward_fields, proxy_status
+from tollway.gateway.headers import caller_headers, forward_fields, proxy_status, render_fields
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse, ResponseBody
 from tollway.gateway.problems import (
     OUTCOME_UNKNOWN,
@@ -137,7 +137,7 @@ class Proxy:
             method=request.method,
             endpoint=route.endpoint,
             target=route.target,
-            fields=payment.fields.render(request.headers),
+            fields=render_fields(payment.fields, request.headers),
             body=payment.body.content,
             content_length=payment.body.length,
         )
