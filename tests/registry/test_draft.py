@@ -393,6 +393,22 @@ def test_all_problems_are_told_at_once_but_not_without_end() -> None:
     assert len(flood) <= 100
 
 
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("payto", "; did you mean payTo?"),
+        ("forward_signature", "; did you mean forwardSignature?"),
+        ("forwardSignatures", "; did you mean forwardSignature?"),
+        ("colour", "no such field"),
+    ],
+)
+def test_a_misspelt_field_names_the_nearest_one(name: str, ending: str) -> None:
+    parsed = parse_draft({**BODY, name: "x"}, RULES, previous=None)
+    assert isinstance(parsed, tuple)
+    assert [error.pointer for error in parsed] == [f"/{name}"]
+    assert parsed[0].detail.endswith(ending)
+
+
 def test_a_huge_unknown_name_is_not_echoed() -> None:
     parsed = parse_draft({**BODY, "x" * 100_000: 1}, RULES, previous=None)
     assert isinstance(parsed, tuple)

@@ -4,6 +4,7 @@ The rules of a listing's body use it (`draft.py`); it knows no member by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from tollway.errors import FieldError
@@ -36,8 +37,11 @@ class ObjectReader:
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
         """Members that nobody knows are mistakes: a misspelt `payTo` must not silently pay somebody else."""
-        for name in [name for name in self._members if name not in known][:UNKNOWN_NAMED_MAX]:
-            self.refuse(name[:POINTER_NAME_MAX], "unknown_field", "there is no such field")
+        for member in [member for member in self._members if member not in known][:UNKNOWN_NAMED_MAX]:
+            name = member[:POINTER_NAME_MAX]
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.refuse(name, "unknown_field", f"there is no such field{hint}")
 
     def has(self, name: str) -> bool:
         return name in self._members
