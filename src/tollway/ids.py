@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import NewType, Protocol, Self
 
-try:  # 1 µs a hash, where it has a wheel
+try:  # 1 µs a hash; on platforms for which it has a wheel
     from sha3 import keccak_256
 except ImportError:  # 5 µs
     from Crypto.Hash import keccak
@@ -40,7 +40,7 @@ def keccak256(message: bytes) -> bytes:
 
 
 class KeccakHash(Protocol):
-    """The hash of a message that comes in parts. `digest` is its end."""
+    """The hash of a message that comes in parts. No `update` may follow `digest`."""
 
     def update(self, part: bytes, /) -> object: ...
 

@@ -134,7 +134,7 @@ async def test_those_that_waited_behind_the_last_batch_are_company(patient: Faul
     assert patient.sizes == [1, 10]
 
 
-async def test_a_caller_long_after_a_large_batch_waits_for_nobody(patient: FaultyLedger) -> None:
+async def test_a_caller_long_after_a_large_batch_waits_for_no_other(patient: FaultyLedger) -> None:
     await asyncio.gather(*(patient.ledger.claim(claim_on(None)) for _ in range(10)))
     patient.ticks_ms += COMPANY_RECENT_MS
     await patient.ledger.claim(claim_on(None))

@@ -78,7 +78,7 @@ READINESS_INTERVAL_S = 20.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
 GC_THRESHOLD = 20_000
 """Objects between two walks of the collector through the newest ones, in place of 700. A call leaves nothing that only the
-collector can free, so that those walks free nothing; they took 15 us of a paid call's 700."""
+collector can free, so that those walks free nothing; they took 15 µs of a paid call's 700."""
 
 _NO_TRANSACTION = TxHash(32)  # any question to the ledger says whether it answers
 

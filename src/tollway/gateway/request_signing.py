@@ -97,9 +97,8 @@ class SigningKey:
     __slots__ = ("_key", "jwk", "keyid")
 
     def __init__(self, seed: bytes) -> None:
-        self._key = nacl.signing.SigningKey(
-            seed
-        )  # two thirds of what `cryptography` takes, for the same bytes
+        # Makes the same bytes as `cryptography` in two thirds of its time.
+        self._key = nacl.signing.SigningKey(seed)
         x = encode_base64url(bytes(self._key.verify_key))
         self.keyid = thumbprint(x)
         self.jwk = {
