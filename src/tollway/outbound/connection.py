@@ -87,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         "_loop",
         "_on_lost",
         "_parser",
+        "_poll",
         "_read_at",
         "_read_buffer",
         "_read_bytes",
@@ -120,6 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self.opened_at = self.idle_since = monotonic()
         self._loop = asyncio.get_running_loop()
         self._socket = handle
+        self._poll: select.poll | None = None  # once it is asked: it belongs to the socket
         self._transport: asyncio.Transport | None = None
         self._on_lost = on_lost
         self._head_limits = head_limits
@@ -151,9 +153,10 @@ class Connection(asyncio.BufferedProtocol):
             return True
         if self._socket.fileno() < 0:
             return False
-        poll = select.poll()
-        poll.register(self._socket, _ANY_EVENT)
-        return not poll.poll(0)
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._socket, _ANY_EVENT)
+        return not self._poll.poll(0)
 
     def begin(self, method: str, first_bytes: bytes) -> bool:
         """Writes the head, with the body where it is here already; from now on an answer may come. True when the

@@ -285,8 +285,8 @@ class TransactionVerifier:
 
     def is_known(self, tx_hash: TxHash, payments: Sequence[SpendablePayment]) -> bool:
         """Whether these are still payments that are remembered of that transaction, the same objects."""
-        known = self._known.get(tx_hash, ())
-        return bool(payments) and all(any(one is other for other in known) for one in payments)
+        known = set(map(id, self._known.get(tx_hash, ())))
+        return bool(payments) and known.issuperset(map(id, payments))
 
     async def _find_spendable(
         self, presented: PresentedProof, entry: CatalogEntry, remembered: Sequence[SpendablePayment]
