@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,6 +40,13 @@ class Pair:
                 count += self.server.send(b"x" * LITTLE)
         except BlockingIOError:
             return count
+
+    def drain(self, count: int) -> None:
+        """The caller reads so much, and the kernel has heard that it arrived."""
+        while count:
+            count -= len(self.caller.recv(min(count, LITTLE)))
+        while fcntl.ioctl(self.server.fileno(), termios.TIOCOUTQ, b"\0\0\0\0") != b"\0\0\0\0":
+            pass
 
     def close(self) -> None:
         self.caller.close()
@@ -118,6 +128,32 @@ async def test_what_the_kernel_took_is_counted_out_again(client_sockets: ClientS
         count += pair.server.send(b"x" * LITTLE)
         pair.caller.recv(LITTLE)
     async with asyncio.timeout(5):
+        await client_socket.wait_writable(LITTLE)
+    assert client_sockets.ahead == 0
+
+
+async def test_what_arrives_between_the_two_looks_of_a_count_is_not_counted_twice(
+    client_sockets: ClientSockets, pair: Pair
+) -> None:
+    client_socket = find_socket(client_sockets, pair)
+    count, looks = pair.fill(), 0
+    client_socket.add_sent(count)
+
+    def arrive(event: str, _: object) -> None:
+        nonlocal looks
+        if looks < 2 and event in ("fcntl.ioctl", "socket.__new__"):
+            looks += 1
+            if looks == 2:
+                pair.drain(count)
+
+    sys.addaudithook(arrive)  # it runs before each look, in the middle of the count
+    async with asyncio.timeout(5):
+        await client_socket.wait_writable(LITTLE)
+        assert looks == 2
+        client_socket.add_sent(AHEAD_BYTES_MAX)
+        for _ in range(AHEAD_BYTES_MAX // LITTLE):
+            pair.server.sendall(b"x" * LITTLE)
+            pair.drain(LITTLE)
         await client_socket.wait_writable(LITTLE)
     assert client_sockets.ahead == 0
 

@@ -193,14 +193,15 @@ def _is_writable(fd: int) -> bool:
 
 
 def _count_accepted(fd: int) -> int:
-    """How many bytes the kernel was given for that socket in all: those that have arrived, and those on their way."""
+    """How many bytes the kernel was given for that socket in all: those that have arrived, and those on their way. What
+    arrives between the two looks is left out until the next count; in the other order it is counted twice, for good."""
     try:
-        waiting = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
         borrowed = socket.socket(fileno=fd)
     except OSError:
         return -1
     try:
         (acked,) = _ACKED.unpack(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.size))
+        waiting = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
     except (OSError, struct.error):
         return -1
     finally:
