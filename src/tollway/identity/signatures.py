@@ -64,7 +64,7 @@ def parse_signature(text: str) -> bytes:
 def recover(digest: bytes, signature: bytes) -> Address | None:
     """The wallet whose key signed the 32-byte `digest`, or None: wrong length, high s, bad v, no such key.
 
-    About 35 us; repeats are remembered.
+    About 35 µs; repeats are remembered.
     """
     if len(digest) != 32 or len(signature) != KEY_SIGNATURE_BYTES:
         return None

@@ -223,7 +223,7 @@ class SqliteDatabase:
             raise
 
     def connect_writer(self) -> Connection:
-        """The writer's connection, in its thread. To take one from the pool for each transaction costs 20 us, so it is kept
+        """The writer's connection, in its thread. To take one from the pool for each transaction costs 20 µs, so it is kept
         until a transaction fails."""
         if self._write_connection is None:
             self._write_connection = self._write_engine.connect()
@@ -247,7 +247,7 @@ class WriterThread:
     """A thread that runs jobs one after another, in the order in which they came. It begins with the first job and ends with
     `stop`. Safe to use from many tasks, of many event loops.
 
-    A `SimpleQueue` to the thread and one callback to the loop: 23 us of CPU for both ways, and 33 to 45 by `run_in_executor`.
+    A `SimpleQueue` to the thread and one callback to the loop: 23 µs of CPU for both ways, and 33 to 45 by `run_in_executor`.
     """
 
     def __init__(self, name: str) -> None:
