@@ -1,13 +1,14 @@
 """CPU of one call from the ASGI application to its response, by itself: no server, no socket, no ledger, nothing beside it.
 
     python bench/passage.py [unpaid|credit|bound] [--heads same|full|neutral|vary] [--paths same|query|vary]
-                            [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--profile FILE]
+                            [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--unsigned] [--profile FILE]
 
 The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream answer at once from memory. The figures are
 CPU time of this process alone, so that they hardly depend on what else runs; the least of the rounds is the one that was
 disturbed least. `bound`: each call has a nonce and a signature of its own, made before the clock starts. `--heads`,
 `--paths`: what differs from call to call, by the words of `variety.py`. `--urls`: how many different ones are asked for in
-turn. `--operations`: the listing has a document of so many, and each is asked for at a path of its own.
+turn. `--operations`: the listing has a document of so many, and each is asked for at a path of its own. `--unsigned`:
+the listing has `forwardSignature: "none"`.
 Every answer has to have the status that is asked for.
 """
 
@@ -163,6 +164,7 @@ class QuickGateway(InProcessGateway):
             description="The price of a coin in a currency, fresh to the second.",
             tags=("finance", "crypto"),
             openapi={"openapi": "3.1.0", "paths": paths} if count else None,
+            forward_signature="none" if self._options.unsigned else "ed25519",
             created_ms=now_ms() - 86_400_000,
             updated_ms=now_ms() - 86_400_000,
         )
@@ -330,6 +332,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--urls", type=int, default=1)
     parser.add_argument("--operations", type=int, default=0)
     parser.add_argument("--no-mpp", action="store_true")
+    parser.add_argument("--unsigned", action="store_true", help="the upstream gets calls without a signature")
     parser.add_argument("--profile", help="where cProfile writes what took the time")
     options = parser.parse_args(arguments)
     if options.operations and options.paths == "vary":

@@ -296,6 +296,7 @@ def test_every_program_can_be_imported(name: str) -> None:
         "credit --urls=3",
         "credit --operations=3 --paths=query",
         "credit --heads=full",
+        "credit --unsigned",
         "credit --heads=neutral --paths=query",
         "credit --heads=vary --paths=vary",
         "bound --heads=vary --paths=vary",
