@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from tollway.storage.database import WriterThread
+from tollway.storage.writer_thread import WriterThread
 
 
 @pytest.fixture
@@ -115,12 +116,21 @@ async def test_it_stops_when_what_it_was_given_has_run(writer: WriterThread) -> 
     gate, running = await start_gate(writer)
     behind = asyncio.get_running_loop().create_task(writer.run(lambda: "behind"))
     await asyncio.sleep(0)
-    stopping = asyncio.get_running_loop().create_task(asyncio.to_thread(writer.stop))
     gate.may_end.set()
-    await stopping
+    writer.stop()
     assert (await running, await behind) == ("passed", "behind")
     with pytest.raises(RuntimeError, match="has ended"):
         await writer.run(lambda: "late")
+
+
+async def test_nothing_is_left_open_when_it_has_stopped() -> None:
+    before = len(os.listdir("/dev/fd"))
+    writer = WriterThread("writer")
+    await writer.run(lambda: None)
+    assert len(os.listdir("/dev/fd")) == before + 2
+    writer.stop()
+    assert len(os.listdir("/dev/fd")) == before
+    writer.stop()
 
 
 def test_without_a_job_there_is_no_thread() -> None:

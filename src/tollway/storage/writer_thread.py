@@ -1,0 +1,128 @@
+"""The thread that writes to SQLite: a queue to it, and a pipe that wakes the event loop when a job has ended.
+
+A job runs to its end once it has begun: a transaction is never cut. A claim and its close are two jobs of a call that is alone, so
+what a hand-over costs is part of each call.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PIPE_READ_BYTES = 4_096
+
+
+class WriterThread:
+    """A thread that runs jobs one after another, in the order in which they came. It begins with the first job and ends with
+    `stop`. Safe to use from many tasks, of several event loops.
+
+    A `SimpleQueue` to the thread and a pipe back: 13 µs of CPU for both ways, and 33 to 45 by `run_in_executor`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[_WriterJob | None] = SimpleQueue()
+        self._results: dict[asyncio.AbstractEventLoop, _JobResults] = {}
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """What `job` returns or raises. A job whose caller is cancelled before its turn does not run; later it runs to its
+        end."""
+        if self._is_stopped:
+            raise RuntimeError(f"{self._name} has ended")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run_jobs, name=self._name, daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        results = self._results.get(loop)
+        if results is None:
+            results = self._results[loop] = _JobResults(loop)
+        ended: _JobEnd = loop.create_future()
+        self._jobs.put((job, results, ended))
+        result: T
+        result, failure = await ended
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure, ended  # its traceback holds this frame
+        return result
+
+    def stop(self) -> None:
+        """Returns when the jobs that were given before have run. `run` raises RuntimeError from now on."""
+        self._is_stopped = True
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        while self._results:
+            _, results = self._results.popitem()
+            results.close()
+
+    def _run_jobs(self) -> None:
+        while (waiting := self._jobs.get()) is not None:
+            job, results, ended = waiting
+            if not ended.cancelled():
+                results.put(ended, _run_job(job))
+            del waiting, job, results, ended  # the thread keeps nothing alive while it waits
+
+
+_JobOutcome = tuple[Any, BaseException | None]
+_JobEnd = asyncio.Future[_JobOutcome]
+
+
+class _JobResults:
+    """What jobs of one event loop have brought, on its way to that loop.
+
+    A pipe wakes the loop, not `call_soon_threadsafe`: uvloop writes to its pipe while it holds the interpreter's lock, the loop
+    wakes and waits for that lock, and a result takes three switches between threads in place of one. `os.write` releases the
+    lock first.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived: deque[tuple[_JobEnd, _JobOutcome]] = deque()
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
+        loop.add_reader(self._read_end, self._deliver)
+
+    def put(self, ended: _JobEnd, outcome: _JobOutcome) -> None:
+        """From the thread."""
+        self._arrived.append((ended, outcome))
+        with contextlib.suppress(BlockingIOError):  # it is full, so the loop wakes anyway
+            os.write(self._write_end, b"\0")
+
+    def _deliver(self) -> None:
+        os.read(self._read_end, PIPE_READ_BYTES)
+        self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        while self._arrived:
+            ended, outcome = self._arrived.popleft()
+            if not ended.cancelled():
+                ended.set_result(outcome)
+
+    def close(self) -> None:
+        """From the loop, or when it is closed."""
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._read_end)
+            self._deliver_all()
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+
+_WriterJob = tuple[Callable[[], Any], _JobResults, _JobEnd]
+
+
+def _run_job(job: Callable[[], Any]) -> _JobOutcome:
+    try:
+        return job(), None
+    except BaseException as exc:  # noqa: BLE001 - raised again, where the job was given
+        return None, exc
