@@ -281,6 +281,30 @@ def test_paths_and_queries_differ_as_is_said(paths: str, differing: tuple[int, i
     assert (len({path for path, _, _ in found}), len({query for _, _, query in found})) == differing
 
 
+def test_samples_are_shared_out_by_thread_and_by_function() -> None:
+    from where import Node, parse_stacks
+
+    raw = """\
+thread (7): MainThread;main (/a/src/tollway/cli/main.py:3);call (/a/src/tollway/gateway/pipeline.py:9) 3
+thread (7): MainThread;main (/a/src/tollway/cli/main.py:4);read (/v/lib/python3.11/site-packages/x/y.py:1) 1
+thread (8) 5
+thread (9): writer;run (/p/lib/python3.11/threading.py:982) 2
+"""
+    found = parse_stacks(raw)
+    assert {number: (name, seen.total()) for number, (name, seen) in found.items()} == {
+        7: ("MainThread", 4),
+        9: ("writer", 2),
+    }
+    assert list(found[9][1]) == [("run (threading.py)",)]
+    tree = Node()
+    for frames, count in found[7][1].items():
+        tree.add(frames, count)
+    assert list(tree.write(2.0, 4.0)) == [
+        "8.0 (itself 0.0) main (tollway/cli/main.py)",
+        "  6.0 (itself 6.0) call (tollway/gateway/pipeline.py)",
+    ]
+
+
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_BENCH_PACKAGES])
 def test_every_program_can_be_imported(name: str) -> None:
     importlib.import_module(name)
