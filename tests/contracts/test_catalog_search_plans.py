@@ -1,5 +1,6 @@
 """Pages of calls and listings find their rows by an index, in the order of the page, on both databases."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,8 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, event, insert, text
 
-from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, new_payment
+from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.listings import sample_listing
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
@@ -24,7 +26,6 @@ from tollway.storage.catalog_tables import (
 )
 from tollway.storage.database import Database
 from tollway.storage.history import read_history
-from tollway.storage.ledger_tables import call_table
 from tollway.storage.payments import insert_payment, unfinal_query
 from tollway.storage.reputation_store import find_due, find_owner
 
@@ -54,6 +55,15 @@ def is_sorted(plan: str) -> bool:
     return "TEMP B-TREE" in plan or "Sort" in plan
 
 
+def all_but_ties(plan: str) -> str:
+    """Without what sorts the calls of one millisecond by their ids, while the index is read."""
+    return re.sub(
+        "USE TEMP B-TREE FOR LAST TERM OF ORDER BY|Incremental Sort; Sort Key: [^;]*; Presorted Key: [^;]*created_ms;",
+        "",
+        plan,
+    )
+
+
 def call_rows() -> list[dict[str, Any]]:
     """Most calls are PAYER's and all are PROVIDER's; few fail, few are unknown, few run."""
     rows = []
@@ -63,7 +73,7 @@ def call_rows() -> list[dict[str, Any]]:
             state, status = "consumed", 200
         payer = PAYER if number % 10 else Address(number.to_bytes(20, "big"))
         told = {"state": state, "upstream_status": status, "listing_id": f"api_{number % 7}"}
-        rows.append(call_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
+        rows.append(call_record_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
     return rows
 
 
@@ -84,7 +94,7 @@ def as_if_large(connection: Connection) -> None:
 @pytest.fixture
 async def of_calls(database: Database, request: pytest.FixtureRequest) -> Database:
     def fill(connection: Connection) -> None:
-        connection.execute(insert(call_table), call_rows())
+        insert_calls(connection, call_rows())
 
     await database.write(fill)
     await settle_down(request, database)
@@ -109,7 +119,7 @@ HISTORIES: list[tuple[dict[str, Any], str, str]] = [
     ({"status": "pending"}, "ix_call_forwarding", "ix_call_forwarding"),
     (
         {"listing_id": ListingId("api_1")},
-        "ix_call_payer_listing (payer=? AND listing_id=?",
+        "ix_call_payer_listing (payer=? AND listing_key=?",
         "using ix_call_payer_listing",
     ),
     (
@@ -135,7 +145,7 @@ async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
             assert wanted in page, (asked, page)
             assert not [plan for plan in pages if "Seq Scan" in plan or "SCAN call;" in plan], (asked, pages)
             if not query.offset and query.status != "pending":
-                assert not is_sorted(page), (asked, page)
+                assert not is_sorted(all_but_ties(page)), (asked, page)
 
 
 async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_indexes(

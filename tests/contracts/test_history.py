@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
+from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
@@ -155,14 +155,9 @@ async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
 
 async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
     """Only in SQL: the twin in memory counts a list."""
-    rows = (
-        "INSERT INTO call (id, listing_id, listing_name, provider, payer, method, path, digest, state, rail, price,"
-        " price_units, currency, taken_units, decimals, request_id, owner_id, epoch, attempts, cut, clock_releases,"
-        " created_ms, moved_ms) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10005)"
-        " SELECT 'call_' || i, 'api', 'name', :who, :who, 'GET', '/', :who, 'released', 'none', '0', 0, 'USDC', 0,"
-        " 6, 'r', 'o', 1, 1, '', true, i, i FROM n"
-    )
-    await database.write(lambda c: c.execute(text(rows), {"who": PAYER}))
+    told = {"provider": PAYER, "state": "released"}
+    rows = [call_record_row(number, created_ms=number, **told) for number in range(1, 10_006)]
+    await database.write(lambda connection: insert_calls(connection, rows))
     ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
     page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2))
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)

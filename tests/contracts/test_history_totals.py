@@ -4,22 +4,23 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.util import await_only
 
-from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
+from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, claim_on, close_of, new_payment
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.storage.database import Database
 from tollway.storage.history import HistoryStore, count_batch
-from tollway.storage.ledger_tables import call_table, call_total_table
+from tollway.storage.ledger_tables import call_total_table
 
 OTHER = Address(b"\x0c" * 20)
 
 
 async def add(database: Database, *rows: dict[str, Any]) -> None:
-    await database.write(lambda connection: connection.execute(insert(call_table), list(rows)))
+    await database.write(lambda connection: insert_calls(connection, rows))
 
 
 async def totals(database: Database) -> dict[str, int]:
@@ -35,8 +36,14 @@ async def totals(database: Database) -> dict[str, int]:
 
 async def test_whoever_writes_calls_they_are_counted_for_payer_and_provider(database: Database) -> None:
     """Gateways of the release before write them without a word about totals."""
-    await add(database, call_row(1), call_row(2), call_row(3, payer=None), call_row(4, payer=OTHER))
-    await add(database, call_row(5, provider=OTHER))
+    await add(
+        database,
+        call_record_row(1),
+        call_record_row(2),
+        call_record_row(3, payer=None),
+        call_record_row(4, payer=OTHER),
+    )
+    await add(database, call_record_row(5, provider=OTHER))
     assert await totals(database) == {"payer": 3, "provider": 4, "other": 1, "nobody": 0}
 
 
@@ -45,13 +52,13 @@ async def test_on_sqlite_calls_are_counted_in_lots_each_of_them_once(
 ) -> None:
     monkeypatch.setattr("tollway.storage.history.CALLS_PER_BATCH", 2)
     async with open_database(sqlite_url) as database:
-        await add(database, *(call_row(number) for number in range(3)), call_row(3, payer=None))
+        await add(database, *(call_record_row(number) for number in range(3)), call_record_row(3, payer=None))
         expected = {"payer": 3, "provider": 4, "other": 0, "nobody": 0}
         assert await totals(database) == expected
         for is_more in (True, False, False):
             assert await database.write(count_batch) is is_more
             assert await totals(database) == expected
-        await add(database, call_row(4))
+        await add(database, call_record_row(4))
         assert await totals(database) == {**expected, "payer": 4, "provider": 5}
 
 
@@ -60,7 +67,7 @@ async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
 ) -> None:
     async with open_database(sqlite_url) as database:
         ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
-        await add(database, call_row(1), call_row(2))
+        await add(database, call_record_row(1), call_record_row(2))
         await ledger.renew_ownership(now_ms=NOW_MS)
         kept = select(call_total_table.c.calls).where(call_total_table.c.wallet == PAYER)
         assert await database.read(lambda connection: connection.scalar(kept)) == 2
@@ -68,7 +75,7 @@ async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
 
 async def test_what_is_rolled_back_is_not_counted(database: Database) -> None:
     def fail(connection: Connection) -> None:
-        connection.execute(insert(call_table), [call_row(1)])
+        insert_calls(connection, [call_record_row(1)])
         raise LookupError
 
     with pytest.raises(LookupError):
@@ -95,7 +102,7 @@ async def test_sessions_that_count_for_one_wallet_do_not_wait_for_each_other(
 
         def work(number: int) -> Any:
             def write(connection: Connection) -> None:
-                connection.execute(insert(call_table), [call_row(number)])
+                insert_calls(connection, [call_record_row(number)])
                 # Neither has committed when both have counted.
                 await_only(both.wait())
 

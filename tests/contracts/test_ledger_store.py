@@ -36,7 +36,7 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import TAKING, CallState, Delivery, OpenCall, PaymentState, Rail
 from tollway.limits import Limits
-from tollway.storage.ledger_tables import call_table
+from tollway.storage.ledger_tables import call_table, call_terms_table
 
 HOUR_MS = 3_600_000
 NONCE = b"\x07" * 32
@@ -143,7 +143,7 @@ def test_the_texts_of_a_claim_have_the_length_of_their_columns() -> None:
     filled = {field.name for field in fields(Claim)} | {"id"}
     texts = {
         {"id": "call_id"}.get(column.name, column.name): getattr(column.type, "length", None)
-        for column in call_table.columns
+        for column in (*call_table.columns, *call_terms_table.columns)
         if isinstance(column.type, String) and column.name in filled
     }
     assert texts == TEXT_LENGTH_MAX

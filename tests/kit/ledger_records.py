@@ -165,33 +165,3 @@ def finish_of(claim: Claim, **fields: Any) -> Finish:
         "completed_ms": NOW_MS + 50,
     }
     return Finish(**{**defaults, **fields})
-
-
-def call_row(number: int, **changes: Any) -> dict[str, Any]:
-    """A call's row as any release writes it; `number` orders them in time. Every column can be given."""
-    row = {
-        "id": CallId(f"call_{number}"),
-        "listing_id": "api_1",
-        "listing_name": "Quotes",
-        "provider": PROVIDER,
-        "payer": PAYER,
-        "method": "GET",
-        "path": "/quote",
-        "digest": b"",
-        "state": "consumed",
-        "rail": "credit",
-        "price": "1",
-        "price_units": 1,
-        "currency": "USDC",
-        "taken_units": 0,
-        "decimals": 6,
-        "request_id": "r",
-        "owner_id": "one",
-        "epoch": 1,
-        "attempts": 1,
-        "cut": "",
-        "clock_releases": True,
-        "created_ms": NOW_MS + number,
-        "moved_ms": NOW_MS,
-    }
-    return row | changes

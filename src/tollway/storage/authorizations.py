@@ -33,7 +33,7 @@ from tollway.ledger.records import (
     Dialect,
 )
 from tollway.storage.idempotency import has_stored_response
-from tollway.storage.ledger_tables import MOVING, authorization_table, call_table
+from tollway.storage.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
 from tollway.storage.locked_rows import check_count
 from tollway.storage.postgres import take_advisory_locks
 
@@ -221,23 +221,26 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
 
 
 def _authorized_query(answered_since_ms: int) -> Select[Any]:
-    columns, calls = authorization_table.c, call_table.c
-    return select(
+    columns, calls, terms = authorization_table.c, call_table.c, call_terms_table.c
+    query = select(
         *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
         columns.tx_hash.label("transfer"),
-        calls.listing_id,
-        calls.method,
+        terms.listing_id,
+        terms.method,
         calls.digest,
         calls.state,
         calls.epoch,
         calls.attempts,
-        calls.price,
+        terms.price,
         calls.price_units,
         calls.cut,
         calls.created_ms,
         calls.idempotency_key,
         has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
-    ).join(call_table, calls.id == columns.call_id)
+    )
+    return query.join(call_table, calls.id == columns.call_id).join(
+        call_terms_table, terms.id == calls.terms_id
+    )
 
 
 def _parse_authorized(row: Row[Any]) -> AuthorizedCall:

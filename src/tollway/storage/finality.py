@@ -319,7 +319,7 @@ def _move_transfer(
     is_bought = own.state is not CallState.RELEASED
     raise_payment(connection, locked_rows, to_id, own.price_units, calls=int(is_bought))
     left_units = read_value_units(connection, from_id) - own.price_units
-    own = locked_rows.set_payment(own, to_id, tx_hash=transfer.tx_hash)
+    own = locked_rows.set_payment(own, to_id)
     _move_units(locked_rows, own, own.price_units, from_id=from_id, to_id=to_id)
     for call in sorted(
         calls.values(), key=_is_paid_by_its_own

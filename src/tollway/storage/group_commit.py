@@ -23,6 +23,7 @@ from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
+from tollway.storage.call_terms import KnownTerms
 from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
@@ -154,6 +155,7 @@ class GroupCommit:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._reopened: dict[OpenKey, None] = {}
+        self._known_terms = KnownTerms()
         self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
@@ -417,6 +419,7 @@ class GroupCommit:
         try:
             outcomes = await self._write([one.entry for one in part], is_retry=is_retry)
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
+            self._known_terms.forget()  # a database that was restored may have lost some
             return exc
         for waiting, outcome in zip(part, outcomes, strict=True):
             self._deliver(waiting, outcome)
@@ -441,7 +444,7 @@ class GroupCommit:
         retried = self._find_retried(entries) if self._late else frozenset()
         accounts: Set[CreditAccount] = frozenset()
 
-        def write_batch(connection: Connection) -> list[Outcome]:
+        def write_batch(connection: Connection) -> tuple[LedgerBatch, list[Outcome]]:
             if is_durable:
                 self._acknowledged.check_once(connection)
             batch = LedgerBatch(
@@ -453,15 +456,19 @@ class GroupCommit:
                 others=others,
                 retried=retried,
                 accounts=accounts,
+                known_terms=self._known_terms,
             )
-            return batch.run(entries)
+            return batch, batch.run(entries)
 
         for attempt in range(ROLLBACKS_MAX):
             try:
-                return await self._database.write(write_batch, flush=is_durable)
+                batch, outcomes = await self._database.write(write_batch, flush=is_durable)
+                self._known_terms.remember(batch.new_terms)
+                return outcomes
             except AccountsShort as short:
                 accounts = short.accounts
             except RestoreDetected:
+                self._known_terms.forget()
                 await self._on_restore_detected()
             except StorageUnavailable as exc:
                 if not is_retryable(exc) or attempt + 1 == ROLLBACKS_MAX:

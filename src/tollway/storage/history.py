@@ -1,7 +1,8 @@
 """The read side of the ledger in SQL: a wallet's calls and payments, the calls of a payment, totals, the audit. Never writes, but for the totals.
 
-Every filter has an index in the order of the page, (created_ms, id), so that no page and no total walks what it does not show;
-by id alone PostgreSQL would walk the primary key and filter. Calls that failed and calls of unknown outcome have indexes of
+Every filter has an index in the order of the page, so that no page and no total walks what it does not show; by id alone
+PostgreSQL would walk the primary key and filter. Pages are ordered by (created_ms, id), and the indexes by `created_ms`: both
+databases sort the few calls of one millisecond by their ids as they read them. Calls that failed and calls of unknown outcome have indexes of
 their own; calls that run are few. What succeeded is the rest.
 
 Totals: on PostgreSQL a trigger counts every call as it is inserted, in one of a few slots of its wallets. On SQLite a trigger
@@ -27,6 +28,7 @@ from sqlalchemy import (
     and_,
     case,
     cast,
+    false,
     func,
     literal,
     or_,
@@ -41,6 +43,7 @@ from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery, HistoryRole, HistoryStatus
 from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
+from tollway.storage.call_terms import listing_key
 from tollway.storage.database import Database
 from tollway.storage.ledger_tables import (
     FAILED,
@@ -51,6 +54,7 @@ from tollway.storage.ledger_tables import (
     parse_call,
     parse_payment,
     payment_table,
+    select_records,
     topup_table,
 )
 from tollway.storage.statements import IndexHint
@@ -113,7 +117,7 @@ class HistoryStore:
         return await self._database.read(partial(read_history, query=query))
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
-        query = select(call_table).where(call_table.c.id == call_id)
+        query = select_records().where(call_table.c.id == call_id)
         row = await self._database.read(lambda connection: connection.execute(query).first())
         return None if row is None else parse_call(row)
 
@@ -160,17 +164,18 @@ _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     found = _calls(query)
-    columns = found.calls.c
-    newest = (columns.created_ms.desc(), columns.id.desc())
-    page = found.select.where(*_cursor_filters(connection, query, found.calls)).order_by(*newest)
-    page = page.limit(query.limit).offset(query.offset)
-    if query.offset:  # the rows before the offset are not even read
-        place = page.with_only_columns(columns.id).subquery()
-        newest = (call_table.c.created_ms.desc(), call_table.c.id.desc())
-        page = select(call_table).join(place, place.c.id == call_table.c.id).order_by(*newest)
-    calls = tuple(map(parse_call, connection.execute(page)))
+    found = replace(found, select=found.select.where(*_cursor_filters(connection, query, found.calls)))
+    found, offset = _skip(connection, found, query.offset)
+    # The page first, and then what its calls share: a planner that joins first might sort all of it.
+    page = found.select.order_by(*_newest_first(found.calls)).limit(query.limit).offset(offset).subquery()
+    records = connection.execute(select_records(page).order_by(*_newest_first(page)))
+    calls = tuple(map(parse_call, records))
     total, is_beyond = _total(connection, query)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
+
+
+def _newest_first(calls: FromClause) -> tuple[ColumnElement[int], ColumnElement[str]]:
+    return calls.c.created_ms.desc(), calls.c.id.desc()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +184,22 @@ class _MatchingCalls:
 
     select: Select[Any]
     calls: FromClause
+
+
+def _skip(connection: Connection, found: _MatchingCalls, offset: int) -> tuple[_MatchingCalls, int]:
+    """What is left from the millisecond at that offset on, and the offset in that: the calls before it are not even read,
+    only counted in the index."""
+    if not offset:
+        return found, 0
+    created_ms = found.calls.c.created_ms
+    times = found.select.with_only_columns(created_ms)
+    at = times.order_by(created_ms.desc()).limit(1).offset(offset)
+    from_ms = connection.scalar(at)
+    if from_ms is None:
+        return replace(found, select=found.select.where(false())), 0
+    newer = times.where(created_ms > from_ms).subquery()
+    skipped = connection.scalar(select(func.count()).select_from(newer)) or 0
+    return replace(found, select=found.select.where(created_ms <= from_ms)), offset - skipped
 
 
 def _calls(query: HistoryQuery) -> _MatchingCalls:
@@ -206,7 +227,7 @@ def _wallet_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElemen
     columns = calls.c
     whose = [(columns.payer if query.role == "payer" else columns.provider) == bytes(query.wallet)]
     if query.listing_id is not None:
-        whose.append(columns.listing_id == query.listing_id)
+        whose.append(columns.listing_key == listing_key(query.listing_id))
     return whose
 
 
@@ -223,7 +244,7 @@ def _running() -> Subquery:
     """The calls that run, of all wallets: each state has an index that holds nothing else."""
     columns = call_table.c
     states = [
-        select(columns.id, columns.payer, columns.provider, columns.listing_id)
+        select(columns.id, columns.payer, columns.provider, columns.listing_key)
         .where(text(f"state = '{state}'"))
         .limit(RUNNING_MAX)
         .subquery()
@@ -282,7 +303,7 @@ def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> i
 
 def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
     found = _calls(query)
-    some = found.select.with_only_columns(found.calls.c.id).limit(at_most).subquery()
+    some = found.select.with_only_columns(found.calls.c.created_ms).limit(at_most).subquery()
     return connection.scalar(select(func.count()).select_from(some)) or 0
 
 

@@ -44,7 +44,7 @@ from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyNa
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database, metadata
 from tollway.storage.encryption import Sealer
-from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table
+from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table, call_terms_table
 from tollway.storage.postgres import take_advisory_locks
 from tollway.storage.statements import Prepared, Rows, insert_for
 
@@ -218,18 +218,18 @@ def find_keyed_call(
 
 
 def _keyed_query() -> Select[Any]:
-    columns, authorizations = call_table.c, authorization_table.c
+    columns, authorizations, terms = call_table.c, authorization_table.c, call_terms_table.c
     answered_since_ms: Any = bindparam("answered_since_ms")
     return (
         select(
             columns.id,
             columns.payer,
             columns.idempotency_key,
-            columns.listing_id,
+            terms.listing_id,
             columns.digest,
             columns.state,
             columns.epoch,
-            columns.price,
+            terms.price,
             columns.price_units,
             columns.payment_id,
             columns.cut,
@@ -240,6 +240,7 @@ def _keyed_query() -> Select[Any]:
             authorizations.nonce.label("authorized_nonce"),
             has_stored_response(columns.id, since_ms=answered_since_ms).label("has_stored_response"),
         )
+        .join(call_terms_table, terms.id == columns.terms_id)
         .outerjoin(authorization_table, authorizations.call_id == columns.id)
         .where(
             columns.created_ms >= bindparam("since_ms"),
@@ -331,7 +332,6 @@ _COLUMNS = (
     "attempts",
     "cut",
     "created_ms",
-    "price",
     "price_units",
 )
 _ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
@@ -354,9 +354,11 @@ def find_open_call(connection: Connection, payment_id: int, digest: bytes) -> Op
 
 
 def _open_query() -> Select[Any]:
-    return select(*(call_table.c[name] for name in _COLUMNS)).where(
-        text(f"({REPEATABLE})")
-    )  # literal, for the index
+    own = (call_table.c[name] for name in _COLUMNS)
+    query = select(*own, call_terms_table.c.price).join(
+        call_terms_table, call_terms_table.c.id == call_table.c.terms_id
+    )
+    return query.where(text(f"({REPEATABLE})"))  # literal, for the index
 
 
 def _open_join_query() -> Select[Any]:
@@ -389,7 +391,7 @@ def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
     """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
     found: dict[RequestName, OpenCall] = {}
     for row in sorted(rows, key=itemgetter(_CREATED, _ID)):
-        call_id, payment_id, digest, state, epoch, attempts, cut, _, price, price_units = row
+        call_id, payment_id, digest, state, epoch, attempts, cut, _, price_units, price = row
         if cut != "cut" or state in _REPEATABLE_STATES:
             found[RequestName(payment_id, bytes(digest))] = OpenCall(
                 call_id=CallId(call_id),

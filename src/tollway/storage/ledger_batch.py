@@ -32,9 +32,10 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
 from tollway.storage.authorizations import find_known, lock_wallets, write_claimed
+from tollway.storage.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_keyed_calls, find_open_calls, lock_keys
-from tollway.storage.ledger_tables import call_table, payment_table
+from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.storage.locked_rows import ADD_TOPUPS, LockedCall, LockedRows, payment_ids_of, topup_rows
 from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
@@ -110,11 +111,13 @@ class LedgerBatch:
         others: Set[CallId],
         retried: Set[CallId],
         accounts: Set[CreditAccount],
+        known_terms: KnownTerms,
     ) -> None:
         """`now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
         are received and finished. `others`: calls whose next run, should it be there on a retry, is not for the requests
         of this batch. `retried`: calls whose end may have been committed by an earlier batch. `accounts`: those whose
-        siblings are locked too."""
+        siblings are locked too. `known_terms`: of calls, whose rows are there; `new_terms` are those that this batch has
+        written, and they are known once it is committed."""
         self._connection = connection
         self._rules = rules
         self._now_ms = now_ms
@@ -123,6 +126,8 @@ class LedgerBatch:
         self._others = others
         self._retried = retried
         self._accounts = accounts
+        self._known_terms = known_terms
+        self.new_terms: dict[CallTerms, TermsReference] = {}
         self._answered_since_ms = now_ms - rules.answer_ttl_ms  # responses stored after that are still kept
         self._locked_rows = LockedRows(connection)
         self._settlement: BatchSettlement | None = None  # until a call of the batch is settled
@@ -366,7 +371,8 @@ class LedgerBatch:
         self._locked_rows.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
-            _OPEN_CALLS.run(self._connection, [self._call_row(one) for one in granted])
+            references = self._find_terms(granted)
+            _OPEN_CALLS.run(self._connection, list(map(self._call_row, granted, references)))
             write_claimed(self._connection, [one.claim for one in granted], known)
         topups = [
             row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
@@ -374,6 +380,14 @@ class LedgerBatch:
         if topups:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
+
+    def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:
+        """How the calls of these claims name their terms; what this gateway does not know is written."""
+        terms = [terms_of(one.claim) for one in granted]
+        unknown = {one for one in terms if self._known_terms.find(one) is None}
+        if unknown:
+            self.new_terms = write_terms(self._connection, unknown)
+        return [self._known_terms.find(one) or self.new_terms[one] for one in terms]
 
     def _limited(self, claims: Sequence[Claim]) -> frozenset[PayerAccount]:
         unfinal_max_nano = self._rules.unfinal_max_nano
@@ -390,31 +404,25 @@ class LedgerBatch:
             for one in decisions
         }
 
-    def _call_row(self, decision: Decision) -> dict[str, object]:
+    def _call_row(self, decision: Decision, terms: TermsReference) -> dict[str, object]:
         claim, outcome = decision.claim, decision.outcome
         assert isinstance(outcome, Claimed)
         return {
             "id": claim.call_id,
-            "listing_id": claim.listing_id,
-            "listing_name": claim.listing_name,
+            "terms_id": terms.terms_id,
+            "listing_key": terms.listing_key,
             "provider": claim.provider,
             "payer": claim.payer,
-            "method": claim.method,
             "path": claim.path,
             "digest": claim.digest,
             "state": CallState.FORWARDING.value,
             "rail": outcome.rail.value,
-            "price": claim.price,
             "price_units": claim.price_units,
-            "currency": claim.currency,
             "payment_id": claim.payment_id,
             "taken_units": decision.parts.get(claim.payment_id or 0, 0),
-            "chain_id": claim.chain_id,
-            "asset": claim.asset,
-            "decimals": claim.decimals or 0,
-            "tx_hash": claim.tx_hash,
-            "pay_to": claim.pay_to,
             "nonce": claim.nonce,
+            "nonce_tx_hash": None if claim.nonce is None else claim.tx_hash,
+            "nonce_chain_id": None if claim.nonce is None else claim.chain_id,
             "idempotency_key": claim.idempotency_key,
             "request_id": claim.request_id,
             "owner_id": self._rules.owner_id,
@@ -456,9 +464,13 @@ _FINISH = Prepared(
 )
 
 
-_REQUEST = select(call_table.c.method, call_table.c.digest, call_table.c.error)
+_REQUEST = select(call_terms_table.c.method, call_table.c.digest, call_table.c.error).join(
+    call_terms_table, call_terms_table.c.id == call_table.c.terms_id
+)
 
 _WRITTEN_LATER = {
+    "actual_units",
+    "channel_id",
     "http_status",
     "upstream_status",
     "request_bytes",

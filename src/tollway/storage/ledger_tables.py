@@ -5,6 +5,11 @@ Columns only; `ledger/` decides what they mean. A payment's `taken_units` is alw
 is the second line of defence; the first is the decision under lock. No index begins with `created_ms` alone: PostgreSQL would
 walk it for one wallet's history and filter.
 
+A call's row is narrow, because every call writes it and its indexes. What calls share (listing, method, price, asset) stands once,
+in `call_terms`; `select_records` reads both as one record. The transaction of a call is that of its payment: its own copy stands
+only beside a nonce, which counts once in a transaction. `actual_units` and `channel_id` are for metered calls and for channels;
+nothing writes them yet.
+
 Amounts and times of an authorisation are `uint256`, so they are text. What settling may cost is kept in wei, capped to what a
 signed 64-bit column holds: nine ether for one transaction is beyond every budget.
 """
@@ -18,16 +23,19 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ForeignKey,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
     Row,
+    Select,
     String,
     Table,
     Text,
     UniqueConstraint,
     false,
+    select,
     text,
 )
 
@@ -101,37 +109,41 @@ payment_table = Table(
     ),
 )
 
+call_terms_table = Table(
+    "call_terms",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("listing_name", Text, nullable=False),
+    Column("method", String(32), nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("chain_id", BigInteger),
+    Column("asset", String(42)),
+    Column("decimals", Integer, nullable=False),
+    Column("pay_to", LargeBinary(20)),
+)
+"""What calls share, each once. Rows never change. The id is made from the content (`storage.call_terms`)."""
+
 call_table = Table(
     "call",
     metadata,
     Column("id", String(64), primary_key=True),
-    Column("listing_id", String(64), nullable=False),
-    Column("listing_name", Text, nullable=False),
+    Column("terms_id", BigInteger, ForeignKey("call_terms.id", name="fk_call_terms"), nullable=False),
+    Column("listing_key", BigInteger, nullable=False),
     Column("provider", LargeBinary(20), nullable=False),
     Column("payer", LargeBinary(20)),
-    Column("method", String(32), nullable=False),
-    Column("path", Text, nullable=False),
-    Column("digest", LargeBinary(32), nullable=False),
+    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
+    Column("channel_id", BigInteger),
     Column("state", String(10), nullable=False),
     Column("rail", String(10), nullable=False),
-    Column("price", String(40), nullable=False),
-    Column("price_units", BigInteger, nullable=False),
-    Column("currency", String(32), nullable=False),
-    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
-    Column("taken_units", BigInteger, nullable=False),
-    Column("chain_id", BigInteger),
-    Column("asset", String(42)),
-    Column("decimals", Integer, nullable=False),
-    Column("tx_hash", LargeBinary(32)),
-    Column("pay_to", LargeBinary(20)),
-    Column("nonce", LargeBinary(32)),
-    Column("idempotency_key", Text),
-    Column("request_id", String(128), nullable=False),
-    Column("owner_id", String(64), nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("cut", String(10), nullable=False),
     Column("clock_releases", Boolean, nullable=False),
+    Column("price_units", BigInteger, nullable=False),
+    Column("actual_units", BigInteger),
+    Column("taken_units", BigInteger, nullable=False),
     Column("http_status", Integer),
     Column("upstream_status", Integer),
     Column("request_bytes", BigInteger),
@@ -139,20 +151,33 @@ call_table = Table(
     Column("latency_ms", BigInteger),
     Column("upstream_latency_ms", BigInteger),
     Column("delivery", String(10)),
-    Column("error", Text),
     Column("created_ms", BigInteger, nullable=False),
     Column("moved_ms", BigInteger, nullable=False),
     Column("completed_ms", BigInteger),
+    Column("owner_id", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Column("nonce", LargeBinary(32)),
+    Column("nonce_tx_hash", LargeBinary(32)),
+    Column("nonce_chain_id", BigInteger),
+    Column("idempotency_key", Text),
+    Column("error", Text),
     CheckConstraint("taken_units >= 0 AND taken_units <= price_units", name="taken_within_price"),
-    Index("ix_call_payer_time", "payer", "created_ms", "id"),
-    Index("ix_call_provider_time", "provider", "created_ms", "id"),
-    Index("ix_call_payment_time", "payment_id", "created_ms", "id"),
-    Index("ix_call_payer_listing", "payer", "listing_id", "created_ms", "id"),
-    Index("ix_call_provider_listing", "provider", "listing_id", "created_ms", "id"),
+    CheckConstraint(
+        "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",
+        name="actual_within_price",
+    ),
+    # Without `id`, which orders only calls of one millisecond: an entry with it is twice as long, and every call writes five.
+    Index("ix_call_payer_time", "payer", "created_ms"),
+    Index("ix_call_provider_time", "provider", "created_ms"),
+    Index("ix_call_payment_time", "payment_id", "created_ms"),
+    Index("ix_call_payer_listing", "payer", "listing_key", "created_ms"),
+    Index("ix_call_provider_listing", "provider", "listing_key", "created_ms"),
     *(
         Index(
             f"ix_call_{owner}_{name}",
-            *(owner, "created_ms", "id", "listing_id", *extra),
+            *(owner, "created_ms", "listing_key", *extra),
             sqlite_where=text(predicate),
             postgresql_where=text(predicate),
         )
@@ -166,8 +191,8 @@ call_table = Table(
     Index(
         "uq_call_nonce",
         "nonce",
-        "tx_hash",
-        "chain_id",
+        "nonce_tx_hash",
+        "nonce_chain_id",
         unique=True,
         sqlite_where=text(COUNTING_NONCE),
         postgresql_where=text(COUNTING_NONCE),
@@ -191,7 +216,6 @@ call_table = Table(
         "payer",
         "idempotency_key",
         "created_ms",
-        "id",
         sqlite_where=text("idempotency_key IS NOT NULL"),
         postgresql_where=text("idempotency_key IS NOT NULL"),
     ),
@@ -449,6 +473,54 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
         calls=calls,
         is_authorized=bool(is_authorized),
     )
+
+
+def select_records(calls: FromClause = call_table) -> Select[Any]:
+    """What `parse_call` reads, of `calls`: the table of calls, or a part of it with all its columns."""
+    own, terms = calls.c, call_terms_table.c
+    return select(
+        *(own[name] for name in _RECORD_COLUMNS),
+        *(terms[name] for name in _RECORD_TERMS),
+        payment_table.c.tx_hash,
+    ).select_from(
+        calls.join(call_terms_table, terms.id == own.terms_id).outerjoin(
+            payment_table, payment_table.c.id == own.payment_id
+        )
+    )
+
+
+_RECORD_COLUMNS = (
+    "id",
+    "provider",
+    "payer",
+    "path",
+    "state",
+    "rail",
+    "price_units",
+    "http_status",
+    "upstream_status",
+    "request_bytes",
+    "response_bytes",
+    "latency_ms",
+    "upstream_latency_ms",
+    "delivery",
+    "idempotency_key",
+    "request_id",
+    "error",
+    "created_ms",
+    "completed_ms",
+)
+_RECORD_TERMS = (
+    "listing_id",
+    "listing_name",
+    "method",
+    "price",
+    "currency",
+    "chain_id",
+    "asset",
+    "decimals",
+    "pay_to",
+)
 
 
 def parse_call(row: Row[Any]) -> CallRecord:

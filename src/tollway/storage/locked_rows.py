@@ -124,11 +124,11 @@ class LockedRows:
                 self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
         self._parts[call.id] = (call, parts)
 
-    def set_payment(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
+    def set_payment(self, call: LockedCall, payment_id: int) -> LockedCall:
         """Names another payment as the one of the call's proof; what the call holds stays as it is."""
         shown = replace(call, payment_id=payment_id)
         self._parts[call.id] = (shown, call.parts)
-        self.change(shown, payment_id=payment_id, **columns)
+        self.change(shown, payment_id=payment_id)
         return shown
 
     def change(self, call: LockedCall, **columns: object) -> None:

@@ -46,11 +46,11 @@ def name_migrations(migrations: Path) -> str:
 
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-OLDEST_SERVICEABLE = "0015_unfinal_payer"
+OLDEST_SERVICEABLE = "0016_call_terms"
 """The oldest tables from which this code can serve. What is missing there fails alone, with `storage_unavailable`."""
 TOO_OLD = (
-    "the database is older than revision 0015_unfinal_payer, the oldest that this version can migrate; run `tollway migrate`"
-    " of the last version that has the older migrations, then of this one"
+    "the database was made by an older version of Tollway, and this version can neither read nor migrate it: serve it with the"
+    " version that made it, or set database_url to an empty database"
 )
 """The refusal of tables from before the baseline, which is the first file of `migrations/versions`."""
 

@@ -55,6 +55,7 @@ from tollway.storage.ledger_tables import (
     COUNTING_NONCE,
     PAYMENT_COLUMNS,
     call_table,
+    call_terms_table,
     parse_payment,
     parse_payment_row,
     payment_table,
@@ -229,14 +230,18 @@ def _pay_debt(
 
 
 def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
-    columns = call_table.c
+    columns, terms = call_table.c, call_terms_table.c
     account = credit_account_of(payment)
-    query = select(columns.created_ms, columns.id).where(
-        columns.payer == account.payer,
-        columns.pay_to == account.payee,
-        columns.asset == account.asset,
-        columns.chain_id == account.chain_id,
-        _is_reorged(),
+    query = (
+        select(columns.created_ms, columns.id)
+        .join(call_terms_table, terms.id == columns.terms_id)
+        .where(
+            columns.payer == account.payer,
+            terms.pay_to == account.payee,
+            terms.asset == account.asset,
+            terms.chain_id == account.chain_id,
+            _is_reorged(),
+        )
     )
     rows = sorted((row.created_ms, row.id) for row in connection.execute(query))
     return [CallId(call_id) for _, call_id in rows[:CHUNK]]
@@ -247,22 +252,23 @@ def _is_reorged() -> ColumnElement[bool]:
 
 
 def _debts_query() -> Select[Any]:
-    columns = call_table.c
+    columns, terms = call_table.c, call_terms_table.c
     helped = (
         select(func.coalesce(func.sum(topup_table.c.units), 0))
         .where(topup_table.c.call_id == columns.id)
         .correlate(call_table)
         .scalar_subquery()
     )
-    return select(
+    query = select(
         columns.payer,
-        columns.chain_id,
-        columns.asset,
-        columns.pay_to,
+        terms.chain_id,
+        terms.asset,
+        terms.pay_to,
         columns.price_units,
         columns.taken_units,
         helped.label("helped"),
-    ).where(Within(columns.payer, "payers"), _is_reorged())
+    ).join(call_terms_table, terms.id == columns.terms_id)
+    return query.where(Within(columns.payer, "payers"), _is_reorged())
 
 
 _DEBTS = Prepared(_debts_query())
@@ -457,9 +463,15 @@ _PAYMENT = Prepared(
 )
 _NONCES = Prepared(
     select(
-        call_table.c.id, call_table.c.state, call_table.c.chain_id, call_table.c.tx_hash, call_table.c.nonce
+        call_table.c.id,
+        call_table.c.state,
+        call_table.c.nonce_chain_id,
+        call_table.c.nonce_tx_hash,
+        call_table.c.nonce,
     ).where(
-        Within(call_table.c.nonce, "nonces"), Within(call_table.c.tx_hash, "tx_hashes"), text(COUNTING_NONCE)
+        Within(call_table.c.nonce, "nonces"),
+        Within(call_table.c.nonce_tx_hash, "tx_hashes"),
+        text(COUNTING_NONCE),
     )
 )
 

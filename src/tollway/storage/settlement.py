@@ -32,7 +32,7 @@ from tollway.storage.gas_store import (
     write_nonces,
 )
 from tollway.storage.idempotency import has_stored_response
-from tollway.storage.ledger_tables import authorization_table, call_table
+from tollway.storage.ledger_tables import authorization_table, call_table, call_terms_table
 from tollway.storage.locked_rows import LockedCall, LockedRows
 from tollway.storage.payments import (
     find_payment_id,
@@ -188,7 +188,6 @@ class BatchSettlement:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, **values)
-        values["tx_hash"] = transfer.tx_hash
         return self._record_transfer(replace(call, payment_id=authorization.payment_id), ending, values)
 
     def write(self, *, now_ms: int) -> None:
@@ -251,13 +250,14 @@ class BatchSettlement:
                 columns.payee,
                 columns.is_adrift,
                 columns.tx_hash,
-                call_table.c.method,
+                call_terms_table.c.method,
                 call_table.c.digest,
                 has_stored_response(columns.call_id, since_ms=self._answered_since_ms).label(
                     "has_stored_response"
                 ),
             )
             .join(call_table, call_table.c.id == columns.call_id)
+            .join(call_terms_table, call_terms_table.c.id == call_table.c.terms_id)
             .where(columns.call_id.in_(call_ids))
         )
         return {

@@ -25,7 +25,7 @@ from tests.kit.signed_calls import balance_of
 from tests.live.torture.measures import Progress
 from tollway.sandbox.chain import START_USDC_UNITS
 from tollway.storage.database import connect_database
-from tollway.storage.ledger_tables import call_table, payment_table
+from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
 
 KINDS = ("credit", "bound", "keyed", "tx", "x402")
 SHAPES = ("echo", "echo", "echo", "slow", "long", "broken", "fail")
@@ -106,7 +106,9 @@ def find_claims(connection: Connection, *, states: Collection[str] = ()) -> list
     """Every claim, or those in some states."""
     columns = call_table.c
     names = ("method", "path", "state", "attempts", "upstream_status")
-    query = select(columns.id, *(columns[name] for name in names))
+    query = select(
+        columns.id, call_terms_table.c.method, *(columns[name] for name in names if name != "method")
+    ).join(call_terms_table, call_terms_table.c.id == columns.terms_id)
     rows = connection.execute(query.where(columns.state.in_(states)) if states else query).mappings()
     return [Claimed(call_id=row["id"], **{name: row[name] for name in names}) for row in rows]
 

@@ -1,8 +1,7 @@
 """The baseline: every table, index and trigger, made at once.
 
-It replaces the migrations 0001 to 0015 and keeps the name of the last of them, because it makes the same tables in the same
-order of columns and indexes. A database that stands at 0015 is therefore up to date, and needs no change. An older one is
-refused (`storage.migrate`).
+It replaces the baseline 0015, whose calls stood in one wide table. A database from before it is refused (`storage.migrate`): what
+an older version wrote is neither read nor migrated by this one.
 """
 
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0015_unfinal_payer"
+revision = "0016_call_terms"
 down_revision = None
 branch_labels = None
 depends_on = None
 
-FLOOR = "0007_gas_by_network"
-"""The oldest revision whose code may serve from these tables. Its migration is part of this one."""
+FLOOR = "0016_call_terms"
+"""The oldest revision whose code may serve from these tables."""
 
 _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _EXACT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
@@ -32,6 +31,7 @@ _REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 
 def upgrade() -> None:
     _create_payment()
+    _create_call_terms()
     _create_call()
     _create_call_topup()
     _create_operator_tables()
@@ -104,37 +104,44 @@ def _create_payment() -> None:
     _index("ix_payment_unfinal_payer", "payment", ("payer", "chain_id", "asset"), where=unfinal)
 
 
-def _create_call() -> None:
+def _create_call_terms() -> None:
     op.create_table(
-        "call",
-        sa.Column("id", sa.String(64), nullable=False),
+        "call_terms",
+        sa.Column("id", _ROW_ID, autoincrement=False, nullable=False),
         sa.Column("listing_id", sa.String(64), nullable=False),
         sa.Column("listing_name", sa.Text(), nullable=False),
-        sa.Column("provider", sa.LargeBinary(20), nullable=False),
-        sa.Column("payer", sa.LargeBinary(20)),
         sa.Column("method", sa.String(32), nullable=False),
-        sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("digest", sa.LargeBinary(32), nullable=False),
-        sa.Column("state", sa.String(10), nullable=False),
-        sa.Column("rail", sa.String(10), nullable=False),
         sa.Column("price", sa.String(40), nullable=False),
-        sa.Column("price_units", sa.BigInteger(), nullable=False),
         sa.Column("currency", sa.String(32), nullable=False),
-        sa.Column("payment_id", sa.BigInteger()),
-        sa.Column("taken_units", sa.BigInteger(), nullable=False),
         sa.Column("chain_id", sa.BigInteger()),
         sa.Column("asset", sa.String(42)),
         sa.Column("decimals", sa.Integer(), nullable=False),
-        sa.Column("tx_hash", sa.LargeBinary(32)),
         sa.Column("pay_to", sa.LargeBinary(20)),
-        sa.Column("nonce", sa.LargeBinary(32)),
-        sa.Column("idempotency_key", sa.Text()),
-        sa.Column("request_id", sa.String(128), nullable=False),
-        sa.Column("owner_id", sa.String(64), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_call_terms"),
+    )
+
+
+def _create_call() -> None:
+    """What the predicates of the indexes read stands first, what is long and read seldom stands last: SQLite decodes a row from
+    its beginning. `actual_units` and `channel_id` are for metered calls and for channels; nothing writes them yet."""
+    op.create_table(
+        "call",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("terms_id", sa.BigInteger(), nullable=False),
+        sa.Column("listing_key", sa.BigInteger(), nullable=False),
+        sa.Column("provider", sa.LargeBinary(20), nullable=False),
+        sa.Column("payer", sa.LargeBinary(20)),
+        sa.Column("payment_id", sa.BigInteger()),
+        sa.Column("channel_id", sa.BigInteger()),
+        sa.Column("state", sa.String(10), nullable=False),
+        sa.Column("rail", sa.String(10), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("cut", sa.String(10), nullable=False),
         sa.Column("clock_releases", sa.Boolean(), nullable=False),
+        sa.Column("price_units", sa.BigInteger(), nullable=False),
+        sa.Column("actual_units", sa.BigInteger()),
+        sa.Column("taken_units", sa.BigInteger(), nullable=False),
         sa.Column("http_status", sa.Integer()),
         sa.Column("upstream_status", sa.Integer()),
         sa.Column("request_bytes", sa.BigInteger()),
@@ -142,14 +149,27 @@ def _create_call() -> None:
         sa.Column("latency_ms", sa.BigInteger()),
         sa.Column("upstream_latency_ms", sa.BigInteger()),
         sa.Column("delivery", sa.String(10)),
-        sa.Column("error", sa.Text()),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("moved_ms", sa.BigInteger(), nullable=False),
         sa.Column("completed_ms", sa.BigInteger()),
+        sa.Column("owner_id", sa.String(64), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(32), nullable=False),
+        sa.Column("request_id", sa.String(128), nullable=False),
+        sa.Column("nonce", sa.LargeBinary(32)),
+        sa.Column("nonce_tx_hash", sa.LargeBinary(32)),
+        sa.Column("nonce_chain_id", sa.BigInteger()),
+        sa.Column("idempotency_key", sa.Text()),
+        sa.Column("error", sa.Text()),
         sa.PrimaryKeyConstraint("id", name="pk_call"),
+        sa.ForeignKeyConstraint(["terms_id"], ["call_terms.id"], name="fk_call_terms"),
         sa.ForeignKeyConstraint(["payment_id"], ["payment.id"], name="fk_call_payment"),
         sa.CheckConstraint(
             "taken_units >= 0 AND taken_units <= price_units", name=op.f("ck_call_taken_within_price")
+        ),
+        sa.CheckConstraint(
+            "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",
+            name=op.f("ck_call_actual_within_price"),
         ),
     )
     _create_call_indexes()
@@ -157,20 +177,21 @@ def _create_call() -> None:
 
 def _create_call_indexes() -> None:
     for owner, column in (("payer", "payer"), ("provider", "provider"), ("payment", "payment_id")):
-        _index(f"ix_call_{owner}_time", "call", (column, "created_ms", "id"))
+        _index(f"ix_call_{owner}_time", "call", (column, "created_ms"))
     counting = "nonce IS NOT NULL AND state <> 'released'"
-    _index("uq_call_nonce", "call", ("nonce", "tx_hash", "chain_id"), where=counting, unique=True)
+    nonce = ("nonce", "nonce_tx_hash", "nonce_chain_id")
+    _index("uq_call_nonce", "call", nonce, where=counting, unique=True)
     _index("ix_call_repeatable", "call", ("payment_id", "digest"), where=_REPEATABLE)
     _index("ix_call_forwarding", "call", ("owner_id",), where="state = 'forwarding'")
     _index("ix_call_unknown", "call", ("moved_ms",), where="state = 'unknown'")
     _index("ix_call_reorged", "call", ("payer",), where="state = 'reorged'")
     _index("ix_call_settling", "call", ("owner_id",), where="state = 'settling'")
-    keyed = ("payer", "idempotency_key", "created_ms", "id")
+    keyed = ("payer", "idempotency_key", "created_ms")
     _index("ix_call_keyed", "call", keyed, where="idempotency_key IS NOT NULL")
     _index("ix_call_moving", "call", ("payer",), where=_MOVING)
     for owner in ("payer", "provider"):
-        listed = (owner, "created_ms", "id", "listing_id")
-        _index(f"ix_call_{owner}_listing", "call", (owner, "listing_id", "created_ms", "id"))
+        listed = (owner, "created_ms", "listing_key")
+        _index(f"ix_call_{owner}_listing", "call", (owner, "listing_key", "created_ms"))
         _index(f"ix_call_{owner}_failed", "call", (*listed, "state", "upstream_status"), where=_FAILED)
         _index(f"ix_call_{owner}_unknown", "call", listed, where="state = 'unknown'")
 

@@ -1,0 +1,60 @@
+"""Rows of calls, written past the ledger: as a gateway of another release writes them, or more than a test would claim."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, insert
+
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER
+from tollway.ids import CallId
+from tollway.storage.call_terms import CallTerms, TermsReference, reference_of, write_terms
+from tollway.storage.ledger_tables import call_table
+
+_TERMS = {
+    "listing_id": "api_1",
+    "listing_name": "Quotes",
+    "method": "GET",
+    "price": "1",
+    "currency": "USDC",
+    "chain_id": None,
+    "asset": None,
+    "decimals": 6,
+    "pay_to": None,
+}
+
+
+def call_record_row(number: int, **changes: Any) -> dict[str, Any]:
+    """A call with what it shares, for `insert_calls`; `number` orders them in time. Every column can be given."""
+    row = {
+        "id": CallId(f"call_{number}"),
+        "provider": PROVIDER,
+        "payer": PAYER,
+        "path": "/quote",
+        "digest": b"",
+        "state": "consumed",
+        "rail": "credit",
+        "price_units": 1,
+        "taken_units": 0,
+        "request_id": "r",
+        "owner_id": "one",
+        "epoch": 1,
+        "attempts": 1,
+        "cut": "",
+        "clock_releases": True,
+        "created_ms": NOW_MS + number,
+        "moved_ms": NOW_MS,
+    }
+    return row | _TERMS | changes
+
+
+def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes calls and their terms."""
+    terms: dict[CallTerms, TermsReference] = {}
+    calls = []
+    for row in rows:
+        shared = CallTerms(**{name: row[name] for name in _TERMS})
+        terms[shared] = terms.get(shared) or reference_of(shared)
+        own = {name: value for name, value in row.items() if name not in _TERMS}
+        calls.append({**own, **terms[shared]._asdict()})
+    write_terms(connection, terms)
+    connection.execute(insert(call_table), calls)
