@@ -26,6 +26,7 @@ from scale_standing import (
 )
 
 from tollway.registry.search_tokens import fold, searched_texts, split_words
+from tollway.storage.call_terms import CallTerms, TermsReference, reference_of
 from tollway.storage.catalog_search import to_vector
 from tollway.storage.catalog_tables import is_shown, listing_table, listing_values, terms_values
 from tollway.storage.database import connect_database, sqlite_module
@@ -62,6 +63,7 @@ LOADED = (
     "listing_quality",
     "listing_ownership",
     "listing_document",
+    "call_terms",
     "call",
     "call_topup",
     "payment",
@@ -115,10 +117,12 @@ class ListingRows:
 
 
 class LedgerRows:
-    """Calls, then what other payments added to them, then the payments, once it is known what was taken of them."""
+    """Calls, then what they share, what other payments added to them, and the payments, once it is known what was taken of
+    them."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
+        self._terms: dict[CallTerms, TermsReference] = {}
         self._spent = Spent.none(scale)
         self.topups: list[tuple[Any, ...]] = []
 
@@ -126,7 +130,15 @@ class LedgerRows:
         for row, topup in call_rows(self._scale, self._spent):
             if topup is not None:
                 self.topups.append(topup)
-            yield tuple(row.values())
+            terms = CallTerms(**{name: row[name] for name in CallTerms._fields})
+            if terms not in self._terms:
+                self._terms[terms] = reference_of(terms)
+            whole = row | self._terms[terms]._asdict()
+            yield tuple(whole.get(name) for name in CALL_COLUMNS)
+
+    def terms(self) -> Iterator[tuple[Any, ...]]:
+        for terms, (terms_id, _) in self._terms.items():
+            yield terms_id, *terms
 
     def payments(self) -> Iterator[tuple[Any, ...]]:
         for row in payment_rows(self._scale, self._spent):
@@ -167,6 +179,7 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
     tell("listings")
     ledger_rows = LedgerRows(scale)
     insert("call", CALL_COLUMNS, ledger_rows.calls())
+    insert("call_terms", ("id", *CallTerms._fields), ledger_rows.terms())
     insert("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
     insert("payment", PAYMENT_COLUMNS, ledger_rows.payments())
     tell("calls and payments")
@@ -219,6 +232,7 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
     ledger_rows = LedgerRows(scale)
     for chunk in chunked(ledger_rows.calls()):
         await copy("call", CALL_COLUMNS, chunk)
+    await copy("call_terms", ("id", *CallTerms._fields), ledger_rows.terms())
     await copy("call_topup", TOPUP_COLUMNS, ledger_rows.topups)
     await copy("payment", PAYMENT_COLUMNS, ledger_rows.payments())
     tell("calls and payments")

@@ -272,7 +272,6 @@ def _paid_call(
         "chain_id": paid.asset.chain_id,
         "asset": paid.asset.key,
         "decimals": paid.asset.decimals,
-        "tx_hash": tx_hash_of(scale, payment_id),
         "pay_to": paid.listing.pay_to,
     }
     return row, topup
@@ -320,7 +319,7 @@ def _call(
     status: int | None,
     error: str | None,
 ) -> dict[str, Any]:
-    """A free call of that listing, which a paid one adds to. Keys in the order of `CALL_COLUMNS`."""
+    """A free call of that listing with what it shares with others, which a paid one adds to."""
     bits = chance.getrandbits(80)
     is_ended = state not in (CallState.FORWARDING, CallState.UNKNOWN)
     latency_ms = 5 + bits % 500
@@ -343,7 +342,6 @@ def _call(
         "chain_id": None,
         "asset": None,
         "decimals": 0,
-        "tx_hash": None,
         "pay_to": None,
         "nonce": None,
         "idempotency_key": None,

@@ -13,7 +13,7 @@ MUTANTS = (
         name="no unique key",
         edits=(
             Edit(
-                place="storage.migrations.versions.0015_unfinal_payer:_create_payment",
+                place="storage.migrations.versions.0016_call_terms:_create_payment",
                 before='        sa.UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),\n',
                 after="",
             ),

@@ -235,7 +235,7 @@ UNFIT: dict[str, tuple[Any, str]] = {
     ),
     "from before the baseline": (
         lambda path: execute(path, "UPDATE alembic_version SET version_num = '0009_scale'"),
-        "older than revision 0015_unfinal_payer",
+        "made by an older version",
     ),
     "missing": (lambda path: path.unlink(), "no file"),
 }

@@ -30,6 +30,7 @@ from tollway.storage.payments import insert_payment, unfinal_query
 from tollway.storage.reputation_store import find_due, find_owner
 
 CALLS, LISTINGS = 3_000, 1_500
+OTHER = Address(b"\x0c" * 20)
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
 
 
@@ -65,7 +66,7 @@ def all_but_ties(plan: str) -> str:
 
 
 def call_rows() -> list[dict[str, Any]]:
-    """Most calls are PAYER's and all are PROVIDER's; few fail, few are unknown, few run."""
+    """Most calls are PAYER's and PROVIDER's; few fail, few run, and few are unknown, most of those of other wallets."""
     rows = []
     for number in range(CALLS):
         state, status = STATES.get(number % 100, ("consumed", 200))
@@ -73,7 +74,10 @@ def call_rows() -> list[dict[str, Any]]:
             state, status = "consumed", 200
         payer = PAYER if number % 10 else Address(number.to_bytes(20, "big"))
         told = {"state": state, "upstream_status": status, "listing_id": f"api_{number % 7}"}
-        rows.append(call_record_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
+        row = call_record_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told)
+        if state == "unknown" and number % 500 > 100:
+            row |= {"payer": OTHER, "provider": OTHER}
+        rows.append(row)
     return rows
 
 

@@ -32,6 +32,7 @@ BEFORE_THE_BASELINE = (
     *("0001_books", "0002_catalog", "0003_identity", "0004_moderation", "0005_authorizations"),
     *("0006_settled_by_chain", "0007_gas_by_network", "0008_rolling", "0009_scale", "0010_standing"),
     *("0011_client_networks", "0012_terms_sold", "0013_wallet_gas", "0014_finality"),
+    "0015_unfinal_payer",
 )
 
 

@@ -91,7 +91,7 @@ from importlib import import_module
 
 revision, down_revision = "9001_newer", "{down}"
 branch_labels = depends_on = None
-baseline = import_module("tollway.storage.migrations.versions.0015_unfinal_payer")
+baseline = import_module("tollway.storage.migrations.versions.0016_call_terms")
 
 
 def upgrade():
