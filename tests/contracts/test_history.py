@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, text
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import (
@@ -156,8 +157,22 @@ async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
 async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
     """Only in SQL: the twin in memory counts a list."""
     told = {"provider": PAYER, "state": "released"}
-    rows = [call_record_row(number, created_ms=number, **told) for number in range(1, 10_006)]
-    await database.write(lambda connection: insert_calls(connection, rows))
+    first = call_record_row(1, created_ms=1, **told)
+    same = (
+        "terms_id, listing_key, provider, payer, path, digest, state, rail, price_units, taken_units, request_id, owner_id, epoch,"
+        " attempts, cut, clock_releases, moved_ms"
+    )
+    others = text(
+        f"INSERT INTO call (id, created_ms, {same})"
+        " WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 10005)"
+        f" SELECT 'call_' || i, i, {same} FROM n, call WHERE call.id = 'call_1'"
+    )
+
+    def write(connection: Connection) -> None:
+        insert_calls(connection, [first])
+        connection.execute(others)
+
+    await database.write(write)
     ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
     page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2))
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)

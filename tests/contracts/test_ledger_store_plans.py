@@ -32,10 +32,10 @@ from tollway.storage.idempotency import ResponseStore
 
 # a piece of the statement -> the search that it must be
 PLANS = {
-    "call.nonce IN": "uq_call_nonce (nonce=? AND tx_hash=?",
+    "call.nonce IN": "uq_call_nonce (nonce=? AND nonce_tx_hash=?",
     "call.digest =": "ix_call_repeatable (payment_id=? AND digest=?",
     "(call.payment_id, call.digest) IN": "ix_call_repeatable (payment_id=? AND digest=?",
-    "call.pay_to =": "ix_call_reorged (payer=?",
+    "call_terms.pay_to =": "ix_call_reorged (payer=?",
     "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
     "authorization.nonce IN": "(nonce=?",
     "authorization.settled_block >": "ix_authorization_settled (payer=? AND chain_id=? AND settled_block>?",

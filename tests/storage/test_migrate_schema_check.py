@@ -67,7 +67,7 @@ def code(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
         ("serviceable", None, ["schema_serviceable"]),
         ("empty", "run `tollway migrate` first", []),
         ("behind", "run `tollway migrate` first", []),
-        ("too_old", "run `tollway migrate` of the last version that has the older migrations", []),
+        ("too_old", "neither read nor migrate it", []),
         ("foreign", "needs a newer version", []),
     ],
 )

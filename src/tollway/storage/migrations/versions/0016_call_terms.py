@@ -178,6 +178,9 @@ def _create_call() -> None:
 def _create_call_indexes() -> None:
     for owner, column in (("payer", "payer"), ("provider", "provider"), ("payment", "payment_id")):
         _index(f"ix_call_{owner}_time", "call", (column, "created_ms"))
+    for owner in ("payer", "provider"):
+        _index(f"ix_call_{owner}_listing", "call", (owner, "listing_key", "created_ms"))
+    # The partial ones after the full ones that begin alike: SQLite searches the newest.
     counting = "nonce IS NOT NULL AND state <> 'released'"
     nonce = ("nonce", "nonce_tx_hash", "nonce_chain_id")
     _index("uq_call_nonce", "call", nonce, where=counting, unique=True)
@@ -191,7 +194,6 @@ def _create_call_indexes() -> None:
     _index("ix_call_moving", "call", ("payer",), where=_MOVING)
     for owner in ("payer", "provider"):
         listed = (owner, "created_ms", "listing_key")
-        _index(f"ix_call_{owner}_listing", "call", (owner, "listing_key", "created_ms"))
         _index(f"ix_call_{owner}_failed", "call", (*listed, "state", "upstream_status"), where=_FAILED)
         _index(f"ix_call_{owner}_unknown", "call", listed, where="state = 'unknown'")
 
