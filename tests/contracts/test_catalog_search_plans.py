@@ -99,7 +99,7 @@ async def of_calls(database: Database, request: pytest.FixtureRequest) -> Databa
     def fill(connection: Connection) -> None:
         insert_calls(connection, call_rows())
 
-    await database.write(fill)
+    await database.write(fill, is_long=True)
     await settle_down(request, database)
     return database
 
