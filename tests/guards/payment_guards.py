@@ -800,4 +800,30 @@ PAYMENT_GUARDS = (
         test="contracts/test_group_commit_in_doubt.py::"
         "test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy[sqlite]",
     ),
+    guard(
+        "P13",
+        "the terms of a call are known from the commit on that writes them",
+        "storage.ledger_batch:LedgerBatch._find_terms",
+        "            self.new_terms = write_terms(self._connection, unknown)",
+        "            self._known_terms.remember(write_terms(self._connection, unknown))",
+        test="contracts/test_call_terms.py::"
+        "test_terms_of_a_transaction_that_was_rolled_back_are_not_known[sqlite]",
+    ),
+    guard(
+        "P13",
+        "terms that a database has lost are written again",
+        "storage.group_commit:GroupCommit._write_part",
+        "            self._known_terms.forget()  # a database",
+        "            pass  # a database",
+        test="contracts/test_call_terms.py::"
+        "test_what_a_gateway_knows_and_a_database_has_lost_is_written_again[sqlite]",
+    ),
+    guard(
+        "P9",
+        "a call names no other terms than its own",
+        "storage.call_terms:write_terms",
+        "    if any(found.get(id_) != one for",
+        "    if any(id_ not in found for",
+        test="contracts/test_call_terms.py::test_other_terms_with_the_same_id_are_refused[sqlite]",
+    ),
 )
