@@ -822,8 +822,8 @@ PAYMENT_GUARDS = (
         "P9",
         "a call names no other terms than its own",
         "storage.call_terms:write_terms",
-        "    if any(found.get(id_) != one for",
-        "    if any(id_ not in found for",
+        "        if found != there:",
+        "        if found.keys() != there.keys():",
         test="contracts/test_call_terms.py::test_other_terms_with_the_same_id_are_refused[sqlite]",
     ),
 )

@@ -12,6 +12,7 @@ with one id are refused.
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from json import dumps
+from operator import itemgetter
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
@@ -99,15 +100,16 @@ def write_terms(
     """Writes those that are not there yet; how calls name each. Raises `ValueRefused` where other terms have the id."""
     written = {one: reference(one) for one in terms}
     rows = [{"id": id_, **one._asdict()} for one, (id_, _) in written.items()]
-    rows.sort(
-        key=lambda row: row["id"]
-    )  # two gateways that add the same terms wait for each other in one order
-    connection.execute(insert_for(connection, call_terms_table).on_conflict_do_nothing(), rows)
+    rows.sort(key=itemgetter("id"))  # two gateways that add the same terms wait for each other in one order
     columns = call_terms_table.c
-    stored = connection.execute(select(call_terms_table).where(columns.id.in_([row["id"] for row in rows])))
-    found = {id_: CallTerms(*content) for id_, *content in stored}
-    if any(found.get(id_) != one for one, (id_, _) in written.items()):
-        raise ValueRefused("other terms of calls have the same id")
+    insert = insert_for(connection, call_terms_table).values(rows).on_conflict_do_nothing()
+    added = set(connection.execute(insert.returning(columns.id)).scalars())
+    there = {id_: one for one, (id_, _) in written.items() if id_ not in added}
+    if there:
+        stored = connection.execute(select(call_terms_table).where(columns.id.in_(there)))
+        found = {id_: CallTerms(*content) for id_, *content in stored}
+        if found != there:
+            raise ValueRefused("other terms of calls have the same id")
     return written
 
 
