@@ -142,6 +142,7 @@ def play_running(harness: Harness) -> None:
         first.leave()
         harness.upstream.release()
         harness.wait_row("storedAnswer")
+        harness.wait_row("delivery")  # the end of the call, written behind the stored answer
         harness.note("the upstream answers")
         harness.call("the answer waits", api, "/hold?gone=2", keyed(proof, "gone"))
         half = harness.begin("in the middle of the body", "GET", f"/api/v2/gateway/{api}/half", proof)
