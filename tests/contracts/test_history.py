@@ -102,6 +102,14 @@ async def test_pages_by_offset_and_by_the_last_call_seen(ledger: Any, calls: dic
     assert await ids(ledger, replace(query, before="call_nowhere")) == []
 
 
+@pytest.mark.parametrize(("wanted", "expected"), FILTERS)
+async def test_beyond_the_last_call_a_page_is_empty_whatever_is_asked_for(
+    ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
+) -> None:
+    page = await ledger.history(HistoryQuery(wallet=PAYER, offset=len(expected) + 1, **wanted))
+    assert (page.calls, page.total) == ((), len(expected))
+
+
 async def test_a_provider_sees_the_calls_to_its_listings(ledger: Any, calls: dict[str, str]) -> None:
     provided = await ledger.history(HistoryQuery(wallet=PROVIDER, role="provider"))
     assert provided.total == 7  # all but the stranger's, which went to PAYER's own listing

@@ -28,7 +28,6 @@ from sqlalchemy import (
     and_,
     case,
     cast,
-    false,
     func,
     literal,
     or_,
@@ -196,7 +195,8 @@ def _skip(connection: Connection, found: _MatchingCalls, offset: int) -> tuple[_
     at = times.order_by(created_ms.desc()).limit(1).offset(offset)
     from_ms = connection.scalar(at)
     if from_ms is None:
-        return replace(found, select=found.select.where(false())), 0
+        # Beside what is asked for, not in its place, as `false()` would be: an index for failed calls serves no other question.
+        return replace(found, select=found.select.where(found.calls.c.id.is_(None))), 0
     newer = times.where(created_ms > from_ms).subquery()
     skipped = connection.scalar(select(func.count()).select_from(newer)) or 0
     return replace(found, select=found.select.where(created_ms <= from_ms)), offset - skipped
