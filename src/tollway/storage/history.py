@@ -164,11 +164,7 @@ _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     found = _calls(query)
     found = replace(found, select=found.select.where(*_cursor_filters(connection, query, found.calls)))
-    found, offset = _skip(connection, found, query.offset)
-    # The page first, and then what its calls share: a planner that joins first might sort all of it.
-    page = found.select.order_by(*_newest_first(found.calls)).limit(query.limit).offset(offset).subquery()
-    records = connection.execute(select_records(page).order_by(*_newest_first(page)))
-    calls = tuple(map(parse_call, records))
+    calls = _read_page(connection, found, limit=query.limit, offset=query.offset)
     total, is_beyond = _total(connection, query)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
 
@@ -185,21 +181,24 @@ class _MatchingCalls:
     calls: FromClause
 
 
-def _skip(connection: Connection, found: _MatchingCalls, offset: int) -> tuple[_MatchingCalls, int]:
-    """What is left from the millisecond at that offset on, and the offset in that: the calls before it are not even read,
-    only counted in the index."""
-    if not offset:
-        return found, 0
-    created_ms = found.calls.c.created_ms
-    times = found.select.with_only_columns(created_ms)
-    at = times.order_by(created_ms.desc()).limit(1).offset(offset)
-    from_ms = connection.scalar(at)
-    if from_ms is None:
-        # Beside what is asked for, not in its place, as `false()` would be: an index for failed calls serves no other question.
-        return replace(found, select=found.select.where(found.calls.c.id.is_(None))), 0
-    newer = times.where(created_ms > from_ms).subquery()
-    skipped = connection.scalar(select(func.count()).select_from(newer)) or 0
-    return replace(found, select=found.select.where(created_ms <= from_ms)), offset - skipped
+def _read_page(
+    connection: Connection, found: _MatchingCalls, *, limit: int, offset: int
+) -> tuple[CallRecord, ...]:
+    """The calls before the offset are not even read, only counted in the index, up to the millisecond in which the page
+    begins."""
+    page, created_ms = found.select, found.calls.c.created_ms
+    if offset:
+        times = page.with_only_columns(created_ms)
+        at_ms = connection.scalar(times.order_by(created_ms.desc()).limit(1).offset(offset))
+        if at_ms is None:
+            return ()
+        newer = times.where(created_ms > at_ms).subquery()
+        offset -= connection.scalar(select(func.count()).select_from(newer)) or 0
+        page = page.where(created_ms <= at_ms)
+    # The page first, and then what its calls share: a planner that joins first might sort all of it.
+    part = page.order_by(*_newest_first(found.calls)).limit(limit).offset(offset).subquery()
+    records = connection.execute(select_records(part).order_by(*_newest_first(part)))
+    return tuple(map(parse_call, records))
 
 
 def _calls(query: HistoryQuery) -> _MatchingCalls:
