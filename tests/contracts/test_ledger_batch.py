@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from tests.kit.databases import open_database
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
@@ -24,10 +25,9 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import group_commit
 from tollway.storage.authorizations import LOCK_SPACE
+from tollway.storage.company import COMPANY_ABOVE, COMPANY_RECENT_MS
 from tollway.storage.database import Database, connect_database
-from tollway.storage.group_commit import COMPANY_ABOVE, COMPANY_RECENT_MS
 from tollway.storage.outage import ValueRefused
 from tollway.storage.postgres import STRIPES
 
@@ -60,7 +60,10 @@ async def test_fifty_claims_in_one_batch_get_what_the_payment_is_worth(
     ledger.database.before.set()
     outcomes = await asyncio.gather(*claims)
     await plug
-    assert ledger.sizes == [1, 50]
+    assert ledger.sizes[:2] == [
+        1,
+        50,
+    ]  # on PostgreSQL the statement of plain claims is tried before the decision
     assert sum(isinstance(one, Claimed) for one in outcomes) == worth // price
     assert outcomes[-1] == Exhausted(remaining_units=worth % price, held_units=worth - worth % price)
 
@@ -89,13 +92,14 @@ async def run_full_batches(ledger: FaultyLedger, callers: int) -> list[Any]:
 
 
 @pytest.fixture
-async def patient(database: Database) -> AsyncIterator[FaultyLedger]:
-    """Its writer waits for company without end."""
-    it = FaultyLedger(database, company_s=NEVER_S)
-    await it.ledger.open()
-    yield it
-    await it.close()
-    assert (await it.ledger.audit()).wrong == ()
+async def patient(sqlite_url: str) -> AsyncIterator[FaultyLedger]:
+    """Its writer waits for company without end. On SQLite: there one queue holds claims and closes."""
+    async with open_database(sqlite_url) as database:
+        it = FaultyLedger(database, company_s=NEVER_S)
+        await it.ledger.open()
+        yield it
+        await it.close()
+        assert (await it.ledger.audit()).wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +154,24 @@ async def test_company_that_does_not_come_is_waited_for_no_longer_than_that(data
     await ledger.close()
 
 
+@pytest.mark.postgres
+async def test_a_lane_waits_for_the_callers_of_its_own_last_batch(postgres_url: str) -> None:
+    """And for no caller whose call is in the other lane."""
+    async with open_database(postgres_url) as database:
+        ledger = FaultyLedger(database, company_s=NEVER_S)
+        await ledger.ledger.open()
+        await ledger.ledger.claim(claim_on(None))  # from now on the terms of such calls are known
+        claims = [claim_on(None) for _ in range(10)]
+        await asyncio.gather(*(ledger.ledger.claim(one) for one in claims))
+        more = [start(ledger.ledger.claim(claim_on(None))) for _ in range(9)]
+        await asyncio.gather(*(ledger.ledger.close(close_of(one)) for one in claims))
+        assert not any(one.done() for one in more)
+        await ledger.ledger.claim(claim_on(None))
+        await asyncio.gather(*more)
+        assert ledger.sizes == [1, 10, 10, 10]
+        await ledger.close()
+
+
 async def test_a_writer_that_stops_waits_for_no_company(patient: FaultyLedger) -> None:
     *closes, _ = await run_full_batches(patient, 10)
     patient.ledger.stop()
@@ -177,24 +199,25 @@ async def test_closes_and_claims_of_one_batch_see_each_other(ledger: FaultyLedge
 
 async def test_a_finish_waits_for_company_and_costs_no_commit_of_its_own(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
-    first = claim_on(payment, 1)
+    first, second = claim_on(payment, 1), claim_on(payment, 1)
     await ledger.ledger.claim(first)
+    await ledger.ledger.claim(second)
     await ledger.ledger.close(close_of(first))
     ledger.ledger.finish(finish_of(first))
-    await ledger.ledger.claim(claim_on(payment, 1))
-    assert ledger.sizes == [1, 1, 2]
+    await ledger.ledger.close(close_of(second))
+    assert ledger.sizes == [1, 1, 1, 2]
 
 
-async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(
-    ledger: FaultyLedger, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(group_commit, "FINISH_DELAY_S", 3_600)
+async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(database: Database) -> None:
+    ledger = FaultyLedger(database, finish_delay_s=3_600)
+    await ledger.ledger.open()
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
     await ledger.ledger.claim(first)
     await ledger.ledger.close(close_of(first))
     ledger.ledger.finish(replace(finish_of(first), is_cut=True))
     await until(lambda: ledger.sizes == [1, 1, 1])
+    await ledger.close()
 
 
 async def test_a_finish_without_company_is_written_all_the_same(ledger: FaultyLedger) -> None:
@@ -210,10 +233,9 @@ async def test_a_finish_without_company_is_written_all_the_same(ledger: FaultyLe
     assert record.delivery is not None
 
 
-async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_it(
-    ledger: FaultyLedger, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(group_commit, "FINISH_DELAY_S", 0.0)
+async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_it(database: Database) -> None:
+    ledger = FaultyLedger(database, finish_delay_s=0.0)
+    await ledger.ledger.open()
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
     await ledger.ledger.claim(first)
@@ -226,6 +248,7 @@ async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_i
     ledger.database.before.set()
     await plug
     await until(lambda: ledger.sizes == [1, 1, 1, 1])
+    await ledger.close()
 
 
 # Callers who leave

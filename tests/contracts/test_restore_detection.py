@@ -51,7 +51,8 @@ class Harness:
             await self.database._writer.run(self.database.disconnect_writer)
         else:
             assert isinstance(self.database, PostgresDatabase)
-            await self.database._engine.dispose()
+            for engine in (self.database._engine, *self.database._statement_engines.values()):
+                await engine.dispose()
 
     async def pay(self, name: str = "tx") -> Any:
         (payment,) = await self.one.record_payments([new_payment(10, name)], now_ms=NOW_MS)

@@ -134,7 +134,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a finish waits for its close where a batch is halved",
-        "storage.group_commit:GroupCommit._commit",
+        "storage.group_commit:GroupCommit._commit_failed",
         "for some in (others, finishes):",
         "for some in (batch,):",
         test="contracts/test_ledger_batch.py::test_a_finish_is_written_after_its_close_where_the_batch_is_halved",

@@ -11,6 +11,7 @@ from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
+from tests.guards.plain_guards import PLAIN_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
@@ -27,6 +28,7 @@ GUARDS = (
     *EXHAUSTION_GUARDS,
     *BACKGROUND_GUARDS,
     *PAYMENT_GUARDS,
+    *PLAIN_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,
     *SETTING_GUARDS,

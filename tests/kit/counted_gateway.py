@@ -85,9 +85,7 @@ class CountedGateway:
             await ask()
 
             def is_over() -> bool:
-                return (
-                    self.counter.open == 0 and span.take().count(r"^UPDATE call SET .*delivery") >= finishes
-                )
+                return self.counter.open == 0 and span.take().count(r"UPDATE call .*delivery") >= finishes
 
             await poll(is_over, deadline_s=DEADLINE_S, what="the last write of a call")
             return span.take()

@@ -4,7 +4,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,12 +49,20 @@ class FaultyDatabase:
         return await self._database.read(work, is_long=is_long)
 
     async def write(self, work: Any, *, flush: bool = True, is_long: bool = False) -> Any:
+        return await self._write(
+            lambda: self._database.write(work, flush=flush, is_long=is_long), flush=flush
+        )
+
+    async def write_statement(self, work: Any, *, flush: bool = True) -> Any:
+        return await self._write(lambda: self._database.write_statement(work, flush=flush), flush=flush)
+
+    async def _write(self, write: Callable[[], Awaitable[Any]], *, flush: bool) -> Any:
         self.begun += 1
         self.flushed.append(flush)
         await self.before.wait()
         if self.is_away or self.fail_before():
             raise StorageUnavailable
-        outcome = await self._database.write(work, flush=flush, is_long=is_long)
+        outcome = await write()
         self.committed += 1
         await self.after.wait()
         if self.fail_after():

@@ -83,6 +83,9 @@ class InlineDatabase:
         self.writes += 1
         return self._run(work)
 
+    async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
+        return await self.write(work, flush=flush)
+
     def _run(self, work: Work[T]) -> T:
         if self.is_away:
             raise StorageUnavailable

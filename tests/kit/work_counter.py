@@ -57,7 +57,7 @@ class _Session:
 
     def __init__(self, counter: "WorkCounter") -> None:
         self._counter = counter
-        self._is_flushing = True
+        self.is_flushing = True
         self._open: Transaction | None = None
 
     def note(self, sql: str) -> None:
@@ -66,14 +66,17 @@ class _Session:
         if not _FRAME.match(sql):
             open_one = self._open
             if open_one is None:  # on its own: a transaction by itself
-                self._counter.end(Transaction(statements=[sql], is_committed=True, round_trips=1))
+                alone = Transaction(
+                    statements=[sql], is_flushed=self.is_flushing, is_committed=True, round_trips=1
+                )
+                self._counter.end(alone)
             else:
                 open_one.statements.append(sql)
         elif sql.startswith("BEGIN"):
-            self._open = Transaction(is_flushed=self._is_flushing)
+            self._open = Transaction(is_flushed=self.is_flushing)
             self._counter.open += 1
         elif sql.startswith("PRAGMA synchronous"):
-            self._is_flushing = sql.endswith("FULL")
+            self.is_flushing = sql.endswith("FULL")
         elif sql.startswith("SET LOCAL synchronous_commit = off") and self._open is not None:
             self._open.is_flushed = False
         elif sql.startswith(("COMMIT", "ROLLBACK")) and self._open is not None:
@@ -170,8 +173,17 @@ class Span:
         )
 
 
+_WRITES = re.compile(r"\b(INSERT INTO|UPDATE [a-z]|DELETE FROM) ?")
+
+
 def _is_read(transaction: Transaction) -> bool:
-    return all(sql.lstrip().startswith(("SELECT", "WITH")) for sql in transaction.statements)
+    return not any(_is_write(sql) for sql in transaction.statements)
+
+
+def _is_write(sql: str) -> bool:
+    """A statement that begins with WITH may write in its parts."""
+    start = sql.lstrip()
+    return bool(_WRITES.search(sql)) if start.startswith("WITH") else not start.startswith("SELECT")
 
 
 # ---- Where it is counted.
@@ -306,6 +318,8 @@ class _Wire:
                 self._hear(kind, body)
             else:
                 self._is_started = int.from_bytes(body[:4], "big") != _SSL_REQUEST
+                if b"synchronous_commit\0off\0" in body:
+                    self._session.is_flushing = False
 
     def _hear(self, kind: bytes, body: bytes) -> None:
         if kind == b"Q":

@@ -56,9 +56,9 @@ class Cost:
 
 
 UNPAID = Cost(flushed=0, written=0, read=0, statements=0)
-FREE = Cost(flushed=1, written=1, read=0, statements=4, round_trips=10)
-CREDIT_PLAIN = Cost(flushed=1, written=1, read=0, statements=8, round_trips=14)
-CREDIT_BOUND = Cost(flushed=1, written=1, read=0, statements=9, recoveries=1, round_trips=15)
+FREE = Cost(flushed=1, written=1, read=0, statements=4, round_trips=2)
+CREDIT_PLAIN = Cost(flushed=1, written=1, read=0, statements=8, round_trips=2)
+CREDIT_BOUND = Cost(flushed=1, written=1, read=0, statements=9, recoveries=1, round_trips=2)
 FIRST_PLAIN = Cost(flushed=2, written=1, read=1, statements=15, rpc_requests=1, recoveries=2, round_trips=31)
 FIRST_BOUND = Cost(flushed=2, written=1, read=1, statements=16, rpc_requests=1, recoveries=1, round_trips=31)
 AUTHORIZED = Cost(flushed=3, written=1, read=1, statements=29, rpc_requests=7, recoveries=1, round_trips=64)
@@ -204,6 +204,12 @@ async def ask_many(served: CountedGateway, headers: Any) -> None:
         await ask_ok(served, headers)
 
 
+def count_waiting(batches: Any) -> int:
+    """Claims that wait, or are being written."""
+    lanes = batches._lanes.all if batches._lanes else ()
+    return len(batches._in_flight) + len(batches._queue) + sum(map(len, lanes))
+
+
 async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> None:
     """Of 32 calls at once, the first is being written while the others gather: two durable commits in all, and each touches the
     payment's row once."""
@@ -213,7 +219,10 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> N
     await served.count(lambda: ask_ok(served, headers))
     await served.count(lambda: ask_ok(served, headers))
     gate, batches = FaultyDatabase(served.app.database), served.app.ledger._group_commit
-    behind, batches._database = batches._database, gate
+    writers: list[Any] = [batches, *([batches._lanes] if batches._lanes else [])]
+    behind = batches._database
+    for writer in writers:
+        writer._database = gate
 
     async def ask_all() -> None:
         gate.before.clear()
@@ -221,7 +230,7 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> N
             for _ in range(crowd):
                 group.create_task(ask_ok(served, headers))
             await poll(
-                lambda: len(batches._in_flight) + len(batches._queue) == crowd,
+                lambda: count_waiting(batches) == crowd,
                 deadline_s=DEADLINE_S,
                 what="claims that wait",
             )
@@ -230,12 +239,14 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> N
     try:
         work = await served.count(ask_all, finishes=crowd)
     finally:
-        batches._database = behind
+        for writer in writers:
+            writer._database = behind
     claims = [one for one in work.transactions if any("INSERT INTO call" in sql for sql in one.statements)]
     written = [sum("INSERT INTO call" in sql for sql in one.statements) for one in claims]
-    assert (len(written), sum(written)) == (2, crowd)
+    assert len(written) == 2
+    assert sum(written) == (2 if batches._lanes else crowd)  # on PostgreSQL one statement holds a whole batch
     assert work.flushed == 2
-    assert work.count("^UPDATE payment") == 2
+    assert work.count("UPDATE payment") == 2
     looks = work.count(LISTING_QUERY)
     assert looks <= 1
     assert (work.read - looks, work.rpc_requests, work.recoveries) == (0, 0, 0)

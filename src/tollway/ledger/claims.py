@@ -1,16 +1,20 @@
 """Decides a batch of claims, in their order, against the payments and authorisations as they stand. Pure.
 
-The one place that decides which claim gets the price of a call; the ledger in SQL and its twin in memory both use it, the
-former with the rows locked. Greedy: a claim that finds too little is refused, and a smaller one behind it may still be
-granted. The default refuses.
+`decide_claims` is the one place that decides which claim gets the price of a call; the ledger in SQL and its twin in memory both
+use it, the former with the rows locked. Greedy: a claim that finds too little is refused, and a smaller one behind it may still
+be granted. The default refuses.
+
+`is_plain_claim` is a filter in front of it: a claim that it lets through would be granted by `decide_claims` too, so one statement may
+grant it (`storage/plain_writes`). It refuses no claim: what it does not let through is decided.
 
 A balance on the chain is seen at a block. What may still leave it counts against it: authorisations whose calls run,
 settle or may run again, and those that moved after that block. So fifty authorisations on one balance buy no more than
 it covers, and a call that runs again needs no cover of its own: it was counted all the while.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tollway.ids import METHOD_LENGTH_MAX, Address, CallId, ChainId, TxHash, is_storable
@@ -301,6 +305,67 @@ def check_claim(claim: Claim) -> None:
         raise ValueError("the claim and its authorisation name different payments")
     if authorization.base_units != claim.price_units * 10 ** max(0, claim.decimals - LEDGER_DECIMALS_MAX):
         raise ValueError("an authorisation pays the price to the unit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainCase:
+    """What the guards of `PAYMENT_GUARDS` read of one payment and of the claims of one batch that name it.
+
+    `payment`: None where there is none with that id. `payer`: of all these claims. `units`: the sum of their prices. `has_plain_proof`,
+    `has_bound_proof`: one of them comes with such a signature. `debt_units`: of the payment's credit account. `has_open_repeat`: an earlier
+    call of one of these requests on that payment is `unknown`, or was cut and not brought again. `is_nonce_used`: another call
+    holds one of their nonces."""
+
+    payment: Payment | None
+    payer: Address
+    units: int
+    has_plain_proof: bool = False
+    has_bound_proof: bool = False
+    debt_units: int = 0
+    has_open_repeat: bool = False
+    is_nonce_used: bool = False
+
+
+CLAIM_GUARDS: Mapping[str, Callable[[Claim, Collection[str]], bool]] = MappingProxyType(
+    {
+        "no authorisation": lambda claim, limited: claim.authorization is None,
+        "no idempotency key": lambda claim, limited: claim.idempotency_key is None,
+        "no first price": lambda claim, limited: not claim.is_first_price,
+        "no maximum of unfinal value": lambda claim, limited: claim.currency not in limited,
+    }
+)
+"""Guards of a plain claim that read the claim alone; given with it: the currencies whose unfinal value has a maximum."""
+
+PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProxyType(
+    {
+        "payer matches": lambda case, payment: payment.payer == case.payer,
+        "not gone": lambda case, payment: payment.state is not PaymentState.GONE,
+        "not held": lambda case, payment: not payment.is_held,
+        "plain form counts": lambda case, payment: not (case.has_plain_proof and payment.is_plain_ended),
+        "one form of proof": lambda case, payment: not (case.has_plain_proof and case.has_bound_proof),
+        "whole sum covered": lambda case, payment: payment.remaining_units >= case.units,
+        "no debt": lambda case, payment: case.debt_units == 0,
+        "no open repeat": lambda case, payment: not case.has_open_repeat,
+        "nonce not used": lambda case, payment: not case.is_nonce_used,
+    }
+)
+"""Guards of plain claims that read the books. Calls that are `forwarding` do not count against a claim."""
+
+
+def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
+    """Whether every guard of `CLAIM_GUARDS` holds. A free call needs no others."""
+    return all(holds(claim, limited) for holds in CLAIM_GUARDS.values())
+
+
+def is_plain_claim(claim: Claim, case: PlainCase | None, *, limited: Collection[str]) -> bool:
+    """Whether one statement may grant this claim, with all others of its batch on that payment: `decide_claims` would grant them, in
+    any order. `case`: None for a free call. `limited`: the currencies whose unfinal value has a maximum."""
+    if not is_claim_alone_plain(claim, limited):
+        return False
+    if claim.payment_id is None or case is None:
+        return claim.payment_id is None
+    payment = case.payment
+    return payment is not None and all(holds(case, payment) for holds in PAYMENT_GUARDS.values())
 
 
 TEXT_LENGTH_MAX = {

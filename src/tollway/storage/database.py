@@ -17,7 +17,7 @@ import fcntl
 import os
 import sqlite3 as stdlib_sqlite3
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import asyncpg
 from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 from sqlalchemy.util import greenlet_spawn
 
@@ -36,6 +36,8 @@ from tollway.ids import Address, TxHash
 from tollway.storage.outage import CommitInDoubt, OutageLog, Use, ValueRefused, is_value_refused
 from tollway.storage.postgres import (
     DRIVER_ERRORS,
+    STATEMENT_SESSION,
+    UNFLUSHED_SESSION,
     ConnectionValidity,
     PostgresAddress,
     PostgresConnector,
@@ -98,6 +100,12 @@ class Database(Protocol):
         makes it durable too). With it, what `work` has seen is as durable as what it wrote. `is_long`: without the
         deadlines of a served request (a migration). Raises `StorageUnavailable` when the outcome is unknown.
         """
+        ...
+
+    async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
+        """As `write`, for work that writes with one statement alone. On PostgreSQL that statement is a transaction of its own, on a
+        session for such statements: without a BEGIN and a COMMIT, one round trip. What `work` only reads before it is not
+        in that transaction. One at a time for each `flush`; others wait."""
         ...
 
     def describe_location(self) -> str:
@@ -189,6 +197,9 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         return await self._run(self._writer.run(partial(self._write, work, flush=flush)), use="write")
+
+    async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
+        return await self.write(work, flush=flush)
 
     async def _run(self, job: Awaitable[T], *, use: Use) -> T:
         try:
@@ -304,27 +315,67 @@ class PostgresDatabase:
         self._lone_engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=connect_writable, poolclass=NullPool
         )
+        self._statement_engines = {
+            True: self._create_statement_engine(STATEMENT_SESSION),
+            False: self._create_statement_engine(UNFLUSHED_SESSION),
+        }
         self._validity.watch_pool(self._engine.sync_engine)
         for engine in (self._engine, self._long_engine, self._lone_engine):
             event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
+
+    def _create_statement_engine(self, session: Mapping[str, str]) -> AsyncEngine:
+        """One connection, on which each statement is a transaction of its own."""
+
+        async def connect() -> asyncpg.Connection:
+            connection = await self.connector.connect_writable(
+                statement_deadline_s=COMMAND_TIMEOUT_S, session=session
+            )
+            connection.add_log_listener(self._validity.record_any_warning)
+            return connection
+
+        engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=connect,
+            isolation_level="AUTOCOMMIT",
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_S,
+        )
+        self._validity.watch_pool(engine.sync_engine)
+        event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
+        return engine
 
     async def open(self) -> None:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        for engine in (self._engine, *self._statement_engines.values()):
+            await engine.dispose()
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
-        return await self._run(lambda connection: _read(connection, work), use="read", is_long=is_long)
+        engine = self._long_engine if is_long else self._engine
+        return await self._run(engine, lambda connection: _read(connection, work), use="read")
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         commits_in_doubt = self._validity.commits_in_doubt
         is_in_doubt = flush and commits_in_doubt != self._resolved_in_doubt
         write = partial(self._write, work=work, flush=flush, is_in_doubt=is_in_doubt)
-        result = await self._run(write, use="write", is_long=is_long)
+        engine = self._long_engine if is_long else self._engine
+        result = await self._run(engine, write, use="write")
         if flush and self._validity.commits_in_doubt == commits_in_doubt:
             self._resolved_in_doubt = commits_in_doubt
         return result
+
+    async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
+        def write(connection: Connection) -> T:
+            result = work(connection)
+            # After doubt no message has to be written first, as `_write` does it: whatever this has granted it has written, so
+            # its own commit has waited for the standby.
+            if self._validity.is_commit_in_doubt(connection.connection.driver_connection):
+                raise CommitInDoubt("the server committed without its standby")
+            return result
+
+        return await self._run(self._statement_engines[flush], write, use="write")
 
     def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_in_doubt: bool) -> T:
         connection.begin()
@@ -360,9 +411,8 @@ class PostgresDatabase:
 
             yield fetch_scalar
 
-    async def _run(self, job: Callable[[Connection], T], *, use: Use, is_long: bool) -> T:
+    async def _run(self, engine: AsyncEngine, job: Callable[[Connection], T], *, use: Use) -> T:
         """The whole of a transaction, from a connection to letting go of it, in one greenlet: each costs."""
-        engine = self._long_engine if is_long else self._engine
         with self._translated(use):
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
         self._outages.record_success(use)

@@ -284,6 +284,8 @@ def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
             if call.state in (CallState.CONSUMED, CallState.REORGED):
                 debt_units += call.parts.get(payment_id, 0)
                 _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
+            else:  # a plain end of it, which locks no payment, must find this (`plain_writes`)
+                locked_rows.change(call, needs_locks=True)
     locked_rows.write()
     return debt_units
 

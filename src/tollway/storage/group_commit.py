@@ -9,8 +9,9 @@ dropped; a claim of unknown outcome is answered without a read from the database
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 import structlog
@@ -24,6 +25,7 @@ from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
 from tollway.storage.call_terms import KnownTerms
+from tollway.storage.company import COMPANY_S, Company
 from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
@@ -31,27 +33,23 @@ from tollway.storage.ledger_batch import (
     Drop,
     Entry,
     LedgerBatch,
+    OpenKey,
     Outcome,
     Reopen,
     Reopened,
+    ended_key,
+    opened_key,
 )
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.outage import ValueRefused
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
 from tollway.storage.settlement import Conclude, Settle
+from tollway.storage.write_lanes import PlainLanes, WaitingEntry, count_callers
 
 _log = structlog.get_logger(__name__)
 
 FINISH_DELAY_S = 0.02
-COMPANY_S = 0.001
-"""The writer waits so long at most for the callers of its last batch. At 32 connections on SQLite it makes batches of 18 entries in
-place of 15, and the median call is 8 % faster. CPU time was 5 to 15 % less while each call had three entries; with two, and a
-hand-over of half the cost, no difference can be measured."""
-COMPANY_ABOVE = 8
-"""Up to so many callers at once the writer never waits: then a millisecond is more than what a larger batch saves."""
-COMPANY_RECENT_MS = 10
-"""Callers come back within this time, a claim with its close and a close with the client's next call, or not soon."""
 RETRY_S = 0.25
 """Between two tries to write the ends of calls that the database did not take."""
 UNAWAITED_RETRY_S = 1.0
@@ -70,27 +68,11 @@ _OWN_FAULTS = (IntegrityError, ValueRefused)
 """An entry of the transaction is at fault, and nothing of it was written."""
 
 
-OpenKey = tuple[CallId, int]
-"""A run of a call: its id and its epoch."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _WaitingEntry:
-    """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
-    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already."""
-
-    entry: Entry
-    future: asyncio.Future[Outcome] | None
-    ends_s: float | None = None
-    due_s: float = 0.0
-    is_in_doubt: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchPart:
     """Entries of a batch that failed, which are written together. `is_retry`: they may have been committed before."""
 
-    waiting: Sequence[_WaitingEntry]
+    waiting: Sequence[WaitingEntry]
     is_retry: bool = False
 
     def halve(self) -> "list[_BatchPart]":
@@ -118,6 +100,7 @@ class GroupCommit:
         patience_s: float,
         retry_s: float = RETRY_S,
         company_s: float = COMPANY_S,
+        finish_delay_s: float = FINISH_DELAY_S,
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
     ) -> None:
@@ -135,85 +118,93 @@ class GroupCommit:
         self._grant_ms_max = grant_ms_max
         self._patience_s = patience_s
         self._retry_s = retry_s
-        self._company_s = company_s
+        self._finish_delay_s = finish_delay_s
         self._on_batch = on_batch
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
-        self._queue: deque[_WaitingEntry] = deque()
-        self._queued_callers = 0
-        self._company = 0
-        self._company_since_ms = 0
-        self._has_company = asyncio.Event()
-        self._in_flight: list[_WaitingEntry] = []
+        make_company = partial(Company, wait_s=company_s, ticks_ms=ticks_ms)
+        self._known_terms = KnownTerms()
+        self._lanes: PlainLanes | None = None
+        if database.dialect == "postgresql":
+            self._lanes = PlainLanes(
+                self,
+                database,
+                rules=rules,
+                clock=clock,
+                acknowledged=acknowledged,
+                on_restore_detected=on_restore_detected,
+                batch_max=batch_max,
+                delay_s=finish_delay_s,
+                make_company=make_company,
+                known_terms=self._known_terms,
+            )
+        self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
+        self._is_in_trouble = False
+        self._queue: deque[WaitingEntry] = deque()
+        self._company = make_company(batch_max)
+        self._in_flight: list[WaitingEntry] = []
         self._wake = asyncio.Event()
         self._delayed_wake: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._has_ended = False
-        self._late: dict[CallId, _WaitingEntry] = {}
+        self._late: dict[CallId, WaitingEntry] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._tried: list[asyncio.Future[None]] = []
         self._open: Counter[OpenKey] = Counter()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._reopened: dict[OpenKey, None] = {}
-        self._known_terms = KnownTerms()
         self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
         """Writes until `stop` was called and the queue is empty. Run it once, as a background task."""
+        if self._lanes is not None:
+            self._lanes.start(on_end=self._wake.set)
         try:
-            while self._queue or not self._is_stopping:
+            while self._has_work() or not self._is_stopping:
                 if not self._is_urgent():
                     await self._wake.wait()
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
-                if self._waits_for_company():
-                    await self._wait_for_company()
+                if not self._late and not self._is_stopping:
+                    await self._company.wait()
                 await self._write_next()
             await self._write_next()  # what was late, once more
         finally:
             self._is_stopping = self._has_ended = True
             if self._retry is not None:
                 self._retry.cancel()
-            for waiting in (*self._in_flight, *self._queue, *self._late.values()):
+            left = [*self._in_flight, *(one for batch, _ in self._failed for one in batch)]
+            left += await self._lanes.end() if self._lanes is not None else []
+            for waiting in (*left, *self._queue, *self._late.values()):
                 self._fail(waiting, StorageUnavailable("the books are closed"))
             self._queue.clear()
+            self._failed.clear()
             _resolve_all(self._tried)
 
-    def _waits_for_company(self) -> bool:
-        """More than `COMPANY_ABOVE` callers waited when the last batch ended, in it or behind it; that was a moment ago, and not
-        all of them have come back."""
-        return (
-            self._company > COMPANY_ABOVE
-            and self._queued_callers < self._company
-            and self._ticks_ms() - self._company_since_ms < COMPANY_RECENT_MS
-            and not self._is_stopping
-            and not self._late
-        )
+    def _has_work(self) -> bool:
+        return bool(self._queue or self._failed) or self._has_lanes()
 
-    async def _wait_for_company(self) -> None:
-        """Returns when so many callers wait as when the last batch ended, or after `company_s`."""
-        self._has_company.clear()
-        timer = asyncio.get_running_loop().call_later(self._company_s, self._has_company.set)
-        try:
-            await self._has_company.wait()
-        finally:
-            timer.cancel()
-
-    def _count_company(self, batch: Sequence[_WaitingEntry]) -> None:
-        self._company = min(self._queued_callers + _count_callers(batch), self._batch_max)
-        self._company_since_ms = self._ticks_ms()
+    def _has_lanes(self) -> bool:
+        return self._lanes is not None and self._lanes.are_running
 
     async def _write_next(self) -> None:
-        self._in_flight = self._take_batch()
+        if self._failed:
+            exc = self._failed[0][1]
+            self._in_flight = [one for batch, _ in self._failed for one in batch]
+            self._failed.clear()
+            writing = self._commit_failed(self._in_flight, exc)
+        else:
+            self._in_flight = self._take_batch()
+            writing = self._commit(self._in_flight)
         tried, self._tried = self._tried, []
         try:
-            await self._commit(self._in_flight)
+            await writing
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no batch may end it
             self._task.record_failure(exc)
             for waiting in self._in_flight:
                 if waiting.future is None or not waiting.future.done():
                     self._fail(waiting, StorageUnavailable())
-        self._count_company(self._in_flight)
+        self._company.note_written(count_callers(self._in_flight))
         self._in_flight = []
         _resolve_all(tried)
         if self._late and self._retry is None:
@@ -232,8 +223,10 @@ class GroupCommit:
     def stop(self) -> None:
         """Lets `run` return when everything that waits is written."""
         self._is_stopping = True
+        if self._lanes is not None:
+            self._lanes.stop()
         self._wake.set()
-        self._has_company.set()
+        self._company.stop()
 
     async def wait_closed(self) -> None:
         """Returns when every call that was opened here is closed, in writing."""
@@ -246,7 +239,7 @@ class GroupCommit:
         answer stands behind it, a cancelled caller has dropped that."""
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the books are closing")
-        waiting = _WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
+        waiting = WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
         asked_ms = self._ticks_ms()
         self._enqueue(waiting)
@@ -266,7 +259,7 @@ class GroupCommit:
         if self._has_ended:
             _log.warning("books_entry_too_late", call_id=entry.call_id)
             return
-        self._enqueue(_WaitingEntry(entry=entry, future=None))
+        self._enqueue(WaitingEntry(entry=entry, future=None))
 
     def is_open(self, key: OpenKey) -> bool:
         call_id, _ = key
@@ -298,31 +291,68 @@ class GroupCommit:
         self._wake.set()
         await tried
 
-    def _enqueue(self, waiting: _WaitingEntry) -> None:
-        key = _opened_key(waiting.entry)
+    def _enqueue(self, waiting: WaitingEntry) -> None:
+        key = opened_key(waiting.entry)
         if key is not None:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
+        lanes = self._lanes
+        if lanes is None:
+            self._put(waiting)
+            return
+        holder = lanes.find_holder(waiting.entry.call_id)
+        if holder is not None:
+            holder.put_behind(waiting)
+            return
+        lane = None if self.are_lanes_shut() else lanes.find_lane(waiting)
+        if lane is None:
+            self._put(waiting)
+        else:
+            lane.put(waiting, is_urgent=_is_urgent(waiting.entry))
+
+    def _put(self, waiting: WaitingEntry) -> None:
         self._queue.append(waiting)
         if waiting.future is not None:
-            self._queued_callers += 1
-            if self._queued_callers >= self._company:
-                self._has_company.set()
+            self._company.note_waiting()
         if _is_urgent(waiting.entry):
             self._wake.set()
         elif self._delayed_wake is None:
-            self._delayed_wake = asyncio.get_running_loop().call_later(FINISH_DELAY_S, self._wake.set)
+            self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
+
+    def are_lanes_shut(self) -> bool:
+        """Something is late or in doubt, and everything else must find it written, or fail with it; or this is the end."""
+        return bool(self._late or self._failed) or self._is_in_trouble or self._is_stopping
+
+    def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
+        """What a lane has not written."""
+        for one in waiting:
+            self._put(one)
+
+    def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
+        """What a lane may have written."""
+        self._is_in_trouble = True
+        self._failed.append((waiting, exc))
+        self._wake.set()
+
+    def note_batch(self, size: int) -> None:
+        self._on_batch(size)
 
     def _is_urgent(self) -> bool:
-        return self._is_stopping or any(_is_urgent(waiting.entry) for waiting in self._queue)
+        if self._is_stopping and not self._queue:  # then only lanes may be working yet
+            return bool(self._failed) or not self._has_lanes()
+        return (
+            self._is_stopping
+            or bool(self._failed)
+            or any(_is_urgent(waiting.entry) for waiting in self._queue)
+        )
 
-    def _take_batch(self) -> list[_WaitingEntry]:
+    def _take_batch(self) -> list[WaitingEntry]:
         """The next batch, in order. A second entry for the same call waits for the next one."""
         if self._delayed_wake is not None:
             self._delayed_wake.cancel()
             self._delayed_wake = None
         batch = self._take_late_entries() if self._late else []
-        rest: deque[_WaitingEntry] = deque()
+        rest: deque[WaitingEntry] = deque()
         seen: set[CallId] = {waiting.entry.call_id for waiting in batch}
         later: set[CallId] = set()
         while self._queue and len(batch) < self._batch_max:
@@ -344,10 +374,10 @@ class GroupCommit:
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
-        self._queued_callers = _count_callers(rest)
+        self._company.note_taken(still_waiting=count_callers(rest))
         return batch
 
-    def _take_late_entries(self) -> list[_WaitingEntry]:
+    def _take_late_entries(self) -> list[WaitingEntry]:
         """Before everything else: a claim or a repeat of the same request must find them written."""
         now_s = 0.0 if self._is_stopping else asyncio.get_running_loop().time()
         due = (one for one in self._late.values() if self._is_stopping or one.due_s <= now_s)
@@ -357,18 +387,23 @@ class GroupCommit:
                 waiting.entry, waiting.future = _drop_response(waiting.entry), None
         return batch
 
-    async def _commit(self, batch: list[_WaitingEntry]) -> None:
+    async def _commit(self, batch: list[WaitingEntry]) -> None:
         if not batch:
             return
         self._on_batch(len(batch))
         exc = await self._write_part(batch, is_retry=False)
         if exc is None:
             self._task.record_success()
-            return
+        else:
+            await self._commit_failed(batch, exc)
+
+    async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
+        """What is left to do after a transaction of these entries, or a statement of a lane, has raised `exc`."""
         if any(waiting.ends_s is None for waiting in batch):  # else it was logged before
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
+            self._is_in_trouble = True
             self._task.record_failure(exc)
         failure = await self._find_failure() if is_retry else None
         ends_ms = self._ticks_ms() + HALVING_MS_MAX
@@ -413,7 +448,7 @@ class GroupCommit:
                     self._fail(waiting, StorageUnavailable(), is_alone=failure is None)
         return failure
 
-    async def _write_part(self, part: Sequence[_WaitingEntry], *, is_retry: bool) -> Exception | None:
+    async def _write_part(self, part: Sequence[WaitingEntry], *, is_retry: bool) -> Exception | None:
         """Writes the entries in one transaction and answers them; returns why none was written, or may not have been.
         `is_retry`: they may have been committed before."""
         try:
@@ -421,8 +456,9 @@ class GroupCommit:
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
             self._known_terms.forget()  # a database that was restored may have lost some
             return exc
+        self._is_in_trouble = False
         for waiting, outcome in zip(part, outcomes, strict=True):
-            self._deliver(waiting, outcome)
+            self.deliver(waiting, outcome)
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
@@ -434,6 +470,7 @@ class GroupCommit:
             await self._database.write(lambda connection: connection.execute(same))
         except StorageUnavailable as exc:
             return exc
+        self._is_in_trouble = False
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
@@ -478,14 +515,14 @@ class GroupCommit:
     def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         """The calls whose next run, if it is there, is not for the callers of this batch: it was granted to another caller, or
         its commit was unknown, and recovery may be ending it."""
-        keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
+        keys = [key for entry in entries if isinstance(entry, Reopen) and (key := opened_key(entry))]
         return frozenset(key[0] for key in keys if key in self._reopened or key in self.in_doubt)
 
     def _find_retried(self, entries: Sequence[Entry]) -> frozenset[CallId]:
         late = (self._late.get(entry.call_id) for entry in entries)
         return frozenset(one.entry.call_id for one in late if one is not None and one.is_in_doubt)
 
-    def _deliver(self, waiting: _WaitingEntry, outcome: Outcome) -> None:
+    def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None:
         if self._late.get(waiting.entry.call_id) is waiting:
             del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):
@@ -501,7 +538,7 @@ class GroupCommit:
 
     def _note_granted(self, entry: Entry) -> None:
         """From here on its caller may send: if its row is open later without a task here, its outcome is unknown."""
-        key = _opened_key(entry)
+        key = opened_key(entry)
         if key is None:
             return
         self.in_doubt.pop(key, None)
@@ -523,7 +560,7 @@ class GroupCommit:
 
     def _fail(
         self,
-        waiting: _WaitingEntry,
+        waiting: WaitingEntry,
         failure: StorageUnavailable,
         *,
         is_in_doubt: bool = True,
@@ -537,13 +574,13 @@ class GroupCommit:
             return
         if not isinstance(entry, Conclude):  # settlement recovery's; it comes again
             self._forget(entry)
-        key = _opened_key(entry)
+        key = opened_key(entry)
         if key is not None and is_in_doubt and key not in self._reopened:
             _remember_key(self.in_doubt, key, at_most=IN_DOUBT_MAX)
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
 
-    def _refuse(self, waiting: _WaitingEntry) -> None:
+    def _refuse(self, waiting: WaitingEntry) -> None:
         """The database refuses the entry itself: another try would get the same answer. Recovery ends the call."""
         entry, waiting.ends_s = waiting.entry, 0.0
         self._fail(waiting, StorageUnavailable(), is_in_doubt=False, is_alone=True)
@@ -551,7 +588,7 @@ class GroupCommit:
             del self._late[entry.call_id]
             self._forget(entry)
 
-    def _postpone(self, waiting: _WaitingEntry, failure: StorageUnavailable, *, is_alone: bool) -> None:
+    def _postpone(self, waiting: WaitingEntry, failure: StorageUnavailable, *, is_alone: bool) -> None:
         """The end of a call, which is still open: tried until it is written. Its caller waits as long as patience lasts; then
         the answer is dropped, and the end is another."""
         now_s = asyncio.get_running_loop().time()
@@ -580,19 +617,15 @@ class GroupCommit:
 
     def _forget(self, entry: Entry) -> None:
         """No task here will close this call (any more)."""
-        key = _opened_key(entry)
+        key = opened_key(entry)
         if key is None:
-            ended = _ended_key(entry)
+            ended = ended_key(entry)
             if ended is not None:
                 self.forget(ended)
         elif key in self._open:
             self._open[key] -= 1
             if self._open[key] <= 0:
                 self.forget(key)
-
-
-def _count_callers(entries: Iterable[_WaitingEntry]) -> int:
-    return sum(waiting.future is not None for waiting in entries)
 
 
 def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:
@@ -605,24 +638,6 @@ def _is_urgent(entry: Entry) -> bool:
     """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with. Unless it says that
     the answer was cut: its caller may call again at once."""
     return not isinstance(entry, Finish) or entry.is_cut
-
-
-def _opened_key(entry: Entry) -> OpenKey | None:
-    if isinstance(entry, Claim):
-        return (entry.call_id, 1)
-    if isinstance(entry, Reopen):
-        return (entry.call_id, entry.epoch + 1)
-    return None
-
-
-def _ended_key(entry: Entry) -> OpenKey | None:
-    match entry:
-        case Close() | Conclude() | Drop():
-            return (entry.call_id, entry.epoch)
-        case Settle():
-            return (entry.call_id, entry.close.epoch)
-        case _:
-            return None
 
 
 def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
@@ -666,7 +681,7 @@ def _resolve_all(waiting: list[asyncio.Future[None]]) -> None:
             one.set_result(None)
 
 
-def _is_withdrawn(waiting: _WaitingEntry) -> bool:
+def _is_withdrawn(waiting: WaitingEntry) -> bool:
     future = waiting.future
     return future is not None and future.cancelled() and isinstance(waiting.entry, _OPENING_ENTRIES)
 

@@ -78,6 +78,30 @@ Entry = Claim | Move | Finish
 Outcome = ClaimOutcome | Closed | Fenced | Reopened | NonceUnavailable | CallState | None
 
 
+OpenKey = tuple[CallId, int]
+"""A run of a call: its id and its epoch."""
+
+
+def opened_key(entry: Entry) -> OpenKey | None:
+    """The run that this entry begins where it is granted."""
+    if isinstance(entry, Claim):
+        return (entry.call_id, 1)
+    if isinstance(entry, Reopen):
+        return (entry.call_id, entry.epoch + 1)
+    return None
+
+
+def ended_key(entry: Entry) -> OpenKey | None:
+    """The run that this entry ends."""
+    match entry:
+        case Close() | Conclude() | Drop():
+            return (entry.call_id, entry.epoch)
+        case Settle():
+            return (entry.call_id, entry.close.epoch)
+        case _:
+            return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
     """What holds for all batches of one gateway. `answer_ttl_ms`: for so long a stored response is kept."""
@@ -143,7 +167,11 @@ class LedgerBatch:
         if self._settlement is not None:
             self._settlement.write(now_ms=self._now_ms)
         self._locked_rows.write()
-        self._finish([entry for entry in entries if isinstance(entry, Finish)])
+        write_finishes(
+            self._connection,
+            [entry for entry in entries if isinstance(entry, Finish)],
+            ahead_ms=self._ahead_ms,
+        )
         if self._is_retry:
             self._find_claimed(claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
@@ -434,10 +462,11 @@ class LedgerBatch:
             "moved_ms": self._now_ms,
         }
 
-    def _finish(self, finishes: Sequence[Finish]) -> None:
-        if finishes:
-            rows = [_finish_row(finish, ahead_ms=self._ahead_ms) for finish in finishes]
-            _FINISH.run(self._connection, rows)
+
+def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
+    """With one statement. `ahead_ms`: how far the clock that all gateways share is ahead of this gateway's own."""
+    if finishes:
+        _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
 
 
 def _is_of_account(account: CreditAccount) -> ColumnElement[bool]:
@@ -471,6 +500,7 @@ _REQUEST = select(call_terms_table.c.method, call_table.c.digest, call_table.c.e
 _WRITTEN_LATER = {
     "actual_units",
     "channel_id",
+    "needs_locks",
     "http_status",
     "upstream_status",
     "request_bytes",

@@ -45,8 +45,9 @@ from tollway.ledger.records import (
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import authorizations, history, idempotency, payments, recovery
 from tollway.storage.batch_loader import BatchLoader
+from tollway.storage.company import COMPANY_S
 from tollway.storage.database import Database, Work, write_retried
-from tollway.storage.group_commit import COMPANY_S, RETRY_S, GroupCommit
+from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
 from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
 from tollway.storage.recovery import (
@@ -103,12 +104,13 @@ class LedgerStore:
         writer: BackgroundTask | None = None,
         close_retry_s: float = RETRY_S,
         company_s: float = COMPANY_S,
+        finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
         """`on_lapse`: this gateway renewed later than its lease, and others may have recovered its calls.
         `on_restore`: the database was found to have gone back in time; its balances are held.
         `ticks_ms`: a monotonic clock, by which jumps of the other clocks are detected. `writer`: the background task that `run` is.
         `close_retry_s`: between two tries of a close that found no database. `company_s`: the writer's longest wait for
-        the callers of its last batch."""
+        the callers of its last batch. `finish_delay_s`: so long a finish waits for others to be written with."""
         self._database = database
         self._limits = limits
         self._own_ms = now_ms
@@ -147,6 +149,7 @@ class LedgerStore:
             patience_s=limits.close_patience_s,
             retry_s=close_retry_s,
             company_s=company_s,
+            finish_delay_s=finish_delay_s,
             on_batch=on_batch,
             task=writer,
         )

@@ -141,6 +141,7 @@ call_table = Table(
     Column("attempts", Integer, nullable=False),
     Column("cut", String(10), nullable=False),
     Column("clock_releases", Boolean, nullable=False),
+    Column("needs_locks", Boolean, nullable=False, server_default=false()),
     Column("price_units", BigInteger, nullable=False),
     Column("actual_units", BigInteger),
     Column("taken_units", BigInteger, nullable=False),

@@ -13,9 +13,10 @@ and no lock is taken.
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from weakref import WeakSet
@@ -189,6 +190,19 @@ _SESSION = {
 }
 
 
+STATEMENT_SESSION = {
+    # The statements of such a session name each row that they read by a key, so a plan that walks a table is never right,
+    # neither while the table is small nor after it has grown. One plan, made once.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+"""Of a session on which each statement is a transaction of its own."""
+UNFLUSHED_SESSION = {**STATEMENT_SESSION, "synchronous_commit": "off"}
+"""The same; what it commits is flushed by the next durable commit of any session, or within a second."""
+
+
 class NoServerAvailable(ConnectionError):
     """No server of the address can be used. The message names each of them with the reason, and no secret."""
 
@@ -211,15 +225,19 @@ class PostgresConnector:
         self._retry_at = 0.0
         self._is_probing = False
 
-    async def connect_writable(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+    async def connect_writable(
+        self, *, statement_deadline_s: float | None, session: Mapping[str, str] = MappingProxyType({})
+    ) -> asyncpg.Connection:
         """A connection to a server that may be written to. Raises NoServerAvailable, at once while an outage lasts. Without a
-        deadline, nothing on the server has one either."""
+        deadline, nothing on the server has one either. `session`: settings that differ from those of other sessions."""
         is_probe = self._failure is not None
         if self._failure is not None and (self._is_probing or self._clock() < self._retry_at):
             raise NoServerAvailable(str(self._failure))
         self._is_probing = is_probe
         try:
-            connection = await self._connect_first(statement_deadline_s)
+            connection = await self._connect_first(
+                statement_deadline_s, {**_make_session(statement_deadline_s), **session}
+            )
         except NoServerAvailable as exc:
             self._failure, self._retry_at = exc, self._clock() + RECONNECT_PAUSE_S
             raise
@@ -229,7 +247,9 @@ class PostgresConnector:
         self._failure = None
         return connection
 
-    async def _connect_first(self, statement_deadline_s: float | None) -> asyncpg.Connection:
+    async def _connect_first(
+        self, statement_deadline_s: float | None, session: dict[str, str]
+    ) -> asyncpg.Connection:
         """The one that took us last comes first."""
         hosts, first = self.address.hosts, self._first
         reasons: list[str] = []
@@ -237,7 +257,7 @@ class PostgresConnector:
         for step in range(len(hosts)):
             number = (first + step) % len(hosts)
             try:
-                connection = await self._connect_host(hosts[number], statement_deadline_s)
+                connection = await self._connect_host(hosts[number], statement_deadline_s, session)
             except (
                 OSError,
                 TimeoutError,
@@ -253,7 +273,7 @@ class PostgresConnector:
         raise NoServerAvailable("; ".join(reasons)) from cause
 
     async def _connect_host(
-        self, host: PostgresHost, statement_deadline_s: float | None
+        self, host: PostgresHost, statement_deadline_s: float | None, session: dict[str, str]
     ) -> asyncpg.Connection:
         address = self.address
         async with asyncio.timeout(CONNECT_DEADLINE_S):
@@ -267,7 +287,7 @@ class PostgresConnector:
                 target_session_attrs=address.session,
                 timeout=CONNECT_DEADLINE_S,
                 command_timeout=statement_deadline_s,
-                server_settings=_make_session(statement_deadline_s),
+                server_settings=session,
             )
             return connection
 
@@ -345,6 +365,11 @@ class ConnectionValidity:
         """A commit whose wait for the standby was cancelled says so in a warning, and nowhere else. Called before the
         answer to the statement is given out: both are queued, in the order in which they came."""
         if message.severity_en == "WARNING" and message.query in ("COMMIT", "COMMIT;"):
+            self._in_doubt.add(connection)
+
+    def record_any_warning(self, connection: Any, message: Any) -> None:
+        """As `record_warning`, where each statement is a transaction of its own: the warning comes with the statement."""
+        if message.severity_en == "WARNING":
             self._in_doubt.add(connection)
 
     def _record_outage_count(self, _connection: Any, record: Any) -> None:

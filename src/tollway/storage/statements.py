@@ -64,17 +64,7 @@ class Prepared:
     def fetch(self, connection: Connection, **values: Any) -> Rows:
         """Every row of the answer. Lists are given as lists, and none of them is empty."""
         text = self._text(connection, values)
-        parameters = text.arrange(values)
-        if connection.engine.dispatch.before_cursor_execute:
-            return connection.exec_driver_sql(text.sql, parameters).all()
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute(text.sql, parameters)
-            found: Rows = cursor.fetchall()
-        except BaseException as exc:  # noqa: BLE001 - raised again, always
-            _raise(connection, exc, text.sql)
-        cursor.close()
-        return found
+        return fetch_text(connection, text.sql, text.arrange(values))
 
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
         """Runs it for each of these rows. How many rows of tables it has changed; -1 where the driver does not say."""
@@ -110,6 +100,20 @@ class Prepared:
                 self._compiled[dialect.name] = compiled
             text = self._texts[key] = _expand(compiled, values)
         return text
+
+
+def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> Rows:
+    """Every row of the answer to a text in the dialect of this connection, its parameters in the driver's own form."""
+    if connection.engine.dispatch.before_cursor_execute:
+        return connection.exec_driver_sql(sql, tuple(parameters)).all()
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql, parameters)
+        found: Rows = cursor.fetchall()
+    except BaseException as exc:  # noqa: BLE001 - raised again, always
+        _raise(connection, exc, sql)
+    cursor.close()
+    return found
 
 
 def execute_text(connection: Connection, sql: str) -> None:

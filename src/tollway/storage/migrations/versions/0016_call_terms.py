@@ -139,6 +139,7 @@ def _create_call() -> None:
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("cut", sa.String(10), nullable=False),
         sa.Column("clock_releases", sa.Boolean(), nullable=False),
+        sa.Column("needs_locks", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("price_units", sa.BigInteger(), nullable=False),
         sa.Column("actual_units", sa.BigInteger()),
         sa.Column("taken_units", sa.BigInteger(), nullable=False),

@@ -1,0 +1,345 @@
+"""One statement for a batch of plain claims, and one for a batch of plain ends of calls. PostgreSQL only.
+
+The statement of claims is a filter in front of `decide_claims` (`ledger/claims`): it grants what every guard of `PAYMENT_GUARDS` lets
+through, all claims of a payment or none, and refuses no claim. The statement of ends moves calls from `forwarding` to `consumed`. What
+they leave is for `ledger_batch`, which locks the rows and decides.
+
+Other transactions change the same rows at the same time. Under READ COMMITTED a statement that waited for the lock of a row
+checks its conditions again on the newest version of that row alone; every other table it sees as of its beginning. So each guard
+is one of three things:
+
+- A column of the locked row: of the payment its payer, state, hold, plain form and balance; of the call its state, epoch, owner, rail and
+  `needs_locks`.
+- A unique index: the nonce. The whole batch fails and is decided.
+- A look-up, where seeing it late is harmless. *A debt* arises while another payment is locked, never the shown one; `decide_claims` too does not see a debt
+  that is committed a moment later, and a debt takes nothing from what its payer has already paid in. *An open repeat*: before a call is `unknown` it is
+  `forwarding`, and then the same request is another call; its caller learns of the unknown outcome only after that is committed, and
+  a statement that begins later sees it. *A nonce*: the look-up spares the batch a failure; the index decides.
+
+An end that does not lock the payment must not miss that the payment left the chain: `mark_gone` sets `needs_locks` in each call
+that still holds a part of it, under the lock of the call's row, and an end that finds that is decided with the payment locked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from tollway.ids import Address, CallId
+from tollway.ledger.claims import PAYMENT_GUARDS
+from tollway.ledger.ledger import Claim, Claimed, Close, Closed
+from tollway.ledger.records import CallState, PaymentState, Rail
+from tollway.money import UNITS_MAX
+from tollway.storage.call_terms import TermsReference
+from tollway.storage.ledger_tables import COUNTING_NONCE, REPEATABLE
+from tollway.storage.statements import fetch_text
+
+_GUARDS = {
+    "payer matches": "p.payer = w.payer",
+    "not gone": "p.state <> 'gone'",
+    "not held": "NOT p.is_held",
+    "plain form counts": "NOT (w.has_plain_proof AND p.is_plain_ended)",
+    "one form of proof": "NOT (w.has_plain_proof AND w.has_bound_proof)",
+    "whole sum covered": "w.units <= p.value_units - p.taken_units",
+    "no debt": (
+        "(SELECT 1 FROM call c JOIN call_terms t ON t.id = c.terms_id WHERE c.payer = p.payer AND c.state = 'reorged'"
+        " AND t.pay_to = p.payee AND t.asset = p.asset AND t.chain_id = p.chain_id LIMIT 1) IS NULL"
+    ),
+    "no open repeat": "p.id NOT IN (SELECT payment_id FROM repeating)",
+    "nonce not used": "p.id NOT IN (SELECT payment_id FROM replaying)",
+}
+"""`PAYMENT_GUARDS` in SQL: `p` the payment, `w` what the batch wants of it."""
+
+_ASKED = (
+    ("id", "text"),
+    ("terms_id", "bigint"),
+    ("listing_key", "bigint"),
+    ("provider", "bytea"),
+    ("payer", "bytea"),
+    ("payment_id", "bigint"),
+    ("price_units", "bigint"),
+    ("path", "text"),
+    ("digest", "bytea"),
+    ("request_id", "text"),
+    ("nonce", "bytea"),
+    ("nonce_tx_hash", "bytea"),
+    ("nonce_chain_id", "bigint"),
+    ("created_ms", "bigint"),
+)
+"""What a claim brings for the row of its call, in the order of `_asked_row`."""
+_WANTED = (
+    ("payment_id", "bigint"),
+    ("payer", "bytea"),
+    ("units", "bigint"),
+    ("calls", "bigint"),
+    ("has_plain_proof", "boolean"),
+    ("has_bound_proof", "boolean"),
+    ("first_id", "text"),
+)
+"""What the claims of one payment want together, in the order of `_Wanted.row`. `first_id`: of the call that is claimed first."""
+_OPENED = {
+    **{name: f"a.{name}" for name, _ in _ASKED},
+    "state": "'forwarding'",
+    "rail": (
+        "CASE WHEN a.payment_id IS NULL THEN 'none' WHEN d.calls = 0 AND a.id = d.first_id THEN 'tx'"
+        " ELSE 'credit' END"
+    ),
+    "taken_units": "a.price_units",
+    "owner_id": "{owner_id}",
+    "epoch": "1",
+    "attempts": "1",
+    "cut": "''",
+    "clock_releases": "true",
+    "moved_ms": "{now_ms}",
+}
+"""The row of a new call."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """What the claims of one batch want of one payment. `payer`: None where they name different ones."""
+
+    payment_id: int
+    payer: Address | None
+    claims: list[Claim] = field(default_factory=list)
+    units: int = 0
+    has_plain_proof: bool = False
+    has_bound_proof: bool = False
+
+    def add(self, claim: Claim) -> None:
+        self.claims.append(claim)
+        self.units = min(self.units + claim.price_units, UNITS_MAX)
+        self.has_plain_proof = self.has_plain_proof or claim.is_plain
+        self.has_bound_proof = self.has_bound_proof or claim.ends_plain
+        if claim.payer != self.payer:
+            self.payer = None
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        return (
+            self.payment_id,
+            self.payer,
+            self.units,
+            len(self.claims),
+            self.has_plain_proof,
+            self.has_bound_proof,
+            self.claims[0].call_id,
+        )
+
+    def grant(self, *, rest_units: int, calls_before: int) -> dict[CallId, Claimed]:
+        """As if they were granted one after the other. `rest_units`: what the payment has left after the last of them."""
+        granted: dict[CallId, Claimed] = {}
+        left_units, calls = rest_units + self.units, calls_before
+        for claim in self.claims:
+            left_units -= claim.price_units
+            rail = Rail.TX if calls == 0 else Rail.CREDIT
+            granted[claim.call_id] = Claimed(epoch=1, remaining_units=left_units, rail=rail)
+            calls += 1
+        return granted
+
+
+def grant_plain_claims(
+    connection: Connection,
+    claims: Sequence[Claim],
+    terms: Sequence[TermsReference],
+    *,
+    owner_id: str,
+    now_ms: int,
+    ahead_ms: int,
+) -> list[Claimed | None]:
+    """Grants what is plain of these claims, whose own guards hold (`is_claim_alone_plain`). None: it is not granted, and not refused.
+
+    `terms`: of each of them, committed. `now_ms`: by the clock that all gateways share; `ahead_ms`: how far that is ahead of this gateway's own. One statement; it fails
+    as a whole with `IntegrityError` where a nonce was used meanwhile, or where terms are not there any more."""
+    asked = [_asked_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)]
+    wanted: dict[int, _Wanted] = {}
+    granted: dict[CallId, Claimed] = {}
+    for claim in claims:
+        if claim.payment_id is None:
+            granted[claim.call_id] = Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
+            continue
+        if claim.payment_id not in wanted:
+            wanted[claim.payment_id] = _Wanted(payment_id=claim.payment_id, payer=claim.payer)
+        wanted[claim.payment_id].add(claim)
+    if len(claims) == 1 and wanted:
+        (alone,) = wanted.values()
+        rows = fetch_text(connection, _CLAIM_ONE, (owner_id, now_ms, *asked[0], *alone.row))
+    else:
+        # By ascending id: so they are locked in the order of every other transaction.
+        in_order = [wanted[payment_id].row for payment_id in sorted(wanted)]
+        columns = (*_transpose(asked, len(_ASKED)), *_transpose(in_order, len(_WANTED)))
+        rows = fetch_text(connection, _CLAIM_MANY, (owner_id, now_ms, *columns))
+    for payment_id, rest_units, calls_before in rows:
+        granted |= wanted[payment_id].grant(rest_units=rest_units, calls_before=calls_before)
+    return [granted.get(claim.call_id) for claim in claims]
+
+
+def is_plain_close(close: Close) -> bool:
+    """Whether one statement may write it: it costs, so it gives nothing back, and it has an upstream's answer behind it."""
+    return close.after is CallState.CONSUMED and close.upstream_status is not None
+
+
+def write_plain_closes(
+    connection: Connection, closes: Sequence[Close], *, owner_id: str, now_ms: int, ahead_ms: int
+) -> list[Closed | None]:
+    """Writes those of these plain ends whose call this gateway forwards. None: not written, and not refused. What the shown payment
+    has left is as of the beginning of the statement."""
+    ended = [_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms) for close in sorted(closes, key=_call_id_of)]
+    if len(ended) == 1:
+        rows = fetch_text(connection, _CLOSE_ONE, (owner_id, now_ms, *ended[0]))
+    else:
+        rows = fetch_text(connection, _CLOSE_MANY, (owner_id, now_ms, *_transpose(ended, len(_ENDED))))
+    moved = {call_id: Closed(remaining_units=rest_units) for call_id, rest_units in rows}
+    return [moved.get(close.call_id) for close in closes]
+
+
+def _call_id_of(close: Close) -> CallId:
+    return close.call_id
+
+
+def _transpose(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def _asked_row(claim: Claim, terms: TermsReference, *, ahead_ms: int) -> tuple[Any, ...]:
+    nonce = claim.nonce
+    return (
+        claim.call_id,
+        terms.terms_id,
+        terms.listing_key,
+        claim.provider,
+        claim.payer,
+        claim.payment_id,
+        claim.price_units,
+        claim.path,
+        claim.digest,
+        claim.request_id,
+        nonce,
+        None if nonce is None else claim.tx_hash,
+        None if nonce is None else claim.chain_id,
+        claim.created_ms + ahead_ms,
+    )
+
+
+_ENDED = (
+    ("id", "text"),
+    ("epoch", "integer"),
+    ("http_status", "integer"),
+    ("upstream_status", "integer"),
+    ("latency_ms", "bigint"),
+    ("upstream_latency_ms", "bigint"),
+    ("error", "text"),
+    ("completed_ms", "bigint"),
+    ("delivery", "text"),
+    ("request_bytes", "bigint"),
+    ("response_bytes", "bigint"),
+)
+"""What an end brings, in the order of `_ended_row`."""
+_END_GUARDS = (
+    "c.state = 'forwarding'",
+    "c.epoch = e.epoch",
+    "c.owner_id = $1::text",
+    "c.rail IN ('none', 'tx', 'credit')",  # what an authorisation is to pay is settled first
+    "NOT c.needs_locks",
+)
+"""`c` the call, `e` its end."""
+_OF_BODY = ("delivery", "request_bytes", "response_bytes")
+"""Of an end that carries the end of its body; else they stay as they are."""
+
+
+def _ended_row(close: Close, *, now_ms: int, ahead_ms: int) -> tuple[Any, ...]:
+    finish = close.finish
+    body: tuple[Any, ...] = (now_ms, None, None, None)
+    if finish is not None:
+        completed_ms = finish.completed_ms + ahead_ms
+        body = (completed_ms, finish.delivery.value, finish.request_bytes, finish.response_bytes)
+    return (
+        close.call_id,
+        close.epoch,
+        close.http_status,
+        close.upstream_status,
+        close.latency_ms,
+        close.upstream_latency_ms,
+        close.error,
+        *body,
+    )
+
+
+# ---- The texts. `$1` is the owner, `$2` the moment.
+
+
+def _from_arrays(columns: Sequence[tuple[str, str]], first: int) -> str:
+    """A row for each member of the arrays that are given from that parameter on."""
+    arrays = ", ".join(f"${first + place}::{kind}[]" for place, (_, kind) in enumerate(columns))
+    return f"SELECT * FROM unnest({arrays}) AS given({', '.join(name for name, _ in columns)})"  # noqa: S608 - names of ours
+
+
+def _from_values(columns: Sequence[tuple[str, str]], first: int) -> str:
+    """One row of the values that are given from that parameter on."""
+    values = (f"${first + place}::{kind} AS {name}" for place, (name, kind) in enumerate(columns))
+    return f"SELECT {', '.join(values)}"
+
+
+_OWNER, _NOW, _FIRST = "$1::text", "$2::bigint", 3
+
+
+def _claim_text(*, is_alone: bool) -> str:
+    relation = _from_values if is_alone else _from_arrays
+    guards = " AND ".join(_GUARDS[name] for name in PAYMENT_GUARDS)
+    opened = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
+    # Of one payment the UPDATE itself waits for the lock. Several are locked first, by ascending id.
+    # Balances are assigned from the locked row: a relative update beside a CHECK would be computed from the old one.
+    locked = f"""
+      locked AS MATERIALIZED (
+        SELECT p.id, p.taken_units, p.calls AS calls_before, p.is_plain_ended, w.*
+        FROM wanted w JOIN payment p ON p.id = w.payment_id WHERE {guards}
+        ORDER BY p.id FOR NO KEY UPDATE OF p),
+      debited AS (
+        UPDATE payment p SET taken_units = l.taken_units + l.units, calls = l.calls_before + l.calls,
+          is_plain_ended = l.is_plain_ended OR l.has_bound_proof
+        FROM locked l WHERE p.id = l.id
+        RETURNING p.id, p.value_units - p.taken_units AS rest_units, l.calls_before AS calls, l.first_id)"""  # noqa: S608 - names of ours
+    alone = f"""
+      debited AS (
+        UPDATE payment p SET taken_units = p.taken_units + w.units, calls = p.calls + 1,
+          is_plain_ended = p.is_plain_ended OR w.has_bound_proof
+        FROM wanted w WHERE p.id = w.payment_id AND {guards}
+        RETURNING p.id, p.value_units - p.taken_units AS rest_units, p.calls - 1 AS calls, w.first_id)"""  # noqa: S608 - names of ours
+    return f"""
+    WITH asked AS MATERIALIZED ({relation(_ASKED, _FIRST)}),
+      wanted AS MATERIALIZED ({relation(_WANTED, _FIRST + len(_ASKED))}),
+      repeating AS MATERIALIZED (
+        SELECT a.payment_id FROM asked a WHERE (
+          SELECT 1 FROM call c WHERE c.payment_id = a.payment_id AND c.digest = a.digest
+            AND ({REPEATABLE}) AND c.state <> 'forwarding' LIMIT 1) = 1),
+      replaying AS MATERIALIZED (
+        SELECT a.payment_id FROM asked a WHERE (
+          SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
+            AND c.nonce_chain_id = a.nonce_chain_id
+            AND ({COUNTING_NONCE}) LIMIT 1) = 1),{alone if is_alone else locked},
+      opened AS (
+        INSERT INTO call ({", ".join(opened)})
+        SELECT {", ".join(opened.values())}
+        FROM asked a LEFT JOIN debited d ON d.id = a.payment_id
+        WHERE d.id IS NOT NULL OR a.payment_id IS NULL)
+    SELECT id, rest_units, calls FROM debited"""  # noqa: S608 - names of ours
+
+
+def _close_text(*, is_alone: bool) -> str:
+    relation = _from_values if is_alone else _from_arrays
+    values = {name: f"e.{name}" for name, _ in _ENDED if name not in ("id", "epoch")}
+    values |= {name: f"coalesce(e.{name}, c.{name})" for name in _OF_BODY}
+    written = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f"""
+    WITH moved AS (
+      UPDATE call c SET state = 'consumed', moved_ms = {_NOW}, {written}
+      FROM ({relation(_ENDED, _FIRST)}) e
+      WHERE c.id = e.id AND {" AND ".join(_END_GUARDS)}
+      RETURNING c.id, c.payment_id)
+    SELECT m.id, CASE p.state WHEN '{PaymentState.GONE.value}' THEN 0 ELSE p.value_units - p.taken_units END
+    FROM moved m LEFT JOIN payment p ON p.id = m.payment_id"""  # noqa: S608 - names of ours
+
+
+_CLAIM_ONE, _CLAIM_MANY = _claim_text(is_alone=True), _claim_text(is_alone=False)
+_CLOSE_ONE, _CLOSE_MANY = _close_text(is_alone=True), _close_text(is_alone=False)

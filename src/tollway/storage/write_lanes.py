@@ -1,0 +1,341 @@
+"""Lanes beside the writer of the ledger: plain claims and plain ends of calls, each kind in batches of one statement.
+
+PostgreSQL only. A lane has a session of its own and waits neither for the other lane nor for the writer (`group_commit`), so a call
+on known credit is two round trips. It writes what one statement may write (`plain_writes`) and hands everything else on to the
+writer, with the doubt where a commit is in doubt. While anything is late or in doubt the lanes are shut, and every entry goes the
+writer's way: a lane decides nothing about outages.
+
+Of one call one entry is in a lane at a time. An entry of that call which comes meanwhile waits behind it, for the writer.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from tollway.errors import StorageUnavailable
+from tollway.ids import CallId
+from tollway.ledger.claims import is_claim_alone_plain
+from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
+from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
+from tollway.storage.company import Company
+from tollway.storage.database import Database, Work, is_retryable
+from tollway.storage.ledger_batch import BatchRules, Entry, Outcome, write_finishes
+from tollway.storage.outage import ValueRefused
+from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
+from tollway.storage.recovery import ClusterClock
+from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
+
+LANE_BATCH_MAX = 128
+"""Entries of one statement. What it joins by walking is the square of that at most."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WaitingEntry:
+    """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
+    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already. `terms`: of a claim in a lane."""
+
+    entry: Entry
+    future: asyncio.Future[Outcome] | None
+    ends_s: float | None = None
+    due_s: float = 0.0
+    is_in_doubt: bool = False
+    terms: TermsReference | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Its caller waits no more."""
+        return self.future is not None and self.future.cancelled()
+
+
+def count_callers(entries: Iterable[WaitingEntry]) -> int:
+    return sum(waiting.future is not None for waiting in entries)
+
+
+class LaneOwner(Protocol):
+    """The writer, as its lanes see it."""
+
+    def are_lanes_shut(self) -> bool:
+        """Every entry goes the writer's way now."""
+        ...
+
+    def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
+        """Writes these with a batch of its own. Nothing of them is written."""
+        ...
+
+    def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
+        """The same, after a failure: they may be written."""
+        ...
+
+    def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None:
+        """That is written."""
+        ...
+
+    def note_batch(self, size: int) -> None:
+        """A statement for so many entries begins."""
+        ...
+
+
+_Written = Claimed | Closed | Finish | None
+"""What was written of one entry: its outcome; a finish has none, and stands for itself. None: nothing."""
+
+WriteLane = Callable[[Sequence[WaitingEntry]], Awaitable[None]]
+"""Writes entries and calls the owner for each of them."""
+
+
+class Lane:
+    """One kind of entries, in order. `run` it once; from one event loop."""
+
+    def __init__(
+        self, owner: LaneOwner, write: WriteLane, *, batch_max: int, delay_s: float, company: Company
+    ) -> None:
+        """`delay_s`: so long an entry without a caller waits for others to go with."""
+        self._batch_max = batch_max
+        self._owner = owner
+        self._write = write
+        self._delay_s = delay_s
+        self._company = company
+        self._queue: deque[WaitingEntry] = deque()
+        self._urgent = 0
+        self._is_stopping = False
+        self._wake = asyncio.Event()
+        self._delayed: asyncio.TimerHandle | None = None
+        self._behind: dict[CallId, list[WaitingEntry]] = {}
+        self.in_flight: Sequence[WaitingEntry] = ()
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self.in_flight)
+
+    def put(self, waiting: WaitingEntry, *, is_urgent: bool) -> None:
+        """`has` says False of its call."""
+        self._behind[waiting.entry.call_id] = []
+        self._queue.append(waiting)
+        if waiting.future is not None:
+            self._company.note_waiting()
+        if is_urgent or self._is_stopping:
+            self._urgent += 1
+            self._wake.set()
+        elif self._delayed is None:
+            self._delayed = asyncio.get_running_loop().call_later(self._delay_s, self._end_delay)
+
+    def has(self, call_id: CallId) -> bool:
+        return call_id in self._behind
+
+    def put_behind(self, waiting: WaitingEntry) -> None:
+        """For the writer, when the entry of its call that is here has left the lane."""
+        self._behind[waiting.entry.call_id].append(waiting)
+
+    def stop(self) -> None:
+        """Lets `run` return when everything here is written or handed on."""
+        self._is_stopping = True
+        self._company.stop()
+        self._wake.set()
+
+    def drain(self) -> list[WaitingEntry]:
+        """Everything that is here, in order: for the end."""
+        left = [*self.in_flight, *self._queue]
+        left += [waiting for behind in self._behind.values() for waiting in behind]
+        self._queue.clear()
+        self._behind.clear()
+        self.in_flight = ()
+        return left
+
+    async def run(self) -> None:
+        """Writes until `stop` was called and the queue is empty."""
+        while self._queue or not self._is_stopping:
+            if not self._urgent and not (self._queue and self._is_stopping):
+                await self._wake.wait()
+            self._wake.clear()
+            if not self._owner.are_lanes_shut():
+                await self._company.wait()
+            taken = self._take()
+            if taken:
+                self._owner.note_batch(len(taken))
+                self.in_flight = taken
+                try:
+                    await self._write(taken)
+                except Exception as exc:  # noqa: BLE001 - the root of this task: no batch may end it
+                    left = [one for one in taken if one.future is None or not one.future.done()]
+                    self._owner.take_over_failed(left, exc)
+                self.in_flight = ()
+                self._company.note_written(count_callers(taken))
+                self._release(taken)
+
+    def _end_delay(self) -> None:
+        self._delayed = None
+        self._urgent += 1
+        self._wake.set()
+
+    def _take(self) -> list[WaitingEntry]:
+        """The next batch. What no statement of this lane can write any more goes to the writer."""
+        if self._owner.are_lanes_shut():
+            return self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
+        batch: list[WaitingEntry] = []
+        left: list[WaitingEntry] = []
+        while self._queue and len(batch) < self._batch_max:
+            waiting = self._queue.popleft()
+            (left if waiting.is_left else batch).append(waiting)
+        self._urgent = len(self._queue)
+        self._company.note_taken(still_waiting=count_callers(self._queue))
+        self._hand_on(left)
+        return batch
+
+    def _hand_on(self, waiting: list[WaitingEntry]) -> list[WaitingEntry]:
+        if not self._queue:
+            self._urgent = 0
+        if waiting:
+            self._owner.take_over(waiting)
+            self._release(waiting)
+        return []
+
+    def _release(self, written: Sequence[WaitingEntry]) -> None:
+        behind = [one for waiting in written for one in self._behind.pop(waiting.entry.call_id)]
+        if behind:
+            self._owner.take_over(behind)
+
+
+class PlainLanes:
+    """The two lanes of one writer."""
+
+    def __init__(
+        self,
+        owner: LaneOwner,
+        database: Database,
+        *,
+        rules: BatchRules,
+        clock: ClusterClock,
+        acknowledged: AcknowledgedWrites,
+        on_restore_detected: Callable[[], Awaitable[None]],
+        batch_max: int,
+        delay_s: float,
+        make_company: Callable[[int], Company],
+        known_terms: KnownTerms,
+    ) -> None:
+        """`acknowledged`: a session is asked once, before its first claim, whether its database has gone back in time.
+        `make_company`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
+        writer's, which writes its terms too."""
+        self._owner = owner
+        self._database = database
+        self._rules = rules
+        self._clock = clock
+        self._acknowledged = acknowledged
+        self._known_terms = known_terms
+        self._on_restore_detected = on_restore_detected
+        self._limited = frozenset(rules.unfinal_max_nano)
+        batch_max = min(batch_max, LANE_BATCH_MAX)
+        self.claims, self.ends = (
+            Lane(owner, write, batch_max=batch_max, delay_s=delay_s, company=make_company(batch_max))
+            for write in (self._write_claims, self._write_ends)
+        )
+        self.all = (self.claims, self.ends)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, *, on_end: Callable[[], None]) -> None:
+        """Once. `on_end`: called when a lane has ended."""
+        for lane in self.all:
+            task = asyncio.get_running_loop().create_task(lane.run())
+            task.add_done_callback(lambda _: on_end())
+            self._tasks.append(task)
+
+    @property
+    def are_running(self) -> bool:
+        return not all(task.done() for task in self._tasks)
+
+    async def end(self) -> list[WaitingEntry]:
+        """Ends them at once, where they run yet. What is left in them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [waiting for lane in self.all for waiting in lane.drain()]
+
+    def find_lane(self, waiting: WaitingEntry) -> Lane | None:
+        """The lane that writes it; None: the writer does."""
+        entry = waiting.entry
+        match entry:
+            case Claim():
+                waiting.terms = self._known_terms.find(terms_of(entry))
+                is_plain = waiting.terms is not None and is_claim_alone_plain(entry, self._limited)
+                return self.claims if is_plain else None
+            case Close():
+                return self.ends if is_plain_close(entry) else None
+            case Finish():
+                return self.ends
+            case _:
+                return None
+
+    def find_holder(self, call_id: CallId) -> Lane | None:
+        """The lane that has an entry of that call."""
+        return next((lane for lane in self.all if lane.has(call_id)), None)
+
+    def stop(self) -> None:
+        for lane in self.all:
+            lane.stop()
+
+    async def _write_claims(self, batch: Sequence[WaitingEntry]) -> None:
+        claims = [waiting.entry for waiting in batch if isinstance(waiting.entry, Claim)]
+        terms = [waiting.terms for waiting in batch if waiting.terms is not None]
+        now_ms, ahead_ms = self._clock.read(), self._clock.translate(0)
+
+        def work(connection: Connection) -> list[_Written]:
+            self._acknowledged.check_once(connection)
+            owner_id = self._rules.owner_id
+            return [
+                *grant_plain_claims(
+                    connection, claims, terms, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms
+                )
+            ]
+
+        await self._write(batch, work, flush=True)
+
+    async def _write_ends(self, batch: Sequence[WaitingEntry]) -> None:
+        """Closes first: a finish of the same batch may tell of a call that one of them ends."""
+        closing = [waiting for waiting in batch if isinstance(waiting.entry, Close)]
+        finishing = [waiting for waiting in batch if isinstance(waiting.entry, Finish)]
+        closes = [waiting.entry for waiting in closing if isinstance(waiting.entry, Close)]
+        finishes = [waiting.entry for waiting in finishing if isinstance(waiting.entry, Finish)]
+        owner_id, now_ms, ahead_ms = self._rules.owner_id, self._clock.read(), self._clock.translate(0)
+
+        def close(connection: Connection) -> list[_Written]:
+            return [
+                *write_plain_closes(connection, closes, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
+            ]
+
+        def finish(connection: Connection) -> list[_Written]:
+            write_finishes(connection, finishes, ahead_ms=ahead_ms)
+            return [*finishes]
+
+        if closes:
+            await self._write(closing, close, flush=False)
+        if finishes:
+            await self._write(finishing, finish, flush=False)
+
+    async def _write(self, batch: Sequence[WaitingEntry], work: Work[list[_Written]], *, flush: bool) -> None:
+        """`work` says of each entry what was written, or None."""
+        try:
+            written = await self._database.write_statement(work, flush=flush)
+        except RestoreDetected:
+            self._known_terms.forget()
+            await self._on_restore_detected()  # else the writer's older connection might not find out
+            self._owner.take_over(batch)
+        except (IntegrityError, ValueRefused):  # the writer finds out which entry it is
+            self._known_terms.forget()  # a database that was restored may have lost some
+            self._owner.take_over(batch)
+        except StorageUnavailable as exc:
+            self._known_terms.forget()
+            if is_retryable(exc):
+                self._owner.take_over(batch)
+            else:
+                self._owner.take_over_failed(batch, exc)
+        else:
+            left = []
+            for waiting, outcome in zip(batch, written, strict=True):
+                if outcome is None:
+                    left.append(waiting)
+                else:
+                    self._owner.deliver(waiting, None if isinstance(outcome, Finish) else outcome)
+            if left:
+                self._owner.take_over(left)

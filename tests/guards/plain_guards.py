@@ -1,0 +1,119 @@
+"""Guards of the statements that grant plain claims and write plain ends of calls (PostgreSQL): none of them decides a claim that is
+not plain, and no end misses what became of its call or payment."""
+
+from tests.guards.guard import Guard, guard
+
+_PLACE = "storage.plain_writes:_GUARDS"
+_CLAIM_PLACE = "ledger.claims:CLAIM_GUARDS"
+_TESTS = "contracts/test_plain_writes.py"
+
+
+def _case(name: str) -> str:
+    return f"{_TESTS}::test_what_is_not_plain_is_decided[postgresql-alone-{name}]"
+
+
+PLAIN_GUARDS: tuple[Guard, ...] = (
+    *(
+        guard(
+            threat,
+            f"one statement grants no claim without: {name}",
+            _PLACE,
+            before,
+            '"true"',
+            test=_case(name),
+        )
+        for threat, name, before in (
+            ("P2", "payer matches", '"p.payer = w.payer"'),
+            ("P5", "not gone", "\"p.state <> 'gone'\""),
+            ("P13", "not held", '"NOT p.is_held"'),
+            ("P3", "plain form counts", '"NOT (w.has_plain_proof AND p.is_plain_ended)"'),
+            ("P3", "one form of proof", '"NOT (w.has_plain_proof AND w.has_bound_proof)"'),
+            ("P16", "no open repeat", '"p.id NOT IN (SELECT payment_id FROM repeating)"'),
+        )
+    ),
+    *(
+        guard(
+            threat,
+            f"one statement grants no claim without: {name}",
+            _CLAIM_PLACE,
+            before,
+            "True",
+            test=_case(name),
+        )
+        for threat, name, before in (
+            ("P10", "no authorisation", "claim.authorization is None"),
+            ("P1", "no idempotency key", "claim.idempotency_key is None"),
+            ("P1", "no first price", "not claim.is_first_price"),
+            ("P5", "no maximum of unfinal value", "claim.currency not in limited"),
+        )
+    ),
+    guard(
+        "P5",
+        "one statement grants no claim of a payer in debt",
+        _PLACE,
+        "LIMIT 1) IS NULL",
+        "LIMIT 1) IS NULL OR true",
+        test=_case("no debt"),
+    ),
+    guard(
+        "P1",
+        "what is not covered fails no other claim of its statement",
+        _PLACE,
+        '"w.units <= p.value_units - p.taken_units"',
+        '"true"',
+        test=f"{_TESTS}::test_what_is_not_covered_fails_no_other_claim_of_its_batch",
+    ),
+    guard(
+        "P3",
+        "a used nonce fails no other claim of its statement",
+        _PLACE,
+        '"p.id NOT IN (SELECT payment_id FROM replaying)"',
+        '"true"',
+        test=f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch",
+    ),
+    *(
+        guard(
+            threat,
+            f"an end is written only: {before}",
+            "storage.plain_writes:_END_GUARDS",
+            before,
+            "true",
+            test=f"{_TESTS}::{test}",
+        )
+        for threat, before, test in (
+            ("P16", "c.state = 'forwarding'", "test_an_end_that_meets_recovery_is_fenced[alone]"),
+            (
+                "P16",
+                "c.epoch = e.epoch",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+            ),
+            (
+                "P16",
+                "c.owner_id = $1::text",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+            ),
+            (
+                "P10",
+                "c.rail IN ('none', 'tx', 'credit')",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+            ),
+            ("P5", "NOT c.needs_locks", "test_an_end_after_the_loss_of_its_payment_leaves_a_debt_too"),
+        )
+    ),
+    guard(
+        "P5",
+        "the loss of a payment marks the calls that it leaves open",
+        "storage.finality:_mark_gone",
+        "                locked_rows.change(call, needs_locks=True)",
+        "                pass",
+        test=f"{_TESTS}::test_an_end_that_meets_the_loss_of_its_payment_leaves_a_debt[alone]",
+    ),
+    guard(
+        "P16",
+        "a second end of a call waits behind the lane that has the first",
+        "storage.write_lanes:PlainLanes.find_holder",
+        "if lane.has(call_id)",
+        "if not call_id",
+        test=f"{_TESTS}::test_of_two_ends_of_one_call_the_first_counts",
+    ),
+)
