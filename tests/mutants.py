@@ -38,8 +38,8 @@ MUTANTS = (
                 place="outbound.client:UpstreamExchange.__aenter__",
                 before="        self._connected_ms = client.ticks_ms()\n",
                 after=(
-                    "        head = await self._deliver(request, self._connection, 2.0)\n"
-                    "        self.status, self.headers = head.status, head.headers\n"
+                    '        head = await self._deliver(request, self._connection, b"", 2.0)\n'
+                    "        self.status, self.headers, self.length = head.status, head.headers, head.length\n"
                 ),
             ),
             Edit(
@@ -47,13 +47,13 @@ MUTANTS = (
                 before=(
                     "            connection = self._connection = await self._client.renew(self._connection, request)\n"
                     "            self._client.check_age(self._connected_ms)\n"
-                    "            head = await self._deliver(request, connection, head_deadline_s)\n"
+                    "            head = await self._deliver(request, connection, fields, head_deadline_s)\n"
                 ),
                 after="            pass\n",
             ),
             Edit(
                 place="outbound.client:UpstreamExchange.send",
-                before="        self.status, self.headers = head.status, head.headers\n",
+                before="        self.status, self.headers, self.length = head.status, head.headers, head.length\n",
                 after="",
             ),
         ),
