@@ -734,8 +734,9 @@ async def test_an_end_waits_for_no_claim(postgres_url: str) -> None:
 
 
 @pytest.mark.postgres
-async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str) -> None:
-    """The second, which the writer itself writes, waits behind the lane that has the first."""
+@pytest.mark.parametrize("second", [CallState.CONSUMED, CallState.RELEASED])
+async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str, second: CallState) -> None:
+    """The second waits behind the lane that has the first, and is the writer's."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10)
         await one.claim(claim := claim_on(payment))
@@ -744,9 +745,7 @@ async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str) -> No
             held,
             database,
             two._database.write(lambda c: c.execute(lock)),
-            lambda: asyncio.gather(
-                one.close(close_of(claim)), one.close(close_of(claim, CallState.RELEASED))
-            ),
+            lambda: asyncio.gather(one.close(close_of(claim)), one.close(close_of(claim, second))),
             waits=True,
         )
         assert [type(outcome) for outcome in outcomes] == [Closed, Fenced]

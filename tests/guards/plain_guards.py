@@ -77,7 +77,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
             f"an end is written only: {before}",
             "storage.plain_writes:_END_GUARDS",
             before,
-            "true",
+            "$1::text IS NOT NULL",  # the text needs its first parameter
             test=f"{_TESTS}::{test}",
         )
         for threat, before, test in (
@@ -114,6 +114,6 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         "storage.write_lanes:PlainLanes.find_holder",
         "if lane.has(call_id)",
         "if not call_id",
-        test=f"{_TESTS}::test_of_two_ends_of_one_call_the_first_counts",
+        test=f"{_TESTS}::test_of_two_ends_of_one_call_the_first_counts[consumed]",
     ),
 )
