@@ -16,6 +16,7 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
     tx_hash,
+    wait_finished,
 )
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
@@ -124,7 +125,7 @@ async def test_a_record_tells_the_whole_call(ledger: Any) -> None:
     await ledger.claim(claim)
     await ledger.close(close_of(claim, http_status=201, upstream_status=201, upstream_latency_ms=9))
     ledger.finish(finish_of(claim, delivery=Delivery.PARTIAL))
-    await ledger.claim(claim_on(None))
+    await wait_finished(ledger, claim.call_id)
     record = await ledger.find_call(claim.call_id)
     assert (record.method, record.path, record.listing_name) == ("POST", "/a/b", "Quotes")
     assert (record.state, record.rail, record.delivery) == (CallState.CONSUMED, Rail.TX, Delivery.PARTIAL)

@@ -16,6 +16,7 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
     tx_hash,
+    wait_finished,
 )
 from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, StoredResponse
@@ -190,7 +191,7 @@ async def test_a_keys_call_says_how_its_answer_ended(
     await ledger.close(close_of(claim))
     if finish is not None:
         ledger.finish(finish_of(claim, **finish))
-        await ledger.claim(claim_on(None))  # written with it
+        await wait_finished(ledger, claim.call_id)
     stored = StoredResponse(status=200, headers=(), body=b"")
     await ledgers.answers().keep(claim.call_id, PAYER, stored, now_ms=NOW_MS)
     call = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)

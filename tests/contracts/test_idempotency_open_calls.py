@@ -171,9 +171,10 @@ async def test_a_batch_looks_once_and_only_for_claims_that_may_repeat_something(
     engine = getattr(ledgers.database, "_write_engine", None) or ledgers.database._engine
     engine = getattr(engine, "sync_engine", engine)
     event.listen(engine, "before_cursor_execute", count)
+    # Each with terms that the gateway does not know yet: no statement for plain claims grants it.
     for fields in ({"method": "POST"}, {"idempotency_key": "one"}, {"is_separate_call": True}):
-        await ledger.claim(claim_on(payment, 1, **fields))
-    await ledger.claim(claim_on(None))
+        await ledger.claim(claim_on(payment, 1, listing_name=str(fields), **fields))
+    await ledger.claim(claim_on(None, listing_name="free"))
     assert (seen["looked"], seen["granted"]) == (0, 4)
-    await asyncio.gather(*(ledger.claim(claim_on(payment, 1)) for _ in range(50)))
+    await asyncio.gather(*(ledger.claim(claim_on(payment, 1, listing_name="new")) for _ in range(50)))
     assert 0 < seen["looked"] == seen["granted"] - 4

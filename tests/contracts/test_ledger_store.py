@@ -18,6 +18,7 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
     tx_hash,
+    wait_finished,
 )
 from tests.model.rows import Debt
 from tollway.ids import Address
@@ -370,7 +371,7 @@ async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(l
     await ledger.close(close_of(claim))
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS
     ledger.finish(finish_of(claim, completed_ms=NOW_MS + 90))
-    await ledger.claim(claim_on(None))  # behind it
+    await wait_finished(ledger, claim.call_id)
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 90
 
 
@@ -391,7 +392,7 @@ async def test_a_close_that_carries_the_end_of_the_body_writes_both_at_once(
         1000,
         NOW_MS + 50,
     )
-    await ledger.claim(claim_on(None))  # behind the finish
+    await wait_finished(ledger, apart.call_id)
     same = {"id": "", "tx_hash": None, "request_id": "", "created_ms": 0}
     assert replace(await ledger.find_call(apart.call_id), **same) == replace(record, **same)
 
@@ -402,7 +403,7 @@ async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_dec
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
     ledger.finish(finish_of(claim, is_cut=True))
-    await ledger.claim(claim_on(None))  # behind it
+    await wait_finished(ledger, claim.call_id)
     assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
     assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS + 7) is True
@@ -562,7 +563,7 @@ async def test_a_finish_is_kept_with_the_call(ledger: Any) -> None:
     claim = await bring(ledger, await paid(ledger, 10), CallState.CONSUMED)
     ledger.finish(finish_of(claim, response_bytes=77))
     ledger.finish(finish_of(claim, epoch=9, response_bytes=1))
-    await ledger.claim(claim_on(None))  # goes with a later batch
+    await wait_finished(ledger, claim.call_id)
     record = await ledger.find_call(claim.call_id)
     assert (record.response_bytes, record.completed_ms) == (77, NOW_MS + 50)
 

@@ -17,6 +17,7 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
     transfer_in,
+    wait_finished,
 )
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claimed, Closed
@@ -159,6 +160,7 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
         await gateway.ledger.conclude(
             settled.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=gateway.now_ms()
         )
+        await wait_finished(gateway.ledger, paid.call_id)
         for one in (paid, settled):
             record = await gateway.ledger.find_call(one.call_id)
             assert (record.created_ms, record.completed_ms) == (NOW_MS, NOW_MS + 40)

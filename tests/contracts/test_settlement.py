@@ -20,6 +20,7 @@ from tests.kit.ledger_records import (
     new_payment,
     transfer_in,
     tx_hash,
+    wait_finished,
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
@@ -334,7 +335,7 @@ async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(l
     assert await conclude(ledger, claim, now_ms=NOW_MS + 7) is CallState.CONSUMED
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 7
     ledger.finish(finish_of(claim, completed_ms=NOW_MS + 90))
-    await ledger.claim(claim_on(None))  # behind it
+    await wait_finished(ledger, claim.call_id)
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 90
 
 

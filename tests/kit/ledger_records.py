@@ -1,5 +1,6 @@
 """Sample payments, claims and closes for tests of the ledger and of whoever keeps them. Every field can be given."""
 
+import asyncio
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -165,3 +166,10 @@ def finish_of(claim: Claim, **fields: Any) -> Finish:
         "completed_ms": NOW_MS + 50,
     }
     return Finish(**{**defaults, **fields})
+
+
+async def wait_finished(ledger: Any, call_id: CallId) -> None:
+    """A finish is written without a hurry, and on PostgreSQL beside the claims that come behind it."""
+    async with asyncio.timeout(10):
+        while (await ledger.find_call(call_id)).delivery is None:
+            await asyncio.sleep(0)

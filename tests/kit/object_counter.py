@@ -34,7 +34,7 @@ _ROOT = str(Path(tollway.__file__).parent) + "/"
 _PACKAGE = "tollway."
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _TRANSACTION_FILE = _ROOT + "storage/database.py"
-_TRANSACTION_FUNCTIONS = frozenset({"_write", "_read"})
+_TRANSACTION_FUNCTIONS = frozenset({"_write", "_read", "run_statement"})
 """Of both databases: they begin a transaction, run the work of the caller, and end it."""
 
 Place = tuple[str, str]

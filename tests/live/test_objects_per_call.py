@@ -44,10 +44,10 @@ class Bound:
 
 
 UNPAID = Bound(in_call=9, in_transactions=0)
-FREE = Bound(in_call=17, in_transactions=11)
-CREDIT_PLAIN = Bound(in_call=16, in_transactions=18)
-CREDIT_BOUND = Bound(in_call=19, in_transactions=21)
-AUTHORIZED = Bound(in_call=44, in_transactions=36)
+FREE = Bound(in_call=18, in_transactions=12)
+CREDIT_PLAIN = Bound(in_call=17, in_transactions=19)
+CREDIT_BOUND = Bound(in_call=20, in_transactions=22)
+AUTHORIZED = Bound(in_call=45, in_transactions=37)
 
 EARLY_LOOK = 5
 """Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""

@@ -367,7 +367,7 @@ class PostgresDatabase:
         return result
 
     async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
-        def write(connection: Connection) -> T:
+        def run_statement(connection: Connection) -> T:
             result = work(connection)
             # After doubt no message has to be written first, as `_write` does it: whatever this has granted it has written, so
             # its own commit has waited for the standby.
@@ -375,7 +375,7 @@ class PostgresDatabase:
                 raise CommitInDoubt("the server committed without its standby")
             return result
 
-        return await self._run(self._statement_engines[flush], write, use="write")
+        return await self._run(self._statement_engines[flush], run_statement, use="write")
 
     def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_in_doubt: bool) -> T:
         connection.begin()
