@@ -117,6 +117,20 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
     assert isinstance(await ledger.claim(same(payment)), Claimed)
 
 
+async def test_a_claim_right_behind_a_cut_answer_finds_it(ledger: Any) -> None:
+    """On PostgreSQL plain claims and ends of calls have sessions of their own; a cut goes before the claims behind it all the same."""
+    payment = await paid(ledger, 1_000)
+    for _ in range(30):  # the first has terms that no lane knows
+        claim = same(payment)
+        assert isinstance(await ledger.claim(claim), Claimed)
+        await ledger.close(close_of(claim))
+        ledger.finish(finish_of(claim, is_cut=True))
+        told = await ledger.claim(same(payment))
+        assert isinstance(told, RepeatsOpenCall)
+        again = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+        await ledger.close(close_of(claim, epoch=again.epoch))
+
+
 async def test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open(ledger: Any) -> None:
     payment = await paid(ledger)
     claim = same(payment)

@@ -116,4 +116,12 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         "if not call_id",
         test=f"{_TESTS}::test_of_two_ends_of_one_call_the_first_counts[consumed]",
     ),
+    guard(
+        "P16",
+        "a claim behind a cut answer finds it",
+        "storage.group_commit:GroupCommit.are_lanes_shut",
+        " or self._has_cut_waiting",
+        "",
+        test="contracts/test_idempotency_open_calls.py::test_a_claim_right_behind_a_cut_answer_finds_it",
+    ),
 )

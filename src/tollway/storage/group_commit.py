@@ -139,6 +139,7 @@ class GroupCommit:
             )
         self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
         self._is_in_trouble = False
+        self._has_cut_waiting = False
         self._queue: deque[WaitingEntry] = deque()
         self._company = make_company(batch_max)
         self._in_flight: list[WaitingEntry] = []
@@ -206,6 +207,8 @@ class GroupCommit:
                     self._fail(waiting, StorageUnavailable())
         self._company.note_written(count_callers(self._in_flight))
         self._in_flight = []
+        if self._has_cut_waiting:
+            self._has_cut_waiting = any(_is_cut(waiting.entry) for waiting in self._queue)
         _resolve_all(tried)
         if self._late and self._retry is None:
             wait_s = (
@@ -311,6 +314,7 @@ class GroupCommit:
             lane.put(waiting, is_urgent=_is_urgent(waiting.entry))
 
     def _put(self, waiting: WaitingEntry) -> None:
+        self._has_cut_waiting = self._has_cut_waiting or _is_cut(waiting.entry)
         self._queue.append(waiting)
         if waiting.future is not None:
             self._company.note_waiting()
@@ -320,8 +324,13 @@ class GroupCommit:
             self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
 
     def are_lanes_shut(self) -> bool:
-        """Something is late or in doubt, and everything else must find it written, or fail with it; or this is the end."""
-        return bool(self._late or self._failed) or self._is_in_trouble or self._is_stopping
+        """Something is late, in doubt or cut, and everything else must find it written, or fail with it; or this is the end."""
+        return (
+            bool(self._late or self._failed)
+            or self._is_in_trouble
+            or self._is_stopping
+            or self._has_cut_waiting
+        )
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
         """What a lane has not written."""
@@ -632,6 +641,10 @@ def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> N
     keys[key] = None
     while len(keys) > at_most:
         del keys[next(iter(keys))]
+
+
+def _is_cut(entry: Entry) -> bool:
+    return isinstance(entry, Finish) and entry.is_cut
 
 
 def _is_urgent(entry: Entry) -> bool:

@@ -263,7 +263,9 @@ class PlainLanes:
             case Close():
                 return self.ends if is_plain_close(entry) else None
             case Finish():
-                return self.ends
+                return (
+                    None if entry.is_cut else self.ends
+                )  # the next claim must see a cut: the writer keeps their order
             case _:
                 return None
 
