@@ -208,7 +208,7 @@ class GroupCommit:
         self._company.note_written(count_callers(self._in_flight))
         self._in_flight = []
         if self._has_cut_waiting:
-            self._has_cut_waiting = any(_is_cut(waiting.entry) for waiting in self._queue)
+            self._has_cut_waiting = any(waiting.is_cut for waiting in self._queue)
         _resolve_all(tried)
         if self._late and self._retry is None:
             wait_s = (
@@ -314,7 +314,7 @@ class GroupCommit:
             lane.put(waiting, is_urgent=_is_urgent(waiting.entry))
 
     def _put(self, waiting: WaitingEntry) -> None:
-        self._has_cut_waiting = self._has_cut_waiting or _is_cut(waiting.entry)
+        self._has_cut_waiting = self._has_cut_waiting or waiting.is_cut
         self._queue.append(waiting)
         if waiting.future is not None:
             self._company.note_waiting()
@@ -641,10 +641,6 @@ def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> N
     keys[key] = None
     while len(keys) > at_most:
         del keys[next(iter(keys))]
-
-
-def _is_cut(entry: Entry) -> bool:
-    return isinstance(entry, Finish) and entry.is_cut
 
 
 def _is_urgent(entry: Entry) -> bool:

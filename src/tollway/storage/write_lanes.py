@@ -47,6 +47,11 @@ class WaitingEntry:
     terms: TermsReference | None = None
 
     @property
+    def is_cut(self) -> bool:
+        """It says that an answer was cut, so the same request may run again."""
+        return isinstance(self.entry, Finish) and self.entry.is_cut
+
+    @property
     def is_left(self) -> bool:
         """Its caller waits no more."""
         return self.future is not None and self.future.cancelled()
