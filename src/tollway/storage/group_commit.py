@@ -37,6 +37,7 @@ from tollway.storage.ledger_batch import (
     Outcome,
     Reopen,
     Reopened,
+    close_unsent,
     ended_key,
     opened_key,
 )
@@ -559,9 +560,9 @@ class GroupCommit:
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
         """Its caller is gone. For a claim nothing was or will be sent; of an end the answer was dropped."""
         if isinstance(entry, Claim) and isinstance(outcome, Claimed):
-            self.submit_nowait(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
+            self.submit_nowait(close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
-            self.submit_nowait(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
+            self.submit_nowait(close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
         elif isinstance(entry, Settle):
             self._forget(entry)  # recovery marks it orphaned
         elif _has_response(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
@@ -693,16 +694,3 @@ def _resolve_all(waiting: list[asyncio.Future[None]]) -> None:
 def _is_withdrawn(waiting: WaitingEntry) -> bool:
     future = waiting.future
     return future is not None and future.cancelled() and isinstance(waiting.entry, _OPENING_ENTRIES)
-
-
-def _close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:
-    return Close(
-        call_id=call_id,
-        epoch=epoch,
-        after=after,
-        http_status=None,
-        upstream_status=None,
-        latency_ms=0,
-        upstream_latency_ms=None,
-        error="caller_left",
-    )

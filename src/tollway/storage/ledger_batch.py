@@ -91,6 +91,19 @@ def opened_key(entry: Entry) -> OpenKey | None:
     return None
 
 
+def close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:
+    return Close(
+        call_id=call_id,
+        epoch=epoch,
+        after=after,
+        http_status=None,
+        upstream_status=None,
+        latency_ms=0,
+        upstream_latency_ms=None,
+        error="caller_left",
+    )
+
+
 def ended_key(entry: Entry) -> OpenKey | None:
     """The run that this entry ends."""
     match entry:
