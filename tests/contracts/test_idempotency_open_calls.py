@@ -120,7 +120,7 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
 async def test_a_claim_right_behind_a_cut_answer_finds_it(ledger: Any) -> None:
     """On PostgreSQL plain claims and ends of calls have sessions of their own; a cut goes before the claims behind it all the same."""
     payment = await paid(ledger, 1_000)
-    for _ in range(30):  # the first has terms that no lane knows
+    for _ in range(30):  # the first has terms that no statement queue knows
         claim = same(payment)
         assert isinstance(await ledger.claim(claim), Claimed)
         await ledger.close(close_of(claim))

@@ -26,7 +26,7 @@ from tollway.ledger.ledger import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.authorizations import LOCK_SPACE
-from tollway.storage.company import COMPANY_ABOVE, COMPANY_RECENT_MS
+from tollway.storage.batch_wait import BATCH_WAIT_ABOVE, BATCH_WAIT_RECENT_MS
 from tollway.storage.database import Database, connect_database
 from tollway.storage.outage import ValueRefused
 from tollway.storage.postgres import STRIPES
@@ -93,9 +93,9 @@ async def run_full_batches(ledger: FaultyLedger, callers: int) -> list[Any]:
 
 @pytest.fixture
 async def patient(sqlite_url: str) -> AsyncIterator[FaultyLedger]:
-    """Its writer waits for company without end. On SQLite: there one queue holds claims and closes."""
+    """Its writer waits for callers without end. On SQLite: there one queue holds claims and closes."""
     async with open_database(sqlite_url) as database:
-        it = FaultyLedger(database, company_s=NEVER_S)
+        it = FaultyLedger(database, batch_wait_s=NEVER_S)
         await it.ledger.open()
         yield it
         await it.close()
@@ -104,27 +104,27 @@ async def patient(sqlite_url: str) -> AsyncIterator[FaultyLedger]:
 
 @pytest.mark.parametrize(
     ("callers", "sizes"),
-    [(1, [1, 1]), (COMPANY_ABOVE, [8, 7, 1]), (COMPANY_ABOVE + 1, [9, 9]), (32, [32, 32])],
+    [(1, [1, 1]), (BATCH_WAIT_ABOVE, [8, 7, 1]), (BATCH_WAIT_ABOVE + 1, [9, 9]), (32, [32, 32])],
 )
 async def test_the_writer_waits_for_the_callers_of_its_last_batch_when_there_are_many(
     patient: FaultyLedger, callers: int, sizes: list[int]
 ) -> None:
     *closes, last = await run_full_batches(patient, callers)
-    if callers <= COMPANY_ABOVE:
+    if callers <= BATCH_WAIT_ABOVE:
         await asyncio.gather(*closes)
     await patient.ledger.close(close_of(last))
     await asyncio.gather(*closes)
     assert patient.sizes == sizes
 
 
-async def test_new_callers_are_company_too(patient: FaultyLedger) -> None:
+async def test_new_callers_count_too(patient: FaultyLedger) -> None:
     *closes, _ = await run_full_batches(patient, 10)
     await patient.ledger.claim(claim_on(None))
     await asyncio.gather(*closes)
     assert patient.sizes == [10, 10]
 
 
-async def test_those_that_waited_behind_the_last_batch_are_company(patient: FaultyLedger) -> None:
+async def test_those_that_waited_behind_the_last_batch_count(patient: FaultyLedger) -> None:
     patient.database.before.clear()
     first = start(patient.ledger.claim(claim := claim_on(None)))
     await until(lambda: patient.sizes == [1])
@@ -140,13 +140,13 @@ async def test_those_that_waited_behind_the_last_batch_are_company(patient: Faul
 
 async def test_a_caller_long_after_a_large_batch_waits_for_no_other(patient: FaultyLedger) -> None:
     await asyncio.gather(*(patient.ledger.claim(claim_on(None)) for _ in range(10)))
-    patient.ticks_ms += COMPANY_RECENT_MS
+    patient.ticks_ms += BATCH_WAIT_RECENT_MS
     await patient.ledger.claim(claim_on(None))
     assert patient.sizes == [10, 1]
 
 
-async def test_company_that_does_not_come_is_waited_for_no_longer_than_that(database: Database) -> None:
-    ledger = FaultyLedger(database, company_s=0.0)
+async def test_callers_that_do_not_come_back_are_waited_for_no_longer_than_that(database: Database) -> None:
+    ledger = FaultyLedger(database, batch_wait_s=0.0)
     await ledger.ledger.open()
     *closes, _ = await run_full_batches(ledger, 10)
     await asyncio.gather(*closes)
@@ -155,10 +155,10 @@ async def test_company_that_does_not_come_is_waited_for_no_longer_than_that(data
 
 
 @pytest.mark.postgres
-async def test_a_lane_waits_for_the_callers_of_its_own_last_batch(postgres_url: str) -> None:
-    """And for no caller whose call is in the other lane."""
+async def test_a_statement_queue_waits_for_the_callers_of_its_own_last_batch(postgres_url: str) -> None:
+    """And for no caller whose call is in the other queue."""
     async with open_database(postgres_url) as database:
-        ledger = FaultyLedger(database, company_s=NEVER_S)
+        ledger = FaultyLedger(database, batch_wait_s=NEVER_S)
         await ledger.ledger.open()
         await ledger.ledger.claim(claim_on(None))  # from now on the terms of such calls are known
         claims = [claim_on(None) for _ in range(10)]
@@ -172,7 +172,7 @@ async def test_a_lane_waits_for_the_callers_of_its_own_last_batch(postgres_url: 
         await ledger.close()
 
 
-async def test_a_writer_that_stops_waits_for_no_company(patient: FaultyLedger) -> None:
+async def test_a_writer_that_stops_waits_for_no_batch_wait(patient: FaultyLedger) -> None:
     *closes, _ = await run_full_batches(patient, 10)
     patient.ledger.stop()
     await asyncio.gather(*closes)
@@ -197,7 +197,7 @@ async def test_closes_and_claims_of_one_batch_see_each_other(ledger: FaultyLedge
     assert (isinstance(claimed, Claimed), isinstance(closed, Closed)) == (True, True)
 
 
-async def test_a_finish_waits_for_company_and_costs_no_commit_of_its_own(ledger: FaultyLedger) -> None:
+async def test_a_finish_waits_for_others_and_costs_no_commit_of_its_own(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     first, second = claim_on(payment, 1), claim_on(payment, 1)
     await ledger.ledger.claim(first)
@@ -220,7 +220,7 @@ async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(database: Da
     await ledger.close()
 
 
-async def test_a_finish_without_company_is_written_all_the_same(ledger: FaultyLedger) -> None:
+async def test_a_finish_without_others_is_written_all_the_same(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(2)
     first = claim_on(payment, 1)
     await ledger.ledger.claim(first)

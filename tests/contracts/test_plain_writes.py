@@ -27,7 +27,7 @@ from tests.kit.ledger_records import (
     finish_of,
     new_payment,
 )
-from tests.kit.storage_faults import FaultyLedger, start
+from tests.kit.storage_faults import FaultyLedger, start, until
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
 from tollway.ledger.claims import (
@@ -472,7 +472,7 @@ async def open_ledger(url: str, owner_id: str = "one") -> AsyncIterator[tuple[An
 
 
 class HeldCommit:
-    """The next commit of that database, of its lanes not, waits with all its locks until `go_on`."""
+    """The next commit of that database, of its statement queues not, waits with all its locks until `go_on`."""
 
     def __init__(self, database: Any) -> None:
         self._engines = [database._engine.sync_engine, database._long_engine.sync_engine]
@@ -713,7 +713,7 @@ async def test_a_claim_that_waited_while_the_same_request_became_unknown_is_anot
         assert third.call.call_id == first.call_id
 
 
-# ---- The lanes.
+# ---- The statement queues.
 
 
 @pytest.mark.postgres
@@ -736,7 +736,7 @@ async def test_an_end_waits_for_no_claim(postgres_url: str) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize("second", [CallState.CONSUMED, CallState.RELEASED])
 async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str, second: CallState) -> None:
-    """The second waits behind the lane that has the first, and is the writer's."""
+    """The second waits behind the statement queue that has the first, and is the writer's."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10)
         await one.claim(claim := claim_on(payment))
@@ -753,17 +753,49 @@ async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str, secon
 
 
 @pytest.mark.postgres
-async def test_what_is_in_a_lane_when_the_writer_ends_fails(postgres_url: str) -> None:
+async def test_what_is_in_a_statement_queue_when_the_writer_ends_fails(postgres_url: str) -> None:
     async with open_database(postgres_url) as database:
         ledger = FaultyLedger(database)
         await ledger.ledger.open()
         await learn_terms(ledger.ledger)
         payment = await ledger.pay(10)
         ledger.database.before.clear()
+        begun = ledger.database.begun
         waiting = [start(ledger.ledger.claim(claim_on(payment))) for _ in range(3)]
-        await asyncio.sleep(0.01)
+        await until(lambda: ledger.database.begun > begun)
         ledger._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await ledger._task
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(one) for one in outcomes] == [StorageUnavailable] * 3
+
+
+@pytest.mark.postgres
+async def test_a_claim_behind_a_cut_that_waits_for_its_close_finds_it(postgres_url: str) -> None:
+    """The close of the call is written, and the finishes of its batch are not yet; then the answer is cut, and the same request comes."""
+    async with open_database(postgres_url) as database:
+        ledger = FaultyLedger(database, finish_delay_s=3600.0)
+        await ledger.ledger.open()
+        await learn_terms(ledger.ledger)
+        payment = await ledger.pay(10)
+        ended, cut = claim_on(payment), claim_on(payment)
+        for claim in (ended, cut):
+            await ledger.ledger.claim(claim)
+        await ledger.ledger.close(close_of(ended))
+        asked: list[asyncio.Task[object]] = []
+        writes = iter([False, True])  # the closes of the batch, its finishes
+
+        def cut_at_finishes() -> bool:
+            if next(writes, False):
+                ledger.ledger.finish(finish_of(cut, is_cut=True))
+                asked.append(start(ledger.ledger.claim(claim_on(payment, digest=cut.digest))))
+            return False
+
+        ledger.ledger.finish(finish_of(ended))
+        ledger.database.fail_before = cut_at_finishes
+        await ledger.ledger.close(close_of(cut))
+        await until(lambda: bool(asked))
+        told = await asked[0]
+        await ledger.close()
+        assert isinstance(told, RepeatsOpenCall)
+        assert told.call.call_id == cut.call_id

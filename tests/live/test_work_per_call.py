@@ -206,8 +206,8 @@ async def ask_many(served: CountedGateway, headers: Any) -> None:
 
 def count_waiting(batches: Any) -> int:
     """Claims that wait, or are being written."""
-    lanes = batches._lanes.all if batches._lanes else ()
-    return len(batches._in_flight) + len(batches._queue) + sum(map(len, lanes))
+    queues = batches._statement_queues.all if batches._statement_queues else ()
+    return len(batches._in_flight) + len(batches._queue) + sum(map(len, queues))
 
 
 async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> None:
@@ -219,7 +219,7 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> N
     await served.count(lambda: ask_ok(served, headers))
     await served.count(lambda: ask_ok(served, headers))
     gate, batches = FaultyDatabase(served.app.database), served.app.ledger._group_commit
-    writers: list[Any] = [batches, *([batches._lanes] if batches._lanes else [])]
+    writers: list[Any] = [batches, *([batches._statement_queues] if batches._statement_queues else [])]
     behind = batches._database
     for writer in writers:
         writer._database = gate
@@ -237,14 +237,16 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> N
             gate.before.set()
 
     try:
-        work = await served.count(ask_all, finishes=1 if batches._lanes else crowd)
+        work = await served.count(ask_all, finishes=1 if batches._statement_queues else crowd)
     finally:
         for writer in writers:
             writer._database = behind
     claims = [one for one in work.transactions if any("INSERT INTO call" in sql for sql in one.statements)]
     written = [sum("INSERT INTO call" in sql for sql in one.statements) for one in claims]
     assert len(written) == 2
-    assert sum(written) == (2 if batches._lanes else crowd)  # on PostgreSQL one statement holds a whole batch
+    assert sum(written) == (
+        2 if batches._statement_queues else crowd
+    )  # on PostgreSQL one statement holds a whole batch
     assert work.flushed == 2
     assert work.count("UPDATE payment") == 2
     looks = work.count(LISTING_QUERY)

@@ -1,7 +1,7 @@
 """Writes the ledger in batches: the entries that wait when a batch is committed are the next batch.
 
 A lone call waits for no timer. While many calls run at once, the writer waits a moment for the callers of the last batch before it
-takes the next one (`COMPANY_S`). Callers wait on a future; the writer is `GroupCommit.run`, a background task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
+takes the next one (`BATCH_WAIT_S`). Callers wait on a future; the writer is `GroupCommit.run`, a background task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
 fails the others; a close is lost because the database was unavailable for a moment; a call stays charged whose response was
 dropped; a claim of unknown outcome is answered without a read from the database; one grant is given to two callers.
 """
@@ -24,8 +24,8 @@ from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
+from tollway.storage.batch_wait import BATCH_WAIT_S, BatchWait
 from tollway.storage.call_terms import KnownTerms
-from tollway.storage.company import COMPANY_S, Company
 from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
@@ -46,7 +46,7 @@ from tollway.storage.outage import ValueRefused
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
 from tollway.storage.settlement import Conclude, Settle
-from tollway.storage.write_lanes import PlainLanes, WaitingEntry, count_callers
+from tollway.storage.statement_queues import StatementQueues, WaitingEntry, count_callers
 
 _log = structlog.get_logger(__name__)
 
@@ -100,7 +100,7 @@ class GroupCommit:
         grant_ms_max: int,
         patience_s: float,
         retry_s: float = RETRY_S,
-        company_s: float = COMPANY_S,
+        batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
@@ -122,11 +122,11 @@ class GroupCommit:
         self._finish_delay_s = finish_delay_s
         self._on_batch = on_batch
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
-        make_company = partial(Company, wait_s=company_s, ticks_ms=ticks_ms)
+        make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
         self._known_terms = KnownTerms()
-        self._lanes: PlainLanes | None = None
+        self._statement_queues: StatementQueues | None = None
         if database.dialect == "postgresql":
-            self._lanes = PlainLanes(
+            self._statement_queues = StatementQueues(
                 self,
                 database,
                 rules=rules,
@@ -135,14 +135,14 @@ class GroupCommit:
                 on_restore_detected=on_restore_detected,
                 batch_max=batch_max,
                 delay_s=finish_delay_s,
-                make_company=make_company,
+                make_batch_wait=make_batch_wait,
                 known_terms=self._known_terms,
             )
         self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
         self._is_in_trouble = False
         self._has_cut_waiting = False
         self._queue: deque[WaitingEntry] = deque()
-        self._company = make_company(batch_max)
+        self._batch_wait = make_batch_wait(batch_max)
         self._in_flight: list[WaitingEntry] = []
         self._wake = asyncio.Event()
         self._delayed_wake: asyncio.TimerHandle | None = None
@@ -159,8 +159,8 @@ class GroupCommit:
 
     async def run(self) -> None:
         """Writes until `stop` was called and the queue is empty. Run it once, as a background task."""
-        if self._lanes is not None:
-            self._lanes.start(on_end=self._wake.set)
+        if self._statement_queues is not None:
+            self._statement_queues.start(on_end=self._wake.set)
         try:
             while self._has_work() or not self._is_stopping:
                 if not self._is_urgent():
@@ -168,7 +168,7 @@ class GroupCommit:
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
                 if not self._late and not self._is_stopping:
-                    await self._company.wait()
+                    await self._batch_wait.wait()
                 await self._write_next()
             await self._write_next()  # what was late, once more
         finally:
@@ -176,7 +176,7 @@ class GroupCommit:
             if self._retry is not None:
                 self._retry.cancel()
             left = [*self._in_flight, *(one for batch, _ in self._failed for one in batch)]
-            left += await self._lanes.end() if self._lanes is not None else []
+            left += await self._statement_queues.end() if self._statement_queues is not None else []
             for waiting in (*left, *self._queue, *self._late.values()):
                 self._fail(waiting, StorageUnavailable("the books are closed"))
             self._queue.clear()
@@ -184,10 +184,10 @@ class GroupCommit:
             _resolve_all(self._tried)
 
     def _has_work(self) -> bool:
-        return bool(self._queue or self._failed) or self._has_lanes()
+        return bool(self._queue or self._failed) or self._has_running_queues()
 
-    def _has_lanes(self) -> bool:
-        return self._lanes is not None and self._lanes.are_running
+    def _has_running_queues(self) -> bool:
+        return self._statement_queues is not None and self._statement_queues.are_running
 
     async def _write_next(self) -> None:
         if self._failed:
@@ -206,7 +206,7 @@ class GroupCommit:
             for waiting in self._in_flight:
                 if waiting.future is None or not waiting.future.done():
                     self._fail(waiting, StorageUnavailable())
-        self._company.note_written(count_callers(self._in_flight))
+        self._batch_wait.note_written(count_callers(self._in_flight))
         self._in_flight = []
         if self._has_cut_waiting:
             self._has_cut_waiting = any(waiting.is_cut for waiting in self._queue)
@@ -227,10 +227,10 @@ class GroupCommit:
     def stop(self) -> None:
         """Lets `run` return when everything that waits is written."""
         self._is_stopping = True
-        if self._lanes is not None:
-            self._lanes.stop()
+        if self._statement_queues is not None:
+            self._statement_queues.stop()
         self._wake.set()
-        self._company.stop()
+        self._batch_wait.stop()
 
     async def wait_closed(self) -> None:
         """Returns when every call that was opened here is closed, in writing."""
@@ -300,31 +300,31 @@ class GroupCommit:
         if key is not None:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
-        lanes = self._lanes
-        if lanes is None:
+        queues = self._statement_queues
+        if queues is None:
             self._put(waiting)
             return
-        holder = lanes.find_holder(waiting.entry.call_id)
+        holder = queues.find_holder(waiting.entry.call_id)
         if holder is not None:
             holder.put_behind(waiting)
             return
-        lane = None if self.are_lanes_shut() else lanes.find_lane(waiting)
-        if lane is None:
+        queue = None if self.are_statement_queues_closed() else queues.find_queue(waiting)
+        if queue is None:
             self._put(waiting)
         else:
-            lane.put(waiting, is_urgent=_is_urgent(waiting.entry))
+            queue.put(waiting, is_urgent=_is_urgent(waiting.entry))
 
     def _put(self, waiting: WaitingEntry) -> None:
         self._has_cut_waiting = self._has_cut_waiting or waiting.is_cut
         self._queue.append(waiting)
         if waiting.future is not None:
-            self._company.note_waiting()
+            self._batch_wait.note_waiting()
         if _is_urgent(waiting.entry):
             self._wake.set()
         elif self._delayed_wake is None:
             self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
 
-    def are_lanes_shut(self) -> bool:
+    def are_statement_queues_closed(self) -> bool:
         """Something is late, in doubt or cut, and everything else must find it written, or fail with it; or this is the end."""
         return (
             bool(self._late or self._failed)
@@ -334,12 +334,12 @@ class GroupCommit:
         )
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
-        """What a lane has not written."""
+        """What a statement queue has not written."""
         for one in waiting:
             self._put(one)
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
-        """What a lane may have written."""
+        """What a statement queue may have written."""
         self._is_in_trouble = True
         self._failed.append((waiting, exc))
         self._wake.set()
@@ -348,8 +348,8 @@ class GroupCommit:
         self._on_batch(size)
 
     def _is_urgent(self) -> bool:
-        if self._is_stopping and not self._queue:  # then only lanes may be working yet
-            return bool(self._failed) or not self._has_lanes()
+        if self._is_stopping and not self._queue:  # then only statement queues may be working yet
+            return bool(self._failed) or not self._has_running_queues()
         return (
             self._is_stopping
             or bool(self._failed)
@@ -384,7 +384,7 @@ class GroupCommit:
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
-        self._company.note_taken(still_waiting=count_callers(rest))
+        self._batch_wait.note_taken(still_waiting=count_callers(rest))
         return batch
 
     def _take_late_entries(self) -> list[WaitingEntry]:
@@ -408,7 +408,7 @@ class GroupCommit:
             await self._commit_failed(batch, exc)
 
     async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
-        """What is left to do after a transaction of these entries, or a statement of a lane, has raised `exc`."""
+        """What is left to do after a transaction of these entries, or one statement for them, has raised `exc`."""
         if any(waiting.ends_s is None for waiting in batch):  # else it was logged before
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)

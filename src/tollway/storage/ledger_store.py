@@ -45,7 +45,7 @@ from tollway.ledger.records import (
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import authorizations, history, idempotency, payments, recovery
 from tollway.storage.batch_loader import BatchLoader
-from tollway.storage.company import COMPANY_S
+from tollway.storage.batch_wait import BATCH_WAIT_S
 from tollway.storage.database import Database, Work, write_retried
 from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
@@ -103,13 +103,13 @@ class LedgerStore:
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
         close_retry_s: float = RETRY_S,
-        company_s: float = COMPANY_S,
+        batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
         """`on_lapse`: this gateway renewed later than its lease, and others may have recovered its calls.
         `on_restore`: the database was found to have gone back in time; its balances are held.
         `ticks_ms`: a monotonic clock, by which jumps of the other clocks are detected. `writer`: the background task that `run` is.
-        `close_retry_s`: between two tries of a close that found no database. `company_s`: the writer's longest wait for
+        `close_retry_s`: between two tries of a close that found no database. `batch_wait_s`: the writer's longest wait for
         the callers of its last batch. `finish_delay_s`: so long a finish waits for others to be written with."""
         self._database = database
         self._limits = limits
@@ -148,7 +148,7 @@ class LedgerStore:
             grant_ms_max=int(limits.owner_lease_s * 500),
             patience_s=limits.close_patience_s,
             retry_s=close_retry_s,
-            company_s=company_s,
+            batch_wait_s=batch_wait_s,
             finish_delay_s=finish_delay_s,
             on_batch=on_batch,
             task=writer,

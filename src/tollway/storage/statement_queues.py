@@ -1,11 +1,11 @@
-"""Lanes beside the writer of the ledger: plain claims and plain ends of calls, each kind in batches of one statement.
+"""Statement queues beside the writer of the ledger: plain claims and plain ends of calls, each kind in batches of one statement.
 
-PostgreSQL only. A lane has a session of its own and waits neither for the other lane nor for the writer (`group_commit`), so a call
+PostgreSQL only. A statement queue has a session of its own and waits neither for the other queue nor for the writer (`group_commit`), so a call
 on known credit is two round trips. It writes what one statement may write (`plain_writes`) and hands everything else on to the
-writer, with the doubt where a commit is in doubt. While anything is late or in doubt the lanes are shut, and every entry goes the
-writer's way: a lane decides nothing about outages.
+writer, with the doubt where a commit is in doubt. While anything is late or in doubt the statement queues are closed, and every entry goes the
+writer's way: a statement queue decides nothing about outages.
 
-Of one call one entry is in a lane at a time. An entry of that call which comes meanwhile waits behind it, for the writer.
+Of one call one entry is in a statement queue at a time. An entry of that call which comes meanwhile waits behind it, for the writer.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
 from tollway.ledger.claims import is_claim_alone_plain
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
+from tollway.storage.batch_wait import BatchWait
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
-from tollway.storage.company import Company
 from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.ledger_batch import BatchRules, Entry, Outcome, write_finishes
 from tollway.storage.outage import ValueRefused
@@ -30,14 +30,14 @@ from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, wri
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
 
-LANE_BATCH_MAX = 128
+STATEMENT_BATCH_MAX = 128
 """Entries of one statement. What it joins by walking is the square of that at most."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WaitingEntry:
     """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
-    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already. `terms`: of a claim in a lane."""
+    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already. `terms`: of a claim in a statement queue."""
 
     entry: Entry
     future: asyncio.Future[Outcome] | None
@@ -61,10 +61,10 @@ def count_callers(entries: Iterable[WaitingEntry]) -> int:
     return sum(waiting.future is not None for waiting in entries)
 
 
-class LaneOwner(Protocol):
-    """The writer, as its lanes see it."""
+class QueueOwner(Protocol):
+    """The writer, as its statement queues see it."""
 
-    def are_lanes_shut(self) -> bool:
+    def are_statement_queues_closed(self) -> bool:
         """Every entry goes the writer's way now."""
         ...
 
@@ -88,22 +88,22 @@ class LaneOwner(Protocol):
 _Written = Claimed | Closed | Finish | None
 """What was written of one entry: its outcome; a finish has none, and stands for itself. None: nothing."""
 
-WriteLane = Callable[[Sequence[WaitingEntry]], Awaitable[None]]
+WriteEntries = Callable[[Sequence[WaitingEntry]], Awaitable[None]]
 """Writes entries and calls the owner for each of them."""
 
 
-class Lane:
+class StatementQueue:
     """One kind of entries, in order. `run` it once; from one event loop."""
 
     def __init__(
-        self, owner: LaneOwner, write: WriteLane, *, batch_max: int, delay_s: float, company: Company
+        self, owner: QueueOwner, write: WriteEntries, *, batch_max: int, delay_s: float, batch_wait: BatchWait
     ) -> None:
         """`delay_s`: so long an entry without a caller waits for others to go with."""
         self._batch_max = batch_max
         self._owner = owner
         self._write = write
         self._delay_s = delay_s
-        self._company = company
+        self._batch_wait = batch_wait
         self._queue: deque[WaitingEntry] = deque()
         self._urgent = 0
         self._is_stopping = False
@@ -120,7 +120,7 @@ class Lane:
         self._behind[waiting.entry.call_id] = []
         self._queue.append(waiting)
         if waiting.future is not None:
-            self._company.note_waiting()
+            self._batch_wait.note_waiting()
         if is_urgent or self._is_stopping:
             self._urgent += 1
             self._wake.set()
@@ -131,13 +131,13 @@ class Lane:
         return call_id in self._behind
 
     def put_behind(self, waiting: WaitingEntry) -> None:
-        """For the writer, when the entry of its call that is here has left the lane."""
+        """For the writer, when the entry of its call that is here has left the statement queue."""
         self._behind[waiting.entry.call_id].append(waiting)
 
     def stop(self) -> None:
         """Lets `run` return when everything here is written or handed on."""
         self._is_stopping = True
-        self._company.stop()
+        self._batch_wait.stop()
         self._wake.set()
 
     def drain(self) -> list[WaitingEntry]:
@@ -155,8 +155,8 @@ class Lane:
             if not self._urgent and not (self._queue and self._is_stopping):
                 await self._wake.wait()
             self._wake.clear()
-            if not self._owner.are_lanes_shut():
-                await self._company.wait()
+            if not self._owner.are_statement_queues_closed():
+                await self._batch_wait.wait()
             taken = self._take()
             if taken:
                 self._owner.note_batch(len(taken))
@@ -164,11 +164,10 @@ class Lane:
                 try:
                     await self._write(taken)
                 except Exception as exc:  # noqa: BLE001 - the root of this task: no batch may end it
-                    left = [one for one in taken if one.future is None or not one.future.done()]
+                    left = [one for one in self.in_flight if one.future is None or not one.future.done()]
                     self._owner.take_over_failed(left, exc)
-                self.in_flight = ()
-                self._company.note_written(count_callers(taken))
-                self._release(taken)
+                self._batch_wait.note_written(count_callers(taken))
+                self.release(self.in_flight)
 
     def _end_delay(self) -> None:
         self._delayed = None
@@ -176,8 +175,8 @@ class Lane:
         self._wake.set()
 
     def _take(self) -> list[WaitingEntry]:
-        """The next batch. What no statement of this lane can write any more goes to the writer."""
-        if self._owner.are_lanes_shut():
+        """The next batch. What no statement can write any more goes to the writer."""
+        if self._owner.are_statement_queues_closed():
             return self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
         batch: list[WaitingEntry] = []
         left: list[WaitingEntry] = []
@@ -185,7 +184,7 @@ class Lane:
             waiting = self._queue.popleft()
             (left if waiting.is_left else batch).append(waiting)
         self._urgent = len(self._queue)
-        self._company.note_taken(still_waiting=count_callers(self._queue))
+        self._batch_wait.note_taken(still_waiting=count_callers(self._queue))
         self._hand_on(left)
         return batch
 
@@ -194,21 +193,24 @@ class Lane:
             self._urgent = 0
         if waiting:
             self._owner.take_over(waiting)
-            self._release(waiting)
+            self.release(waiting)
         return []
 
-    def _release(self, written: Sequence[WaitingEntry]) -> None:
+    def release(self, written: Sequence[WaitingEntry]) -> None:
+        """These have left the statement queue: what waits behind them is the writer's."""
+        gone = set(written)
+        self.in_flight = [one for one in self.in_flight if one not in gone]
         behind = [one for waiting in written for one in self._behind.pop(waiting.entry.call_id)]
         if behind:
             self._owner.take_over(behind)
 
 
-class PlainLanes:
-    """The two lanes of one writer."""
+class StatementQueues:
+    """The two statement queues of one writer."""
 
     def __init__(
         self,
-        owner: LaneOwner,
+        owner: QueueOwner,
         database: Database,
         *,
         rules: BatchRules,
@@ -217,11 +219,11 @@ class PlainLanes:
         on_restore_detected: Callable[[], Awaitable[None]],
         batch_max: int,
         delay_s: float,
-        make_company: Callable[[int], Company],
+        make_batch_wait: Callable[[int], BatchWait],
         known_terms: KnownTerms,
     ) -> None:
         """`acknowledged`: a session is asked once, before its first claim, whether its database has gone back in time.
-        `make_company`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
+        `make_batch_wait`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
         writer's, which writes its terms too."""
         self._owner = owner
         self._database = database
@@ -231,18 +233,20 @@ class PlainLanes:
         self._known_terms = known_terms
         self._on_restore_detected = on_restore_detected
         self._limited = frozenset(rules.unfinal_max_nano)
-        batch_max = min(batch_max, LANE_BATCH_MAX)
+        batch_max = min(batch_max, STATEMENT_BATCH_MAX)
         self.claims, self.ends = (
-            Lane(owner, write, batch_max=batch_max, delay_s=delay_s, company=make_company(batch_max))
+            StatementQueue(
+                owner, write, batch_max=batch_max, delay_s=delay_s, batch_wait=make_batch_wait(batch_max)
+            )
             for write in (self._write_claims, self._write_ends)
         )
         self.all = (self.claims, self.ends)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *, on_end: Callable[[], None]) -> None:
-        """Once. `on_end`: called when a lane has ended."""
-        for lane in self.all:
-            task = asyncio.get_running_loop().create_task(lane.run())
+        """Once. `on_end`: called when a statement queue has ended."""
+        for queue in self.all:
+            task = asyncio.get_running_loop().create_task(queue.run())
             task.add_done_callback(lambda _: on_end())
             self._tasks.append(task)
 
@@ -255,10 +259,10 @@ class PlainLanes:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return [waiting for lane in self.all for waiting in lane.drain()]
+        return [waiting for queue in self.all for waiting in queue.drain()]
 
-    def find_lane(self, waiting: WaitingEntry) -> Lane | None:
-        """The lane that writes it; None: the writer does."""
+    def find_queue(self, waiting: WaitingEntry) -> StatementQueue | None:
+        """The statement queue that writes it; None: the writer does."""
         entry = waiting.entry
         match entry:
             case Claim():
@@ -274,13 +278,13 @@ class PlainLanes:
             case _:
                 return None
 
-    def find_holder(self, call_id: CallId) -> Lane | None:
-        """The lane that has an entry of that call."""
-        return next((lane for lane in self.all if lane.has(call_id)), None)
+    def find_holder(self, call_id: CallId) -> StatementQueue | None:
+        """The statement queue that has an entry of that call."""
+        return next((queue for queue in self.all if queue.has(call_id)), None)
 
     def stop(self) -> None:
-        for lane in self.all:
-            lane.stop()
+        for queue in self.all:
+            queue.stop()
 
     async def _write_claims(self, batch: Sequence[WaitingEntry]) -> None:
         claims = [waiting.entry for waiting in batch if isinstance(waiting.entry, Claim)]
@@ -317,6 +321,8 @@ class PlainLanes:
 
         if closes:
             await self._write(closing, close, flush=False)
+            # At once: a cut of one of these calls must be in the writer's queue before the same request's next claim is.
+            self.ends.release(closing)
         if finishes:
             await self._write(finishing, finish, flush=False)
 

@@ -7,17 +7,17 @@ a close with its client's next call. A batch costs about as much as ten entries,
 import asyncio
 from collections.abc import Callable
 
-COMPANY_S = 0.001
+BATCH_WAIT_S = 0.001
 """The writer waits so long at most for the callers of its last batch. At 32 connections on SQLite it makes batches of 18 entries in
 place of 15, and the median call is 8 % faster. CPU time was 5 to 15 % less while each call had three entries; with two, and a
 hand-over of half the cost, no difference can be measured."""
-COMPANY_ABOVE = 8
+BATCH_WAIT_ABOVE = 8
 """Up to so many callers at once the writer never waits: then a millisecond is more than what a larger batch saves."""
-COMPANY_RECENT_MS = 10
+BATCH_WAIT_RECENT_MS = 10
 """Callers come back within this time, a claim with its close and a close with the client's next call, or not soon."""
 
 
-class Company:
+class BatchWait:
     """Of one queue, in one event loop."""
 
     def __init__(self, at_most: int, *, wait_s: float, ticks_ms: Callable[[], int]) -> None:
@@ -55,9 +55,9 @@ class Company:
         """Returns when so many callers wait as when the last batch ended, in it or behind it, or after `wait_s`; at once where those were
         few, where it ended long ago, or where all of them have come back."""
         if (
-            self._expected <= COMPANY_ABOVE
+            self._expected <= BATCH_WAIT_ABOVE
             or self._waiting >= self._expected
-            or self._ticks_ms() - self._since_ms >= COMPANY_RECENT_MS
+            or self._ticks_ms() - self._since_ms >= BATCH_WAIT_RECENT_MS
             or self._is_stopping
         ):
             return
