@@ -94,7 +94,7 @@ class CallLoad:
         if shape == "bound":
             return replace(claim, nonce=keccak256(b"%d" % number), ends_plain=True)
         if shape == "keyed":
-            return replace(claim, method="POST", idempotency_key=f"key {number}")
+            return replace(claim, method="POST", idempotency_key=f"key {number} of {id(self):x}")
         return claim
 
 
@@ -146,7 +146,7 @@ async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
     yield
     with path.open(errors="replace") as log:
         log.seek(start)
-        for sql in re.findall(r"LOG:  (?:statement|execute [^:]*): (.*)", log.read()):
+        for sql in re.findall(r"LOG:  (?:statement|execute [^:]*):\s+(\S.*)", log.read()):
             tally.note(sql)
 
 

@@ -150,11 +150,11 @@ def dial(port: int) -> socket.socket:
 
 
 async def read_slowly(
-    gateway: Gateway, headers: Mapping[str, str], path: str, until: asyncio.Event, door: asyncio.Semaphore
+    gateway: Gateway, headers: Mapping[str, str], path: str, until: asyncio.Event, opening: asyncio.Semaphore
 ) -> None:
-    """One caller who takes 32 KiB a second of an endless answer. `door`: so many wait for their heads at the same time.
+    """One caller who takes 32 KiB a second of an endless answer. `opening`: so many wait for their heads at the same time.
     Raises RuntimeError for any other answer, and when it ends."""
-    async with door:
+    async with opening:
         reader, writer = await asyncio.open_connection(sock=dial(gateway.port), limit=READ_AHEAD)
         writer.write(format_request(gateway.port, gateway.path + path, headers.items()))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -174,12 +174,12 @@ async def hold_readers(
     gateway: Gateway, *, readers: int, held_s: float, size: int, tell: Any
 ) -> dict[str, Any]:
     """So many at once, for so long: what each takes, and whether that grows while they are there."""
-    trace, until, door = Trace(gateway.child.pid), asyncio.Event(), asyncio.Semaphore(OPENING_MAX)
+    trace, until, opening = Trace(gateway.child.pid), asyncio.Event(), asyncio.Semaphore(OPENING_MAX)
     before = trace.take()
     async with trace.running(), asyncio.TaskGroup() as group:
         for number in range(readers):
             headers = dict(gateway.payments[number % len(gateway.payments)].sign())
-            group.create_task(read_slowly(gateway, headers, f"/bytes/{size}", until, door))
+            group.create_task(read_slowly(gateway, headers, f"/bytes/{size}", until, opening))
         settled = await trace.wait_settled()
         await asyncio.sleep(held_s)
         held = trace.take()

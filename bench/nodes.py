@@ -92,7 +92,7 @@ class Server:
     def count_logged(self) -> int:
         """Statements in the server's log so far; batches of one prepared statement count each execution."""
         text = (self.folder / "log").read_text(errors="replace")
-        return len(re.findall(r"LOG:  (?:statement|execute [^:]*): ", text))
+        return len(re.findall(r"LOG:  (?:statement|execute [^:]*):\s", text))
 
     def close(self) -> None:
         self._server.cleanup()

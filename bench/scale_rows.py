@@ -351,6 +351,7 @@ def _call(
         "attempts": 1,
         "cut": "",
         "clock_releases": True,
+        "needs_locks": False,
         "http_status": status,
         "upstream_status": status,
         "request_bytes": 0 if is_ended else None,

@@ -15,6 +15,8 @@ from eth_account import Account
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.ids import ChainId, TxHash, keccak256
 from tollway.payments.proof import Proof, parse_proof
+from tollway.storage.database import connect_database
+from tollway.storage.history import audit
 
 BENCH = Path(__file__).parent.parent / "bench"
 PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py"))
@@ -308,6 +310,23 @@ thread (9): writer;run (/p/lib/python3.11/threading.py:982) 2
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_BENCH_PACKAGES])
 def test_every_program_can_be_imported(name: str) -> None:
     importlib.import_module(name)
+
+
+async def test_the_rows_that_the_scale_bench_writes_fit_the_tables_and_their_sums_hold(
+    tmp_path: Path,
+) -> None:
+    from scale_data import fill
+    from scale_rows import Scale
+
+    url = f"sqlite:///{tmp_path}/scale.sqlite3"
+    await fill(url, Scale(seed=5, listings=200, calls=2_000, payments=200))
+    database = connect_database(url)
+    await database.open()
+    try:
+        report = await database.read(audit)
+    finally:
+        await database.close()
+    assert (report.calls, report.payments, report.wrong) == (2_000, 200, ())
 
 
 @pytest.mark.parametrize(

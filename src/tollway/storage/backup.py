@@ -87,7 +87,7 @@ async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
-        # First, so that whatever stands there after a crash in between is taken for a restored one.
+        # First, so that a copy that a crash leaves unfinished is taken for a restored one.
         await asyncio.to_thread(write_mark, mark, generation.number)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)

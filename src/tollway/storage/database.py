@@ -369,7 +369,7 @@ class PostgresDatabase:
     async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
         def run_statement(connection: Connection) -> T:
             result = work(connection)
-            # After doubt no message has to be written first, as `_write` does it: whatever this has granted it has written, so
+            # After doubt no message has to be written first, as `_write` does it: all that it has granted is written, so
             # its own commit has waited for the standby.
             if self._validity.is_commit_in_doubt(connection.connection.driver_connection):
                 raise CommitInDoubt("the server committed without its standby")

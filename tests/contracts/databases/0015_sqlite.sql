@@ -174,7 +174,6 @@ CREATE TABLE listing (
 	rate_calls INTEGER, 
 	rate_per_s INTEGER, 
 	status VARCHAR(10) NOT NULL, 
-	forward_signature VARCHAR(10) NOT NULL, 
 	created_ms BIGINT NOT NULL, 
 	updated_ms BIGINT NOT NULL, 
 	revision BIGINT NOT NULL, 
@@ -525,11 +524,11 @@ INSERT INTO "restore" ("id", "noted_ms", "released_ms") VALUES
 INSERT INTO "generation" ("id", "number") VALUES
 (1, 2);
 
-INSERT INTO "listing" ("seq", "id", "provider", "name", "name_key", "description", "endpoint", "price", "price_nano", "currency", "pay_to", "networks", "methods", "tags", "operations", "other_paths", "charge_on", "timeout_s", "forward_headers", "auth_location", "auth_name", "auth_sealed", "openapi_url", "signature", "rate_calls", "rate_per_s", "status", "forward_signature", "created_ms", "updated_ms", "revision", "retired_ms", "suspended_ms", "is_shown") VALUES
+INSERT INTO "listing" ("seq", "id", "provider", "name", "name_key", "description", "endpoint", "price", "price_nano", "currency", "pay_to", "networks", "methods", "tags", "operations", "other_paths", "charge_on", "timeout_s", "forward_headers", "auth_location", "auth_name", "auth_sealed", "openapi_url", "signature", "rate_calls", "rate_per_s", "status", "created_ms", "updated_ms", "revision", "retired_ms", "suspended_ms", "is_shown") VALUES
 (1, 'api_1', X'CCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCC', 'Wetter für Köln ☔', 'wetter fur koln ☔', 'Line one
-line two: "quoted", ''single'', 100 %', 'https://api.example.com', '0.02', 20000000, 'USDC', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', '[84532,8453]', '["GET","POST"]', '["weather","Köln"]', '[["GET","/v1/{city}","0.5",500000000]]', 'refuse', 'success', 30, '[]', 'header', 'X-Key', X'01000102030405060708090A0B6CEE99506E6CBA3B12C6B136F0A8DEDCDA9F1D69F8F64B2C8092', NULL, 'any', 10, 60, 'active', 'ed25519', 1799999991000, 1799999995000, 2, NULL, NULL, 1),
-(2, 'api_2', X'AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA', 'Weather', 'weather', '', 'https://api.example.com', '0.01', 10000000, 'USDC', X'AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA', '[84532]', '[]', '[]', '[]', 'serve', 'success', 30, '[]', NULL, NULL, NULL, NULL, 'any', NULL, NULL, 'active', 'ed25519', 1799999996000, 1799999996000, 1, NULL, NULL, 1),
-(3, 'api_3', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', 'Weather', 'weather', '', 'https://api.example.com', '0.01', 10000000, 'USDC', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', '[84532]', '[]', '[]', '[]', 'serve', 'success', 30, '[]', NULL, NULL, NULL, NULL, 'any', NULL, NULL, 'active', 'ed25519', 1799999997000, 1799999997000, 2, NULL, 1800000000000, 0);
+line two: "quoted", ''single'', 100 %', 'https://api.example.com', '0.02', 20000000, 'USDC', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', '[84532,8453]', '["GET","POST"]', '["weather","Köln"]', '[["GET","/v1/{city}","0.5",500000000]]', 'refuse', 'success', 30, '[]', 'header', 'X-Key', X'01000102030405060708090A0B6CEE99506E6CBA3B12C6B136F0A8DEDCDA9F1D69F8F64B2C8092', NULL, 'any', 10, 60, 'active', 1799999991000, 1799999995000, 2, NULL, NULL, 1),
+(2, 'api_2', X'AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA', 'Weather', 'weather', '', 'https://api.example.com', '0.01', 10000000, 'USDC', X'AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA', '[84532]', '[]', '[]', '[]', 'serve', 'success', 30, '[]', NULL, NULL, NULL, NULL, 'any', NULL, NULL, 'active', 1799999996000, 1799999996000, 1, NULL, NULL, 1),
+(3, 'api_3', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', 'Weather', 'weather', '', 'https://api.example.com', '0.01', 10000000, 'USDC', X'BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB', '[84532]', '[]', '[]', '[]', 'serve', 'success', 30, '[]', NULL, NULL, NULL, NULL, 'any', NULL, NULL, 'active', 1799999997000, 1799999997000, 2, NULL, 1800000000000, 0);
 
 INSERT INTO "listing_document" ("listing_seq", "openapi") VALUES
 (1, '{"openapi":"3.1.0","paths":{"/v1/{city}":{"get":{}}}}');
