@@ -63,6 +63,7 @@ SHORT_FILES: dict[str, str] = {
     "ledger/history.py": "the read side: a port of its own, read by the web's history and by MCP, never by the call pipeline",
     "payments/eip3009.py": "what an EIP-3009 signature signs and whose key made it: callers need nothing else of payments",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
+    "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
     "storage/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
 }
 """File of less than 60 lines -> why it is an idea of its own."""
@@ -89,6 +90,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/ledger_tables.py",
         "storage/locked_rows.py",
     ),
+    "contracts/test_ledger_batch.py": ("storage/advisory_locks.py",),
     "contracts/test_migrate.py": ("storage/migration_run.py",),
     "contracts/test_ownerships.py": ("storage/reputation_store.py",),
     "contracts/test_plain_writes.py": ("storage/statement_queues.py",),
@@ -121,7 +123,6 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "chain/requests.py": ("aiohttp", "nodes that the operator names"),
     "chain/rpc.py": ("aiohttp", "nodes that the operator names"),
     "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
-    "storage/database.py": ("asyncpg", "the operator's own database"),
     "storage/postgres.py": ("asyncpg", "the operator's own database"),
     "rate_limits/redis_windows.py": ("redis", "the operator's own server for rates"),
     "web/server.py": (
@@ -193,10 +194,12 @@ LATE_IMPORTS = {
     "app/lifecycle.py": 1,
     "outbound/dns.py": 1,
     "registry/openapi.py": 1,
+    "storage/database.py": 1,
     "storage/migrate.py": 1,
     "web/mcp.py": 1,
 }
-"""What most starts never need is loaded by those that do: redis to share windows, alembic to change tables."""
+"""What most starts never need is loaded by those that do: redis to share windows, alembic to change tables, the driver
+of PostgreSQL."""
 
 
 @pytest.mark.parametrize("path", list(modules()), ids=name_of)

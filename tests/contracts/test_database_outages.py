@@ -13,8 +13,13 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import COMMAND_TIMEOUT_S, PostgresDatabase, read_server_settings
-from tollway.storage.postgres import PostgresAddress, PostgresConnector
+from tollway.storage.postgres import (
+    COMMAND_TIMEOUT_S,
+    PostgresConnector,
+    PostgresDatabase,
+    read_server_settings,
+)
+from tollway.storage.postgres_address import PostgresAddress
 
 pytestmark = pytest.mark.postgres
 

@@ -19,6 +19,7 @@ from tollway.ledger.ledger import Claimed, Closed, Fenced
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import database as database_module
+from tollway.storage import postgres as postgres_module
 from tollway.storage.database import Database, connect_database
 
 HALF_LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 500)
@@ -174,7 +175,7 @@ async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: F
 async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(postgres_module, "COMMAND_TIMEOUT_S", 1.0)
     operator = await asyncpg.connect(postgres_url)
     database = connect_database(postgres_url)
     ledger = FaultyLedger(database)

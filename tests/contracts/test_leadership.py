@@ -19,8 +19,9 @@ from tollway.cli.doctor import Finding, examine
 from tollway.config.settings import load_settings
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database, FetchScalar, PostgresDatabase, Work, connect_database
+from tollway.storage.database import Database, FetchScalar, Work, connect_database
 from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
+from tollway.storage.postgres import PostgresDatabase
 from tollway.telemetry import Metrics
 
 QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)

@@ -19,7 +19,8 @@ from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import ledger_store
-from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
+from tollway.storage.database import Database, SqliteDatabase, connect_database
+from tollway.storage.postgres import COMMAND_TIMEOUT_S
 from tollway.storage.recovery import (
     OWNER_KEPT_MS,
     AbandonedCall,

@@ -1,10 +1,12 @@
-"""What the doctor says of a database server that would lose claims."""
+"""What the server of a database may lose, and what a gateway loads for its database."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from tollway.storage.database import ServerSettings, find_risks
+from tollway.storage.postgres import ServerSettings, find_risks
 
 SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_only=False, hosts=1)
 
@@ -24,3 +26,14 @@ def test_each_risk_is_told(settings: ServerSettings, told: list[str]) -> None:
     risks = list(find_risks(settings))
     assert len(risks) == len(told)
     assert all(part in risk for part, risk in zip(told, risks, strict=True))
+
+
+def test_a_gateway_on_sqlite_does_not_load_the_driver_of_postgresql() -> None:
+    program = (
+        "import sys, tollway.app.lifecycle, tollway.cli.operator\n"
+        "from tollway.storage.database import connect_database\n"
+        "connect_database('sqlite:///books.sqlite3')\n"
+        "print(sorted({'asyncpg', 'sqlalchemy.orm', 'tollway.storage.postgres'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

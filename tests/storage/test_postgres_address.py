@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.storage.postgres import HOSTS_MAX, PostgresAddress
+from tollway.storage.postgres_address import HOSTS_MAX, PostgresAddress
 
 ONE = (("db.example", 5432),)
 TWO = (("h1", 5432), ("h2", 6432))

@@ -7,8 +7,13 @@ import asyncpg
 import pytest
 
 from tollway.storage import postgres
-from tollway.storage.database import COMMAND_TIMEOUT_S
-from tollway.storage.postgres import RECONNECT_PAUSE_S, NoServerAvailable, PostgresAddress, PostgresConnector
+from tollway.storage.postgres import (
+    COMMAND_TIMEOUT_S,
+    RECONNECT_PAUSE_S,
+    NoServerAvailable,
+    PostgresConnector,
+)
+from tollway.storage.postgres_address import PostgresAddress
 
 
 class Servers:

@@ -18,18 +18,12 @@ from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.outbound.dns import TxtRecords
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.storage.database import (
-    Database,
-    PostgresDatabase,
-    SqliteDatabase,
-    find_risks,
-    is_shared_write_safe,
-    read_server_settings,
-)
+from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyRotation
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.migrate import TOO_OLD, schema_state
+from tollway.storage.postgres import PostgresDatabase, find_risks, read_server_settings
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
 
 FindingLevel = Literal["ok", "note", "warning", "failed"]
@@ -92,7 +86,7 @@ async def examine(
                 "stopped, or use SQLite 3.51.3 or newer",
             )
         )
-    if isinstance(database, PostgresDatabase):
+    if is_postgres(database):
         findings.append(await _examine_durability(database))
         findings.append(await _examine_leaders(database))
     for network in settings.networks:

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal, Protocol, TextIO
 import typer
 
 from tollway.chain.port import SettlementChain
-from tollway.cli.doctor import examine
 from tollway.config.settings import Settings, load_settings
 from tollway.config.values import Secret
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
@@ -149,6 +148,8 @@ def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> Non
         """Checks settings, database, chains and clock. Changes nothing."""
 
         async def work(services: OperatorServices) -> None:
+            from tollway.cli.doctor import examine  # loads PostgreSQL's driver
+
             async with _opened_chains(services.chains):
                 found = await examine(
                     given,

@@ -32,10 +32,10 @@ from tollway.ledger.records import (
     CallState,
     Dialect,
 )
+from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.idempotency import has_stored_response
 from tollway.storage.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
 from tollway.storage.locked_rows import check_count
-from tollway.storage.postgres import take_advisory_locks
 
 LOCK_SPACE = 0x70757273  # any constant of ours
 

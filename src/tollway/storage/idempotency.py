@@ -42,10 +42,10 @@ from tollway.ledger.claims import key_name, request_name
 from tollway.ledger.ledger import Claim, StoredResponse
 from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyName, OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.database import Database, metadata
 from tollway.storage.encryption import Sealer
 from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table, call_terms_table
-from tollway.storage.postgres import take_advisory_locks
 from tollway.storage.statements import Prepared, Rows, insert_for
 
 answer_table = Table(

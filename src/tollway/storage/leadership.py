@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 from sqlalchemy import func, select, text
@@ -23,7 +24,10 @@ from sqlalchemy import func, select, text
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.limits import Limits
-from tollway.storage.database import Database, FetchScalar, PostgresDatabase
+from tollway.storage.database import Database, FetchScalar, is_postgres
+
+if TYPE_CHECKING:
+    from tollway.storage.postgres import PostgresDatabase
 
 _SPACE = 0x746F6C6D
 """The upper half of our locks' numbers. Migrations and claims have spaces of their own."""
@@ -91,7 +95,7 @@ class Leadership:
     async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
         or given to a better one, it begins anew with the next lead. It is to run until then, and must not raise."""
-        if not isinstance(self._database, PostgresDatabase):
+        if not is_postgres(self._database):
             self._set_leading(is_leading=True)
             try:
                 await work()
@@ -103,7 +107,7 @@ class Leadership:
         )
 
     async def _lead_if_vacant(
-        self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
+        self, database: "PostgresDatabase", work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
         if await self._is_vacant():
             await self._lead_until_lost(database, work)
@@ -117,7 +121,7 @@ class Leadership:
         return all(row)
 
     async def _lead_until_lost(
-        self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
+        self, database: "PostgresDatabase", work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
         async with database.open_session() as fetch_scalar:
             held = self._count_lost()
@@ -208,7 +212,7 @@ _LEADERS = text(
 
 async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
     """Who leads now; nobody has to on SQLite. Of two who change over, the one that will stay. Raises StorageUnavailable."""
-    if not isinstance(database, PostgresDatabase):
+    if not is_postgres(database):
         return {}
     rows = await database.read(lambda connection: connection.execute(_LEADERS.bindparams(space=_SPACE)).all())
     known = {duty.value: duty for duty in Duty}
@@ -220,7 +224,7 @@ async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
     return leaders
 
 
-async def are_sessions_shared(database: PostgresDatabase) -> bool:
+async def are_sessions_shared(database: "PostgresDatabase") -> bool:
     """True when a pooler between us and the server lends a session for one transaction only: then a lock of a session
     is nobody's. Raises StorageUnavailable."""
     process = select(func.pg_backend_pid())

@@ -1,162 +1,229 @@
-"""Connections to PostgreSQL: the parsed address, the connector, the rules by which the pool keeps a connection, advisory locks.
+"""PostgreSQL through asyncpg: the database of one gateway or of many, its connector, the rules by which the pool keeps a connection.
 
-An address names one server, or several of which one accepts writes; its text form never contains the password. The connector
-connects to the first server that accepts writes, within a deadline. During an outage one task tries to connect and the others
-fail at once, so that the first success ends the outage for all of them. A connection that was open during an outage is not
-used again.
+The connector connects to the first server of an address that accepts writes, within a deadline. During an outage one task
+tries to connect and the others fail at once, so that the first success ends the outage for all of them. A connection that was
+open during an outage is not used again.
 
-An advisory lock makes gateways that decide on the same subject wait until the other transaction has ended. Subjects share 256
-stripes, taken in ascending order, because a whole batch must fit into PostgreSQL's lock table. On SQLite there is one writer,
-and no lock is taken.
+This module is loaded where a gateway uses PostgreSQL (`connect_database`): the driver and what SQLAlchemy loads for it take
+11 MiB. `find_risks` names the server settings that can lose committed data.
 """
 
 import asyncio
-import re
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from typing import Any, Literal
 from weakref import WeakSet
 
 import asyncpg
-from sqlalchemy import Connection, Engine, ExceptionContext, event, text
-from sqlalchemy.exc import DBAPIError, DisconnectionError, InternalError, NotSupportedError, SQLAlchemyError
-
-from tollway.storage.outage import READ_ONLY, SESSION_ENDED, Use, name_state
-
-PORT = 5432
-HOSTS_MAX = 8
-
-_SCHEMES = ("postgresql", "postgresql+asyncpg")
-_WRITABLE, _ANY = "read-write", "any"
-_SESSIONS = (_ANY, "primary", _WRITABLE)
-"""A gateway writes: nothing that asks for a standby."""
-_OPTIONS = (
-    "application_name",
-    "gsslib",
-    "krbsrvname",
-    "options",
-    "passfile",
-    "ssl",
-    "ssl_max_protocol_version",
-    "ssl_min_protocol_version",
-    "sslcert",
-    "sslcrl",
-    "sslkey",
-    "sslmode",
-    "sslnegotiation",
-    "sslpassword",
-    "sslrootcert",
+from sqlalchemy import Connection, Engine, ExceptionContext, Executable, event, text
+from sqlalchemy.exc import (
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    InternalError,
+    NotSupportedError,
+    SQLAlchemyError,
 )
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\[\]:,@/\s]*")
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+from sqlalchemy.util import greenlet_spawn
+
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import FetchScalar, T, Work
+from tollway.storage.outage import (
+    READ_ONLY,
+    SESSION_ENDED,
+    CommitInDoubt,
+    OutageLog,
+    Use,
+    ValueRefused,
+    is_value_refused,
+    name_state,
+)
+from tollway.storage.postgres_address import PostgresAddress, PostgresHost
+from tollway.storage.statements import execute_text
+
+COMMAND_TIMEOUT_S = 5.0
+"""For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
+POOL_TIMEOUT_S = 15.0
+"""Longer than a statement: under load it is a queue, and in an outage the task that holds a connection finds out first."""
+CONNECTIONS, CONNECTIONS_MORE = 10, 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresHost:
-    """A name, an address, or the folder of a socket (`/run/postgresql`)."""
+class PostgresDatabase:
+    """PostgreSQL through asyncpg. Many gateways may share it. `connector` makes its connections; other modules may connect there
+    for one of their own.
 
-    name: str
-    port: int = PORT
+    A connection that an outage has touched is never used again: after a deadline, a read-only answer or a lost
+    connection, those that were made before it are thrown away as they are taken from the pool.
+    """
 
-    def __str__(self) -> str:
-        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+    dialect: Literal["sqlite", "postgresql"] = "postgresql"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresAddress:
-    """`hosts` in the order in which they are tried. `session`: what the server must be like
-    (libpq's target_session_attrs). `options`: the other parameters of the URL, about TLS most of them."""
-
-    hosts: tuple[PostgresHost, ...]
-    user: str | None
-    password: str | None = field(repr=False)
-    database: str | None
-    session: str
-    options: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, url: str) -> "PostgresAddress":
-        """`postgresql://user:password@h1:p1,h2:p2/name?sslmode=…`, or the hosts as `?host=h1:p1&host=h2:p2`. Raises
-        ValueError, and never repeats the URL in it: that may hold a password."""
-        scheme, separator, rest = url.partition("://")
-        if not separator or scheme not in _SCHEMES:
-            raise ValueError("must begin with postgresql://")
-        netloc, path, query = _split(rest)
-        identity, _, hosts_text = netloc.rpartition("@")
-        user, _, password = identity.partition(":")
-        named: dict[str, list[str]] = {}
-        for key, value in parse_qsl(query, keep_blank_values=True):
-            named.setdefault(key, []).append(value)
-        texts = [one for one in hosts_text.split(",") if one]
-        if "host" in named:
-            if texts:
-                raise ValueError("name the hosts before the path, or as host=…, not both")
-            texts = [one for part in named.pop("host") for one in part.split(",")]
-        ports = [one for part in named.pop("port", []) for one in part.split(",")]
-        hosts = _parse_hosts(texts, ports)
-        session = named.pop("target_session_attrs", [_WRITABLE if len(hosts) > 1 else _ANY])[-1]
-        if session not in _SESSIONS:
-            raise ValueError("target_session_attrs: a gateway writes; one of: " + ", ".join(_SESSIONS))
-        for key in named:
-            if key not in _OPTIONS:
-                raise ValueError(f"there is no such parameter of a PostgreSQL URL: {key}")
-        options = {("sslmode" if key == "ssl" else key): values[-1] for key, values in named.items()}
-        return cls(
-            hosts=hosts,
-            user=unquote(user) or None,
-            password=unquote(password) or None,
-            database=unquote(path) or None,
-            session=session,
-            options=tuple(options.items()),
+    def __init__(self, url: str) -> None:
+        address = PostgresAddress.parse(url)
+        self.connector = PostgresConnector(address)
+        self._outages = OutageLog(self.describe_location())
+        self._validity = ConnectionValidity()
+        self._resolved_in_doubt = 0
+        connect_writable = partial(self._connect, statement_deadline_s=COMMAND_TIMEOUT_S)
+        connect_long = partial(self._connect, statement_deadline_s=None)
+        self._engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=connect_writable,
+            pool_size=CONNECTIONS,
+            max_overflow=CONNECTIONS_MORE,
+            pool_timeout=POOL_TIMEOUT_S,
+            pool_use_lifo=True,  # a quiet gateway stays on a connection that knows its statements
         )
-
-    @property
-    def dsn(self) -> str:
-        """The options alone, in the form that the driver reads; no secret."""
-        return "postgresql:///?" + urlencode(self.options)
-
-    def __str__(self) -> str:
-        """Without any secret: for logs and `doctor`."""
-        return f"{','.join(map(str, self.hosts))}/{self.database or ''}"
-
-
-def _split(rest: str) -> tuple[str, str, str]:
-    """Several hosts with ports are no authority that a URL parser takes apart, so only path and query are."""
-    netloc, slash, tail = rest.partition("/")
-    if not slash:
-        netloc, mark, tail = rest.partition("?")
-        return netloc, "", tail if mark else ""
-    parts = urlsplit("/" + tail)
-    return netloc, parts.path.removeprefix("/"), parts.query
-
-
-def _parse_hosts(texts: list[str], ports: list[str]) -> tuple[PostgresHost, ...]:
-    texts = texts or ["localhost"]
-    if len(texts) > HOSTS_MAX:
-        raise ValueError(f"at most {HOSTS_MAX} hosts")
-    if len(ports) not in (0, 1, len(texts)):
-        raise ValueError("as many ports as hosts, or one for all")
-    shared = ports * len(texts) if len(ports) == 1 else ports
-    hosts = []
-    for position, part in enumerate(texts):
-        part = unquote(part)
-        if part.startswith("/"):
-            name, port = part, ""
-        else:
-            name, separator, port = part.rpartition(":") if not part.endswith("]") else (part, "", "")
-            name, port = (name, port) if separator else (part, "")
-            if not _HOST.fullmatch(name) or not name:
-                raise ValueError("a host is a name, an IPv4 address or an IPv6 address in brackets")
-        port = port or (shared[position] if shared else "")
-        if port and (not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536):
-            raise ValueError("a port is a number from 1 to 65535")
-        hosts.append(
-            PostgresHost(name=name.removeprefix("[").removesuffix("]"), port=int(port) if port else PORT)
+        self._long_engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=connect_long, poolclass=NullPool
         )
-    return tuple(hosts)
+        self._lone_engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=connect_writable, poolclass=NullPool
+        )
+        self._statement_engines = {
+            True: self._create_statement_engine(STATEMENT_SESSION),
+            False: self._create_statement_engine(UNFLUSHED_SESSION),
+        }
+        self._validity.watch_pool(self._engine.sync_engine)
+        for engine in (self._engine, self._long_engine, self._lone_engine):
+            event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
+
+    def _create_statement_engine(self, session: Mapping[str, str]) -> AsyncEngine:
+        """One connection, on which each statement is a transaction of its own."""
+
+        async def connect() -> asyncpg.Connection:
+            connection = await self.connector.connect_writable(
+                statement_deadline_s=COMMAND_TIMEOUT_S, session=session
+            )
+            connection.add_log_listener(self._validity.record_any_warning)
+            return connection
+
+        engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=connect,
+            isolation_level="AUTOCOMMIT",
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_S,
+        )
+        self._validity.watch_pool(engine.sync_engine)
+        event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
+        return engine
+
+    async def open(self) -> None:
+        await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+
+    async def close(self) -> None:
+        for engine in (self._engine, *self._statement_engines.values()):
+            await engine.dispose()
+
+    async def read(self, work: Work[T], *, is_long: bool = False) -> T:
+        engine = self._long_engine if is_long else self._engine
+        return await self._run(engine, lambda connection: _read(connection, work), use="read")
+
+    async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
+        commits_in_doubt = self._validity.commits_in_doubt
+        is_in_doubt = flush and commits_in_doubt != self._resolved_in_doubt
+        write = partial(self._write, work=work, flush=flush, is_in_doubt=is_in_doubt)
+        engine = self._long_engine if is_long else self._engine
+        result = await self._run(engine, write, use="write")
+        if flush and self._validity.commits_in_doubt == commits_in_doubt:
+            self._resolved_in_doubt = commits_in_doubt
+        return result
+
+    async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
+        def run_statement(connection: Connection) -> T:
+            result = work(connection)
+            # After doubt no message has to be written first, as `_write` does it: all that it has granted is written, so
+            # its own commit has waited for the standby.
+            if self._validity.is_commit_in_doubt(connection.connection.driver_connection):
+                raise CommitInDoubt("the server committed without its standby")
+            return result
+
+        return await self._run(self._statement_engines[flush], run_statement, use="write")
+
+    def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_in_doubt: bool) -> T:
+        connection.begin()
+        if not flush:
+            execute_text(connection, "SET LOCAL synchronous_commit = off")
+        elif is_in_doubt:
+            # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
+            # standby, and it does so only when it has written something.
+            connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
+        result = work(connection)
+        driver = connection.connection.driver_connection
+        connection.commit()
+        if self._validity.is_commit_in_doubt(driver):
+            raise CommitInDoubt("the server committed without its standby")
+        return result
+
+    @contextlib.asynccontextmanager
+    async def open_session(self) -> AsyncIterator[FetchScalar]:
+        """A session outside the pool, for what lives as long as it does; closed for good at the end. Each question is a
+        transaction of its own. Opening and asking raise `StorageUnavailable`."""
+        async with contextlib.AsyncExitStack() as stack:
+            with self._translated("read"):
+                connection = await stack.enter_async_context(self._lone_engine.connect())
+                alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+            async def fetch_scalar(question: Executable) -> Any:
+                with self._translated("read"):
+                    try:
+                        return await alone.scalar(question)
+                    except DRIVER_ERRORS as exc:
+                        await alone.run_sync(self._validity.discard_unusable, "read", exc)
+                        raise
+
+            yield fetch_scalar
+
+    async def _run(self, engine: AsyncEngine, job: Callable[[Connection], T], *, use: Use) -> T:
+        """The whole of a transaction, from a connection to letting go of it, in one greenlet: each costs."""
+        with self._translated(use):
+            result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
+        self._outages.record_success(use)
+        return result
+
+    def _run_in_greenlet(self, engine: Engine, job: Callable[[Connection], T], use: Use) -> T:
+        with engine.connect() as connection:
+            try:
+                return job(connection)
+            except DRIVER_ERRORS as exc:
+                self._validity.discard_unusable(connection, use, exc)
+                raise
+
+    @contextlib.contextmanager
+    def _translated(self, use: Use) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except DRIVER_ERRORS as exc:
+            if is_value_refused(exc):
+                raise ValueRefused from exc
+            self._outages.record_failure(use, exc)
+            raise StorageUnavailable from exc
+
+    async def _connect(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+        connection = await self.connector.connect_writable(statement_deadline_s=statement_deadline_s)
+        connection.add_log_listener(self._validity.record_warning)
+        return connection
+
+    def describe_location(self) -> str:
+        return f"postgresql:{self.connector.address}"
+
+
+def _read(connection: Connection, work: Work[T]) -> T:
+    still = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    still.begin()
+    result = work(still)
+    still.rollback()
+    return result
 
 
 Connect = Callable[..., Awaitable[Any]]
@@ -401,23 +468,51 @@ def terminate_timed_out(context: ExceptionContext) -> None:
         driver.terminate()
 
 
-STRIPES = 256
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Of the server that takes our writes. `hosts`: how many servers the URL names."""
 
-# Sorted inside, because a function in the select list may run before an ORDER BY beside it.
-_TAKE_LOCKS = text(
-    "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
-    " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
+    fsync: bool
+    full_page_writes: bool
+    standbys: str
+    is_read_only: bool
+    hosts: int
+
+
+async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
+    """Raises `StorageUnavailable`."""
+    hosts = len(database.connector.address.hosts)
+
+    def look(connection: Connection) -> ServerSettings:
+        row = connection.execute(_SETTINGS_QUERY).one()
+        return ServerSettings(
+            fsync=row.fsync == "on",
+            full_page_writes=row.full_page_writes == "on",
+            standbys=row.standbys,
+            is_read_only=row.is_standby or row.read_only == "on",
+            hosts=hosts,
+        )
+
+    return await database.read(look)
+
+
+def find_risks(settings: ServerSettings) -> Iterator[str]:
+    """A sentence for each. `synchronous_commit` is not among them: every session of a gateway switches it on."""
+    if settings.is_read_only:
+        yield "the server is read-only: nothing can be sold"
+    if not settings.fsync:
+        yield "fsync is off: a power cut can lose claims, and break the database"
+    if not settings.full_page_writes:
+        yield "full_page_writes is off: a power cut can break the database"
+    if settings.hosts > 1 and not settings.standbys.strip():
+        yield (
+            "there are several servers, and synchronous_standby_names is empty: a failover can lose claims that were "
+            "already served, and what paid for them could be spent again"
+        )
+
+
+_SETTINGS_QUERY = text(
+    "SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes, "
+    "current_setting('synchronous_standby_names') AS standbys, pg_is_in_recovery() AS is_standby, "
+    "current_setting('default_transaction_read_only') AS read_only"
 )
-
-
-def take_advisory_locks(connection: Connection, names: Iterable[bytes], *, space: int) -> None:
-    """`space`: any constant of ours, one for each kind of things."""
-    if connection.dialect.name != "postgresql":
-        return
-    stripes = sorted({stripe_of(name) for name in names})
-    if stripes:
-        connection.execute(_TAKE_LOCKS, {"space": space, "stripes": stripes})
-
-
-def stripe_of(name: bytes) -> int:
-    return sha256(name).digest()[0] % STRIPES
