@@ -85,12 +85,14 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "contracts/test_catalog.py": ("storage/catalog_tables.py",),
     "contracts/test_creations.py": ("storage/creation_store.py",),
-    "contracts/test_ledger_batch.py": ("storage/batch_wait.py",),
+    "contracts/test_ledger_batch.py": (
+        "storage/advisory_locks.py",
+        "storage/batch_wait.py",
+    ),
     "contracts/test_ledger_store.py": (
         "storage/ledger_tables.py",
         "storage/locked_rows.py",
     ),
-    "contracts/test_ledger_batch.py": ("storage/advisory_locks.py",),
     "contracts/test_migrate.py": ("storage/migration_run.py",),
     "contracts/test_ownerships.py": ("storage/reputation_store.py",),
     "contracts/test_plain_writes.py": ("storage/statement_queues.py",),
