@@ -294,7 +294,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failed calls count for the wallet",
-        "gateway.access:ActiveCall._build_failure_keys",
+        "gateway.access:build_failure_keys",
         'here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"',
         'here = (f"{address}:{listing_id}",)',
         test=FAILURES,
@@ -302,7 +302,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failed calls count for the address",
-        "gateway.access:ActiveCall._build_failure_keys",
+        "gateway.access:build_failure_keys",
         'here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"',
         'here = (f"{wallet}:{listing_id}",)',
         test=FAILURES,
@@ -318,7 +318,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failures count over all listings",
-        "gateway.access:ActiveCall._build_failure_keys",
+        "gateway.access:build_failure_keys",
         "(*here, over_all_listings(wallet), over_all_listings(address))",
         "here",
         test="gateway/test_access_failures.py::test_failing_calls_on_credit_are_bounded_over_all_listings",

@@ -14,6 +14,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
@@ -115,6 +116,18 @@ def over_all_listings(caller: str) -> str:
     return _OVER_ALL + caller
 
 
+CALLERS_KEPT = 8_192
+
+
+@lru_cache(maxsize=CALLERS_KEPT)
+def build_failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, ...]:
+    """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
+    to make. Never those of a listing alone: one caller's failures would close it for all the others."""
+    wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(client_address)}"
+    here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
+    return (*here, over_all_listings(wallet), over_all_listings(address))
+
+
 @dataclass(slots=True)
 class _CallerState:
     """What is known of one caller. `paid` counts in windows of fixed beginning, so it is remembered for one to two."""
@@ -136,6 +149,7 @@ class FailureBudget:
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter, now_ms: Callable[[], int]) -> None:
         self._limits = limits
         self._now_ms = now_ms
+        self._window_ms = limits.failed_calls_window_s * 1000
         self._rate_limiter = rate_limiter
         self._failed = RateLimitItemPerSecond(
             limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
@@ -155,9 +169,8 @@ class FailureBudget:
         and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
         wait_s = await self._wait_budget(keys) if self._failing else None
         if wait_s is None:
-            window = self._find_window()
-            for key in keys:
-                self._find_state(key, window).running += 1
+            for state in self._find_states(keys):
+                state.running += 1
         return wait_s
 
     async def _wait_budget(self, keys: Sequence[str]) -> int | None:
@@ -184,9 +197,8 @@ class FailureBudget:
                 state.ended = None
 
     def record_paid(self, keys: Sequence[str]) -> None:
-        window = self._find_window()
-        for key in keys:
-            self._find_state(key, window).paid += 1
+        for state in self._find_states(keys):
+            state.paid += 1
 
     def record_failed(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -203,7 +215,7 @@ class FailureBudget:
         failed_ms = self._failing.get(key)
         if failed_ms is None:
             return False
-        if self._now_ms() - failed_ms > self._limits.failed_calls_window_s * 1000:
+        if self._now_ms() - failed_ms > self._window_ms:
             del self._failing[key]
             return False
         return True
@@ -211,14 +223,14 @@ class FailureBudget:
     def _is_full(self, key: str, allowance: RateAllowance) -> bool:
         """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
         less one for each that was paid lately."""
-        state = self._find_state(key, self._find_window())
+        (state,) = self._find_states((key,))
         budget = self._item_of(key).amount
         failed = budget - allowance.left
         counted = max(state.running - state.paid - state.paid_before, 0)
         return failed * (budget + counted) >= budget * budget
 
     async def _wait_ended(self, key: str, until: float) -> bool:
-        state = self._find_state(key, self._find_window())
+        (state,) = self._find_states((key,))
         if state.ended is None:
             state.ended = asyncio.Event()
         try:
@@ -228,17 +240,19 @@ class FailureBudget:
             return False
         return True
 
-    def _find_window(self) -> int:
-        return self._now_ms() // (self._limits.failed_calls_window_s * 1000)
-
-    def _find_state(self, key: str, window: int) -> _CallerState:
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = _CallerState(window=window)
-            self._forget_idle()
-        elif state.window != window:
-            state.move_to_window(window)
-        return state
+    def _find_states(self, keys: Sequence[str]) -> list[_CallerState]:
+        """What is known of these keys, in the window of now."""
+        states, found = self._states, []
+        window = self._now_ms() // self._window_ms
+        for key in keys:
+            state = states.get(key)
+            if state is None:
+                state = states[key] = _CallerState(window=window)
+                self._forget_idle()
+            elif state.window != window:
+                state.move_to_window(window)
+            found.append(state)
+        return found
 
     def _forget_idle(self) -> None:
         """The oldest key goes; one that has calls running, or waiting, moves to the end instead."""
@@ -313,7 +327,6 @@ class ActiveCall:
 
     __slots__ = (
         "_checks",
-        "_failure_keys",
         "_is_settled_here",
         "_listing",
         "_lookup",
@@ -331,7 +344,6 @@ class ActiveCall:
         self._listing = listing
         self._is_settled_here = is_settled_here
         self._running: tuple[str, ...] = ()
-        self._failure_keys: tuple[str, ...] = ()  # of `payer`, once they are needed
         self._lookup: AuthorizationLookup | None = None
 
     def __enter__(self) -> Self:
@@ -408,17 +420,7 @@ class ActiveCall:
                 failures.record_failed(anywhere)
 
     def _build_failure_keys(self, payer: Address) -> tuple[str, ...]:
-        """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
-        to make. Never those of a listing alone: one caller's failures would close it for all the others."""
-        if not self._failure_keys:
-            wallet, address = (
-                f"wallet:{payer.hex()}",
-                f"address:{client_bucket(self._request.client_address)}",
-            )
-            listing_id = self._listing.id
-            here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
-            self._failure_keys = (*here, over_all_listings(wallet), over_all_listings(address))
-        return self._failure_keys
+        return build_failure_keys(payer, self._request.client_address, self._listing.id)
 
     def _build_settlement_keys(self, payer: Address) -> tuple[str, ...]:
         return (f"settled:{payer.hex()}",) if self._is_settled_here else ()

@@ -95,7 +95,6 @@ def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowan
     return RateAllowance(left=0, wait_s=max(1, wait_s))
 
 
-@lru_cache(maxsize=16_384)
 @lru_cache(maxsize=BUCKETS_KEPT)
 def client_bucket(client_address: str) -> str:
     """Whom a client address is counted as. Whoever has one IPv6 address has 2^64 of them: they count as one."""
