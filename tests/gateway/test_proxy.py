@@ -68,6 +68,18 @@ async def test_a_dial_that_fails_leaves_no_row_and_the_proof_works_again(gateway
     await check_works_again(gateway, proof)
 
 
+async def test_a_request_that_cannot_be_written_leaves_no_row(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash)
+    answer = await gateway.ask(headers=[*proof, ("accept", "a\x01b")])
+    assert (answer.status, answer.problem["code"]) == (400, "invalid_request")
+    assert answer.problem["paymentState"] == answer.headers["tollway-payment-state"] == "released"
+    assert answer.headers["proxy-status"] == '"gw.example.com"; error=http_request_denied'
+    assert await states(gateway) == []
+    await check_works_again(gateway, proof)
+
+
 async def test_a_free_call_that_fails_to_dial_speaks_of_no_payment(gateway: InProcessGateway) -> None:
     await gateway.publish(endpoint=nobody_listens(), price=Price.parse("0"))
     answer = await gateway.ask()

@@ -140,9 +140,9 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "only the gateway says what is its own",
-        "gateway.headers:caller_headers",
-        "            name.startswith(_NOT_RETURNED_PREFIXES)\n            or ",
-        "            ",
+        "gateway.headers:_is_returned",
+        "not name.startswith(_NOT_RETURNED_PREFIXES) and ",
+        "",
         test=NEVER_SAID,
     ),
     guard(
@@ -165,8 +165,8 @@ PASSAGE_GUARDS = (
         "H2",
         "values that would begin another header are dropped",
         "gateway.headers:caller_headers",
-        "            or _BAD_VALUE.search(value)\n",
-        "",
+        "if not is_returned(name) or _BAD_VALUE.search(value):",
+        "if not is_returned(name):",
         test=DECEIVING,
     ),
     guard(

@@ -303,8 +303,21 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _PAYMENT_CHALLENGE = re.compile(rb"(?:^|,)\s*payment(?:\s|,|$)", re.I)
 
 
+RETURNED_NAMES_KEPT = 2_048
+RETURNED_NAME_BYTES_MAX = 64
+"""What is known of a longer name is not kept."""
+
+
 def _is_token(name: bytes) -> bool:
     return _TOKEN.fullmatch(name) is not None
+
+
+def _is_returned(name: bytes) -> bool:
+    """Whether an upstream may say a header of this name to the caller. Framing is no matter of this."""
+    return not name.startswith(_NOT_RETURNED_PREFIXES) and name not in _NOT_RETURNED_EXACT and _is_token(name)
+
+
+_is_returned_again = lru_cache(maxsize=RETURNED_NAMES_KEPT)(_is_returned)
 
 
 def caller_headers(
@@ -314,13 +327,15 @@ def caller_headers(
     endpoint: Endpoint,
     target: str,
     gateway_path: str,
+    is_private: bool = False,
     secret: UpstreamAuth | None = None,
 ) -> list[tuple[bytes, bytes]]:
     """What the caller gets of the upstream's headers, names in lower case, plus the guards of proxied content.
 
     `keep_length`: only for an answer to HEAD and for a body that is streamed in more than one message; a length
     that contradicts a single message would desynchronise the connection. `target`: path and query as sent upstream;
-    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `secret`: the listing's. Its query parameter is
+    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `is_private`: a caller has paid for it, so it is not for a shared
+    cache (RFC 9111 §5.2.2.7), whatever its upstream says. `secret`: the listing's. Its query parameter is
     taken out of every header that carries URIs; a header that still holds its value is dropped. Bodies are not searched.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""
@@ -337,12 +352,8 @@ def caller_headers(
                 has_length = True
                 returned.append((name, value))
             continue
-        if (
-            name.startswith(_NOT_RETURNED_PREFIXES)
-            or name in _NOT_RETURNED_EXACT
-            or _BAD_VALUE.search(value)
-            or not _is_token(name)
-        ):
+        is_returned = _is_returned_again if len(name) <= RETURNED_NAME_BYTES_MAX else _is_returned
+        if not is_returned(name) or _BAD_VALUE.search(value):
             continue
         if name == b"location":
             location = rewrite_location(
@@ -359,7 +370,9 @@ def caller_headers(
             continue  # a client that pays by itself would pay whoever this names
         if secret_value and _contains_secret(value, secret_value):
             continue
-        has_cache_rule = has_cache_rule or name == b"cache-control"
+        if name == b"cache-control":
+            has_cache_rule = True
+            value = _make_private(value) if is_private else value
         returned.append((name, value))
     if nominated:
         returned = [header for header in returned if header[0] not in nominated]
@@ -367,6 +380,14 @@ def caller_headers(
         returned.append((b"cache-control", b"private, no-store"))  # a paid answer is nobody else's by default
     returned.extend(_SECURITY_HEADERS)
     return returned
+
+
+def _make_private(value: bytes) -> bytes:
+    if b"private" in value.lower():
+        return value
+    directives = (directive.strip() for directive in value.split(b","))
+    kept = [one for one in directives if not one.lower().startswith((b"public", b"s-maxage"))]
+    return b", ".join([b"private", *kept])
 
 
 def rewrite_location(

@@ -5,10 +5,11 @@ these steps has one outcome, in `_fail`. A body is never held whole, except one 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from time import monotonic
+from types import TracebackType
 from typing import assert_never
 
 from tollway.errors import (
@@ -94,33 +95,32 @@ class Proxy:
 
     # ---- Before the claim.
 
-    @asynccontextmanager
-    async def connect(self, payment: CallPayment) -> AsyncIterator[UpstreamExchange]:
-        """Holds a connection to the upstream while the call is claimed and sent. Raises CallRefused for a failure that leaves no
-        claim: nothing was sent, and nothing is taken."""
+    def connect(self, payment: CallPayment) -> "HeldConnection":
+        """Holds a connection to the upstream while the call is claimed and sent."""
         if payment.body.is_discarded:  # a repeat that would have to run again
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
-        origin, is_held = payment.route.endpoint.origin, False
-        elapsed_s = asyncio.get_running_loop().time
-        started_s = elapsed_s()
-        try:
-            async with self._http_client.connect(self._build_request(payment)) as upstream:
-                is_slow = elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
-                if is_slow and await payment.request.body.has_disconnected():
-                    raise ClientGone
-                is_held = True
-                yield upstream
-                if payment.claimed is None:  # another request was faster
-                    self._breaker.record_reached(origin)
-        except (TollwayError, ClientGone) as exc:
-            if payment.claimed is not None:  # what became of a claimed call, as `exchange` says it
-                raise
-            if isinstance(exc, UpstreamUnreachable):
-                self._breaker.record_failed(origin)
-            if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
-                self._breaker.record_reached(origin)
-                raise
-            raise self._explain_unclaimed(payment, exc) from exc
+        return HeldConnection(self, payment)
+
+    def begin(self, payment: CallPayment) -> UpstreamExchange:
+        """Nothing is connected yet. Raises Refusal for a request that cannot be written as HTTP."""
+        return self._http_client.connect(self._build_request(payment))
+
+    def explain_unheld(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
+        """There was no connection, or the caller left while it was made. Nothing is claimed."""
+        if isinstance(exc, UpstreamUnreachable):
+            self._breaker.record_failed(payment.route.endpoint.origin)
+        return self._explain_unclaimed(payment, exc)
+
+    def explain_held(self, payment: CallPayment, exc: BaseException | None) -> BaseException | None:
+        """What becomes of an error while the connection was held; None as it is. What became of a claimed call, `exchange` says."""
+        if payment.claimed is not None or not (exc is None or isinstance(exc, TollwayError | ClientGone)):
+            return None
+        if exc is None or isinstance(
+            exc, Refusal
+        ):  # another request was faster, or the ledger did not grant the claim
+            self._breaker.record_reached(payment.route.endpoint.origin)
+            return None
+        return self.explain_unheld(payment, exc)
 
     def _build_request(self, payment: CallPayment) -> UpstreamRequest:
         request, route = payment.request, payment.route
@@ -368,7 +368,9 @@ class Proxy:
         is_stored: bool,
     ) -> ProxyResponse:
         """The head, with the whole `body` where it is here, or else the first piece of a short one."""
-        status, headers = upstream.status, self._caller_headers(upstream, payment)
+        status, is_bodiless = upstream.status, _is_bodiless(payment, upstream.status)
+        # A wrong length beside a single message would go out as it stands; the server knows the right one.
+        headers = self._caller_headers(upstream, payment, keep_length=body is None or is_bodiless)
         recorder = None
         if is_stored and payment.call_id is not None and payment.payer is not None:
             recorder = ResponseRecorder(
@@ -398,8 +400,8 @@ class Proxy:
             upstream.close()
             await self._finish(payment, Delivery.COMPLETE, length)
             body = first
-        if not _is_bodiless(payment, status):
-            headers = _without_length(headers)
+            if not is_bodiless:
+                headers = _without_length(headers)
         return ProxyResponse(status=status, headers=headers, first=body)
 
     async def _finish(self, payment: CallPayment, delivery: Delivery, response_bytes: int) -> None:
@@ -416,22 +418,65 @@ class Proxy:
                         return None
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
-        headers = _without_length(self._caller_headers(upstream, payment))
+        headers = self._caller_headers(upstream, payment, keep_length=False)
         own = call_headers(payment, "charged", remaining_units=None)  # delivered once it is
         headers += _select_stored_headers(own)
         return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
 
-    def _caller_headers(self, upstream: UpstreamExchange, payment: CallPayment) -> Headers:
+    def _caller_headers(
+        self, upstream: UpstreamExchange, payment: CallPayment, *, keep_length: bool
+    ) -> Headers:
         route, listing = payment.route, payment.route.entry.listing
-        headers = caller_headers(
+        return caller_headers(
             upstream.headers,
-            keep_length=True,  # taken off again where the body fits one message
+            keep_length=keep_length,
             endpoint=route.endpoint,
             target=route.target,
             gateway_path=f"/api/v2/gateway/{listing.id}",
+            is_private=payment.asset is not None,
             secret=listing.upstream_auth,
         )
-        return headers if payment.asset is None else _keep_private(headers)
+
+
+class HeldConnection:
+    """The connection of one call, as a context: from before its claim until the head of its response is here. Raises CallRefused for
+    a failure that leaves no claim: nothing was sent, and nothing is taken."""
+
+    __slots__ = ("_payment", "_proxy", "_upstream")
+
+    def __init__(self, proxy: Proxy, payment: CallPayment) -> None:
+        self._proxy = proxy
+        self._payment = payment
+        self._upstream: UpstreamExchange | None = None
+
+    async def __aenter__(self) -> UpstreamExchange:
+        payment, started_s = self._payment, monotonic()
+        try:
+            upstream = self._upstream = self._proxy.begin(payment)
+            await upstream.__aenter__()
+            is_slow = monotonic() - started_s > DISCONNECT_CHECK_AFTER_S
+            if is_slow and await payment.request.body.has_disconnected():
+                raise ClientGone
+        except BaseException as exc:
+            await self._release(type(exc), exc, exc.__traceback__)
+            if isinstance(exc, TollwayError | ClientGone):
+                raise self._proxy.explain_unheld(payment, exc) from exc
+            raise
+        return upstream
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._release(kind, exc, trace)
+        failure = self._proxy.explain_held(self._payment, exc)
+        if failure is not None:
+            raise failure from exc
+
+    async def _release(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._upstream is not None:
+            await self._upstream.__aexit__(kind, exc, trace)
 
 
 class UpstreamBody:
@@ -573,22 +618,6 @@ STORED_HEADERS = frozenset({b"tollway-price", b"payment-response", b"x-payment-r
 """What a stored response says of its call for ever."""
 
 
-def _keep_private(headers: Headers) -> Headers:
-    """What one caller has paid for is not for a shared cache (RFC 9111 §5.2.2.7), whatever its upstream says."""
-    return [
-        (name, _private(value))
-        if name == b"cache-control" and b"private" not in value.lower()
-        else (name, value)
-        for name, value in headers
-    ]
-
-
-def _private(value: bytes) -> bytes:
-    directives = (directive.strip() for directive in value.split(b","))
-    kept = [one for one in directives if not one.lower().startswith((b"public", b"s-maxage"))]
-    return b", ".join([b"private", *kept])
-
-
 def _select_stored_headers(own: Headers) -> Headers:
     return [header for header in own if header[0] in STORED_HEADERS]
 
@@ -598,7 +627,6 @@ def _is_bodiless(payment: CallPayment, status: int) -> bool:
 
 
 def _without_length(headers: Headers) -> Headers:
-    """A wrong length beside a single message would go out as it stands; the server knows the right one."""
     return [header for header in headers if header[0] != b"content-length"]
 
 
