@@ -73,7 +73,7 @@ def test_without_a_notary_nothing_is_signed() -> None:
 
 
 def test_a_transaction_gets_the_shape_of_x402() -> None:
-    name, value = write_plain_receipt(TX, payer=BUYER, asset=USDC, units=10_000)
+    name, value = write_plain_receipt(TX, payer=BUYER, chain_id=USDC.chain_id, base_units=10_000)
     assert name == b"payment-response"
     assert decode_header(value) == {
         "success": True,

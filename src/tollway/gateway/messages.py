@@ -75,8 +75,10 @@ class ProxyRequest:
 
     def digest_for(self, payer: Address, body_hash: bytes) -> bytes:
         """What makes two requests the same: payer, listing, method, target bytes and body."""
-        parts = (self.listing_id.encode(), self.method.encode(), self.target.signed.encode())
-        return sha256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts)).digest()
+        parts = [payer, body_hash]
+        for part in (self.listing_id.encode(), self.method.encode(), self.target.signed.encode()):
+            parts += len(part).to_bytes(4, "big"), part
+        return sha256(b"".join(parts)).digest()
 
 
 class ResponseBody(Protocol):

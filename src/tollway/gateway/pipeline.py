@@ -160,6 +160,8 @@ class CallPipeline:
             proof = rail.read(request)
             if proof is None or isinstance(proof, Problem):
                 return None
+        elif route is known.route:
+            return known
         return RequestDecision(route=route, shown=(rail, proof), fields=known.fields, verified=known.verified)
 
     def _check_headers(self, request: ProxyRequest) -> None:

@@ -9,9 +9,8 @@ from functools import lru_cache
 
 from tollway.gateway.messages import ProxyRequest
 from tollway.identity.signatures import ReceiptSigner
-from tollway.ids import Address, TxHash
+from tollway.ids import Address, ChainId, TxHash
 from tollway.ledger.records import Authorization, Dialect
-from tollway.money import Asset
 from tollway.payments.offer_receipt import OFFER_RECEIPT, sign_receipt
 from tollway.payments.payment_required import Header, encode_receipt
 
@@ -20,14 +19,16 @@ RECEIPTS_MAX = 8_192
 
 
 @lru_cache(maxsize=RECEIPTS_MAX)
-def write_plain_receipt(transaction: TxHash, *, payer: Address, asset: Asset, units: int) -> Header:
+def write_plain_receipt(
+    transaction: TxHash, *, payer: Address, chain_id: ChainId, base_units: int
+) -> Header:
     """Of a transaction of the caller's own: it has the shape of x402's too."""
     return encode_receipt(
         Dialect.X402_V2,
         transaction=transaction,
-        network_chain_id=asset.chain_id,
+        network_chain_id=chain_id,
         payer=payer,
-        base_units=asset.to_base_units(units),
+        base_units=base_units,
         now=0,  # this dialect tells no time
     )
 

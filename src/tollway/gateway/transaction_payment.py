@@ -491,9 +491,11 @@ class TransactionPayment(CallPayment):
         return True
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
-        if self.transaction is None or self.payer is None or self.asset is None:
+        transaction, payer, asset = self.transaction, self.payer, self.asset
+        if transaction is None or payer is None or asset is None:
             return None
-        return write_plain_receipt(self.transaction, payer=self.payer, asset=self.asset, units=self.units)
+        base_units = asset.to_base_units(self.units)
+        return write_plain_receipt(transaction, payer=payer, chain_id=asset.chain_id, base_units=base_units)
 
 
 def _is_short(candidate: _Candidate) -> bool:

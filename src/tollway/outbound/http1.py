@@ -7,6 +7,7 @@ refused. A cut body is never taken for a whole one, nor bytes behind its end for
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -28,6 +29,14 @@ _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token (RFC 9110 §5.6.2)."""
 
+FIELD_NAMES_KEPT = 2_048
+
+
+@lru_cache(maxsize=FIELD_NAMES_KEPT)
+def is_field_name(text: str) -> bool:
+    return FIELD_NAME.fullmatch(text) is not None
+
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 UNWRITABLE = Problem(code=Code.INVALID_REQUEST, detail="The request cannot be written as HTTP.")
@@ -38,7 +47,7 @@ def format_fields(headers: Iterable[tuple[str, str]]) -> bytes:
     value with control characters."""
     lines: list[str] = []
     for name, value in headers:
-        if FIELD_NAME.fullmatch(name) is None or _BAD_VALUE.search(value) is not None:
+        if not is_field_name(name) or _BAD_VALUE.search(value) is not None:
             raise Refusal(UNWRITABLE)
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode()
