@@ -144,7 +144,7 @@ class DecisionMemory:
 def find_key(request: ProxyRequest) -> Hashable | None:
     """What makes two requests the same for a decision. None: the request shows no transaction, or has a header that is never remembered."""
     find_header = request.find_header
-    if find_header(TX_HEADER) is None or any(find_header(name) is not None for name in _NEVER):
+    if find_header(TX_HEADER) is None or not request.header_names.isdisjoint(_NEVER):
         return None
     left_out = NEUTRAL if find_header(PARAMS_HEADER) is None else _NEUTRAL_BOUND
     is_plain = _PLAIN_VALUE.fullmatch

@@ -1,6 +1,6 @@
 """One request and its response, independent of the server's protocol: what the web server hands to the pipeline, and what the pipeline returns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
@@ -64,6 +64,10 @@ class ProxyRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_named", dict(reversed(self.headers)))
+
+    @property
+    def header_names(self) -> KeysView[bytes]:
+        return self._named.keys()
 
     def find_header(self, name: bytes) -> bytes | None:
         """The first of that name."""

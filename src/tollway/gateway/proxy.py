@@ -458,7 +458,8 @@ class HeldConnection:
             if is_slow and await payment.request.body.has_disconnected():
                 raise ClientGone
         except BaseException as exc:
-            await self._release(type(exc), exc, exc.__traceback__)
+            if self._upstream is not None:
+                await self._upstream.__aexit__(type(exc), exc, exc.__traceback__)
             if isinstance(exc, TollwayError | ClientGone):
                 raise self._proxy.explain_unheld(payment, exc) from exc
             raise
@@ -467,16 +468,11 @@ class HeldConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._release(kind, exc, trace)
+        assert self._upstream is not None, "it was entered"
+        await self._upstream.__aexit__(kind, exc, trace)
         failure = self._proxy.explain_held(self._payment, exc)
         if failure is not None:
             raise failure from exc
-
-    async def _release(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._upstream is not None:
-            await self._upstream.__aexit__(kind, exc, trace)
 
 
 class UpstreamBody:

@@ -19,9 +19,7 @@ RECEIPTS_MAX = 8_192
 
 
 @lru_cache(maxsize=RECEIPTS_MAX)
-def write_plain_receipt(
-    transaction: TxHash, *, payer: Address, chain_id: ChainId, base_units: int
-) -> Header:
+def write_plain_receipt(transaction: TxHash, *, payer: Address, chain_id: ChainId, base_units: int) -> Header:
     """Of a transaction of the caller's own: it has the shape of x402's too."""
     return encode_receipt(
         Dialect.X402_V2,

@@ -23,6 +23,7 @@ from tollway.limits import Limits
 KEY_SIGNATURE_BYTES = 65
 SIGNATURE_BYTES_MAX = 4 * 1024
 RECOVERIES_MAX = 8_192
+NAMES_MAX = 4_096
 
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _RECOVERY_IDS = {0: 0, 1: 1, 27: 0, 28: 1}
@@ -121,9 +122,9 @@ def paid_call_digest(
     struct = b"".join(
         (
             _PAID_CALL_TYPE,
-            keccak256(gateway.encode()),
-            keccak256(api_id.encode()),
-            keccak256(method.encode()),
+            _hash_name(gateway),
+            _hash_name(api_id),
+            _hash_name(method),
             keccak256(target),
             body_hash,
             transaction,
@@ -132,6 +133,12 @@ def paid_call_digest(
         )
     )
     return keccak256(b"\x19\x01" + _domain_separator(chain_id) + keccak256(struct))
+
+
+@lru_cache(maxsize=NAMES_MAX)
+def _hash_name(text: str) -> bytes:
+    """Of a text that call after call has: a gateway, a listing, a method."""
+    return keccak256(text.encode())
 
 
 @lru_cache(maxsize=64)

@@ -80,9 +80,7 @@ class AddressGuard:
 
     def check_origin(self, endpoint: Endpoint) -> None:
         """Raises OSError for an endpoint that is this gateway under its public name."""
-        default = 443 if endpoint.scheme == "https" else 80
-        port = "" if endpoint.port == default else f":{endpoint.port}"
-        if f"{endpoint.scheme}://{endpoint.host.removesuffix('.')}{port}" in self._own_origins:
+        if endpoint.origin.replace(".:", ":").removesuffix(".") in self._own_origins:
             raise PermissionError("the outbound policy denies this gateway itself")
 
     async def check_endpoint(self, endpoint: Endpoint) -> None:

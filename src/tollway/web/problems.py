@@ -479,10 +479,10 @@ class ErrorBoundary:
             return
         is_started = False
 
-        async def watching_send(message: Message) -> None:
+        def watching_send(message: Message) -> Awaitable[None]:
             nonlocal is_started
             is_started = is_started or message["type"] == "http.response.start"
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watching_send)
