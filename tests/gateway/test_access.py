@@ -11,7 +11,7 @@ from tests.kit.gateway import NOW_MS, USDC, gateway_listing
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem, Refusal
-from tollway.gateway.access import AccessControl, CallRateLimits
+from tollway.gateway.access import AccessControl, CallRateLimits, build_failure_keys
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyRequest, ProxyResponse
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
@@ -309,3 +309,22 @@ async def test_what_was_not_settled_counts_for_its_wallet_at_every_listing(
         await harness.enter(sample_request(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC) is None
     )
     assert await check(harness) is None  # its own money has moved before: it costs this gateway nothing
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ((OTHER, "203.0.113.5", "api_1"), 2),  # the address, at this listing and over all
+        ((PAYER, "203.0.113.6", "api_1"), 2),  # the wallet
+        ((PAYER, "203.0.113.5", "api_2"), 2),  # both over all listings
+        ((OTHER, "203.0.113.6", "api_2"), 0),
+    ],
+)
+def test_the_keys_of_a_caller_follow_all_that_they_are_made_of(
+    changed: tuple[Address, str, str], kept: int
+) -> None:
+    keys = build_failure_keys(PAYER, "203.0.113.5", ListingId("api_1"))
+    wallet, address, listing_id = changed
+    others = build_failure_keys(wallet, address, ListingId(listing_id))
+    assert len(set(keys)) == len(set(others)) == 4
+    assert len(set(keys) & set(others)) == kept

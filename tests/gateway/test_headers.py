@@ -8,6 +8,7 @@ import pytest
 
 from tollway.errors import Code, Problem
 from tollway.gateway.headers import (
+    RETURNED_NAME_BYTES_MAX,
     caller_headers,
     check_control_headers,
     forward_fields,
@@ -348,10 +349,20 @@ def _returned(raw: Headers, *, keep_length: bool = False) -> Headers:
         b"access-control-allow-credentials",
         b"access-control-expose-headers",
         b"sign-in-with-x",
+        b"tollway-" + b"a" * RETURNED_NAME_BYTES_MAX,
     ],
 )
 def test_drops_what_only_the_gateway_may_say(name: bytes) -> None:
-    assert _returned([(name, b"x")]) == [(b"cache-control", b"private, no-store")]
+    for _ in range(2):  # what is known of a name is kept
+        assert _returned([(name, b"x")]) == [(b"cache-control", b"private, no-store")]
+
+
+@pytest.mark.parametrize("size", [RETURNED_NAME_BYTES_MAX, RETURNED_NAME_BYTES_MAX + 1])
+def test_what_is_known_of_a_name_says_nothing_of_a_value(size: int) -> None:
+    name = b"a" * size
+    assert _returned([(name, b"x")])[0] == (name, b"x")
+    assert _returned([(name, b"x\r\ny")]) == [(b"cache-control", b"private, no-store")]
+    assert _returned([(name, b"y")])[0] == (name, b"y")
 
 
 def test_passes_the_rest_through_in_order() -> None:

@@ -56,6 +56,14 @@ DECISION_GUARDS = (
     ),
     guard(
         "P9",
+        "a remembered decision has the target of its own request",
+        RECALL,
+        "elif route is known.route:",
+        "elif route is not None:",
+        test=f"{FOLLOWS}[values of query parameters]",
+    ),
+    guard(
+        "P9",
         "a maximum price is never remembered",
         "gateway.decisions:_NEVER",
         '_NEVER = (b"idempotency-key", b"tollway-max-price")',

@@ -187,6 +187,14 @@ PASSAGE_GUARDS = (
     ),
     guard(
         "H2",
+        "what one caller has paid for is not for a shared cache",
+        "gateway.headers:caller_headers",
+        "value = _make_private(value) if is_private else value",
+        "pass",
+        test="gateway/test_proxy_response.py::test_what_one_caller_paid_for_is_not_for_a_shared_cache",
+    ),
+    guard(
+        "H2",
         "what Connection names is for this hop alone",
         "gateway.headers:caller_headers",
         "        returned = [header for header in returned if header[0] not in nominated]\n",
