@@ -462,6 +462,15 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_not_repeated(ledger: 
     assert await ledger.ledger.recover(now_ms=NOW_MS) == 0
 
 
+async def test_claims_whose_commit_lost_its_answer_are_granted_once(ledger: FaultyLedger) -> None:
+    payment = await ledger.pay(10)
+    ledger.database.fail_after = once()
+    outcomes = await asyncio.gather(*(ledger.ledger.claim(claim_on(payment)) for _ in range(4)))
+    assert [one.remaining_units for one in outcomes] == [6] * 4
+    assert await states(ledger) == ["forwarding"] * 4
+    assert (await ledger.ledger.audit()).wrong == ()
+
+
 async def test_a_batch_that_was_not_written_is_written_again(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     ledger.database.fail_before = once()

@@ -1,4 +1,4 @@
-"""Guards of the statements that grant plain claims and write plain ends of calls (PostgreSQL): none of them decides a claim that is
+"""Guards of the statements that grant plain claims and write plain ends of calls: none of them decides a claim that is
 not plain, and no end misses what became of its call or payment."""
 
 from tests.guards.guard import Guard, guard
@@ -10,6 +10,10 @@ _TESTS = "contracts/test_plain_writes.py"
 
 def _case(name: str) -> str:
     return f"{_TESTS}::test_what_is_not_plain_is_decided[postgresql-alone-{name}]"
+
+
+def _sqlite_case(name: str) -> str:
+    return f"{_TESTS}::test_what_is_not_plain_is_decided[sqlite-alone-{name}]"
 
 
 PLAIN_GUARDS: tuple[Guard, ...] = (
@@ -61,7 +65,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         _PLACE,
         '"w.units <= p.value_units - p.taken_units"',
         '"true"',
-        test=f"{_TESTS}::test_what_is_not_covered_fails_no_other_claim_of_its_batch",
+        test=f"{_TESTS}::test_what_is_not_covered_fails_no_other_claim_of_its_batch[postgresql]",
     ),
     guard(
         "P3",
@@ -69,7 +73,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         _PLACE,
         '"p.id NOT IN (SELECT payment_id FROM replaying)"',
         '"true"',
-        test=f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch",
+        test=f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch[postgresql]",
     ),
     *(
         guard(
@@ -85,19 +89,91 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
             (
                 "P16",
                 "c.epoch = e.epoch",
-                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of[postgresql]",
             ),
             (
                 "P16",
                 "c.owner_id = $1::text",
-                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of[postgresql]",
             ),
             (
                 "P10",
                 "c.rail IN ('none', 'tx', 'credit')",
-                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of",
+                "test_an_end_is_written_by_the_gateway_and_in_the_run_that_it_is_of[postgresql]",
             ),
-            ("P5", "NOT c.needs_locks", "test_an_end_after_the_loss_of_its_payment_leaves_a_debt_too"),
+            (
+                "P5",
+                "NOT c.needs_locks",
+                "test_an_end_after_the_loss_of_its_payment_leaves_a_debt_too[postgresql]",
+            ),
+        )
+    ),
+    *(
+        guard(
+            threat,
+            f"on SQLite, {promise}",
+            f"storage.{place}",
+            before,
+            after,
+            test=test,
+        )
+        for threat, promise, place, before, after, test in (
+            (
+                "P16",
+                "no claim of an open call's request is granted without a decision",
+                "plain_writes:_LOOK_UPS",
+                'f"({_REPEATED}) IS NULL"',
+                'f"({_REPEATED}) IS NULL OR true"',
+                _sqlite_case("no open repeat"),
+            ),
+            (
+                "P3",
+                "a used nonce fails no other claim of its batch",
+                "plain_writes:_LOOK_UPS",
+                'f"({_REPLAYED}) IS NULL"',
+                'f"({_REPLAYED}) IS NULL OR true"',
+                f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch[sqlite]",
+            ),
+            (
+                "P3",
+                "one nonce twice fails no other claim of its batch",
+                "plain_writes:_grant_each",
+                " or nonce in nonces",
+                "",
+                f"{_TESTS}::test_on_sqlite_claims_are_granted_in_order[its nonce is used by the one before]",
+            ),
+            (
+                "P1",
+                "no claim is granted before one of its payment that came earlier",
+                "plain_writes:_grant_each",
+                "claim.payment_id in left or ",
+                "",
+                f"{_TESTS}::test_on_sqlite_claims_are_granted_in_order[it is not covered]",
+            ),
+            (
+                "P1",
+                "a claim that may be written is looked up with its payment read",
+                "ledger_batch:LedgerBatch.run",
+                " and not self._is_retry",
+                "",
+                "contracts/test_ledger_batch.py::test_claims_whose_commit_lost_its_answer_are_granted_once[sqlite]",
+            ),
+            (
+                "P1",
+                "a claim that is not plain by itself is decided",
+                "ledger_batch:LedgerBatch._grant_plain_claims",
+                "if is_claim_alone_plain(claim, limited) else None",
+                "",
+                _sqlite_case("no idempotency key"),
+            ),
+            (
+                "P16",
+                "what an end gives back is given back",
+                "ledger_batch:LedgerBatch._write_plain_closes",
+                " and is_plain_close(move)",
+                "",
+                "contracts/test_ledger_store.py::test_a_close_moves_the_call_and_only_a_release_gives_back[sqlite-released]",
+            ),
         )
     ),
     guard(

@@ -44,9 +44,9 @@ class Bound:
 
 
 UNPAID = Bound(in_call=9, in_transactions=0)
-FREE = Bound(in_call=18, in_transactions=12)
-CREDIT_PLAIN = Bound(in_call=17, in_transactions=19)
-CREDIT_BOUND = Bound(in_call=20, in_transactions=22)
+FREE = Bound(in_call=18, in_transactions=7)
+CREDIT_PLAIN = Bound(in_call=17, in_transactions=7)
+CREDIT_BOUND = Bound(in_call=20, in_transactions=8)
 AUTHORIZED = Bound(in_call=45, in_transactions=37)
 
 EARLY_LOOK = 5

@@ -18,6 +18,7 @@ from tollway.ledger.claims import (
     decide_claims,
     find_limited_accounts,
     find_short_accounts,
+    is_claim_alone_plain,
 )
 from tollway.ledger.ledger import (
     Claim,
@@ -38,6 +39,7 @@ from tollway.storage.idempotency import find_keyed_calls, find_open_calls, lock_
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.storage.locked_rows import ADD_TOPUPS, LockedCall, LockedRows, payment_ids_of, topup_rows
 from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
+from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.statements import Prepared
 
@@ -174,7 +176,11 @@ class LedgerBatch:
         """One outcome for each, in order. No call has two entries besides its finish."""
         moves = [entry for entry in entries if isinstance(entry, _MOVES)]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
-        calls = self._lock(moves, claims)
+        # On SQLite no lock has to be taken first, so what is plain is written without its rows. What comes again may be written.
+        writes_plain = self._connection.dialect.name == "sqlite" and not self._is_retry
+        if writes_plain:
+            moves = self._write_plain_closes(moves)
+        calls = self._lock(moves, () if writes_plain else claims)
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
         if self._settlement is not None:
@@ -187,12 +193,61 @@ class LedgerBatch:
         )
         if self._is_retry:
             self._find_claimed(claims)
+        if writes_plain:
+            claims = self._grant_plain_claims(claims)
+            if moves and claims:
+                self._locked_rows = LockedRows(self._connection)  # as the moves have left them
+            self._lock((), claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
+
+    def _write_plain_closes(self, moves: Sequence[Move]) -> list[Move]:
+        """What is left of these."""
+        plain = [move for move in moves if isinstance(move, Close) and is_plain_close(move)]
+        if not plain:
+            return list(moves)
+        outcomes = write_plain_closes(
+            self._connection,
+            plain,
+            owner_id=self._rules.owner_id,
+            now_ms=self._now_ms,
+            ahead_ms=self._ahead_ms,
+        )
+        for close, outcome in zip(plain, outcomes, strict=True):
+            if outcome is not None:
+                self._outcomes[close.call_id] = outcome
+        return [move for move in moves if move.call_id not in self._outcomes]
+
+    def _grant_plain_claims(self, claims: Sequence[Claim]) -> list[Claim]:
+        """What is left of these. After the moves and the finishes: a claim finds what they give back, and what they have cut."""
+        limited = self._rules.unfinal_max_nano
+        plain: list[Claim] = []
+        terms: list[TermsReference] = []
+        for claim in claims:
+            its = self._known_terms.find(terms_of(claim)) if is_claim_alone_plain(claim, limited) else None
+            if its is not None:
+                plain.append(claim)
+                terms.append(its)
+        if not plain:
+            return list(claims)
+        outcomes = grant_plain_claims(
+            self._connection,
+            plain,
+            terms,
+            owner_id=self._rules.owner_id,
+            now_ms=self._now_ms,
+            ahead_ms=self._ahead_ms,
+        )
+        for claim, outcome in zip(plain, outcomes, strict=True):
+            if outcome is not None:
+                self._outcomes[claim.call_id] = outcome
+        return [claim for claim in claims if claim.call_id not in self._outcomes]
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
         """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
         nonces."""
+        if not moves and not claims:
+            return {}
         lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
         concludes = [one for one in moves if isinstance(one, Conclude)]

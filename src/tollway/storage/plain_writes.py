@@ -1,10 +1,11 @@
-"""One statement for a batch of plain claims, and one for a batch of plain ends of calls. PostgreSQL only.
+"""Plain claims and plain ends of calls. On PostgreSQL one statement for a batch of claims, and one for a batch of ends. On SQLite a guarded
+UPDATE for each and one INSERT for the calls of a batch, inside the writer's transaction. The guards are the same texts.
 
 The statement of claims is a filter in front of `decide_claims` (`ledger/claims`): it grants what every guard of `PAYMENT_GUARDS` lets
-through, all claims of a payment or none, and refuses no claim. The statement of ends moves calls from `forwarding` to `consumed`. What
+through, and refuses no claim: on PostgreSQL all claims of a payment or none, on SQLite one after the other, as far as the first that is left. The statement of ends moves calls from `forwarding` to `consumed`. What
 they leave is for `ledger_batch`, which locks the rows and decides.
 
-Other transactions change the same rows at the same time. Under READ COMMITTED a statement that waited for the lock of a row
+On SQLite no other transaction writes meanwhile, so every guard sees what is there. On PostgreSQL other transactions change the same rows. Under READ COMMITTED a statement that waited for the lock of a row
 checks its conditions again on the newest version of that row alone; every other table it sees as of its beginning. So each guard
 is one of three things:
 
@@ -20,6 +21,7 @@ An end that does not lock the payment must not miss that the payment left the ch
 that still holds a part of it, under the lock of the call's row, and an end that finds that is decided with the payment locked.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,13 +29,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from tollway.ids import Address, CallId
-from tollway.ledger.claims import PAYMENT_GUARDS
+from tollway.ledger.claims import PAYMENT_GUARDS, NonceKey, nonce_key
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed
 from tollway.ledger.records import CallState, PaymentState, Rail
 from tollway.money import UNITS_MAX
 from tollway.storage.call_terms import TermsReference
 from tollway.storage.ledger_tables import COUNTING_NONCE, REPEATABLE
-from tollway.storage.statements import fetch_text
+from tollway.storage.statements import fetch_text, run_text
 
 _GUARDS = {
     "payer matches": "p.payer = w.payer",
@@ -50,6 +52,11 @@ _GUARDS = {
     "nonce not used": "p.id NOT IN (SELECT payment_id FROM replaying)",
 }
 """`PAYMENT_GUARDS` in SQL: `p` the payment, `w` what the batch wants of it."""
+_REPEATED = f"""SELECT 1 FROM call c WHERE c.payment_id = a.payment_id AND c.digest = a.digest
+          AND ({REPEATABLE}) AND c.state <> 'forwarding' LIMIT 1"""  # noqa: S608 - predicates of ours
+_REPLAYED = f"""SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
+          AND c.nonce_chain_id = a.nonce_chain_id AND ({COUNTING_NONCE}) LIMIT 1"""  # noqa: S608 - predicates of ours
+"""The two look-ups of `a`, a claim: an open call of the same request, and a call that holds its nonce."""
 
 _ASKED = (
     ("id", "text"),
@@ -150,8 +157,10 @@ def grant_plain_claims(
 ) -> list[Claimed | None]:
     """Grants what is plain of these claims, whose own guards hold (`is_claim_alone_plain`). None: it is not granted, and not refused.
 
-    `terms`: of each of them, committed. `now_ms`: by the clock that all gateways share; `ahead_ms`: how far that is ahead of this gateway's own. One statement; it fails
-    as a whole with `IntegrityError` where a nonce was used meanwhile, or where terms are not there any more."""
+    `terms`: of each of them, committed. `now_ms`: by the clock that all gateways share; `ahead_ms`: how far that is ahead of this gateway's own. Fails
+    as a whole with `IntegrityError` where terms are not there any more, on PostgreSQL also where a nonce was used meanwhile. There it is one statement."""
+    if connection.dialect.name == "sqlite":
+        return _grant_each(connection, claims, terms, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
     asked = [_asked_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)]
     wanted: dict[int, _Wanted] = {}
     granted: dict[CallId, Claimed] = {}
@@ -175,6 +184,58 @@ def grant_plain_claims(
     return [granted.get(claim.call_id) for claim in claims]
 
 
+def _grant_each(
+    connection: Connection,
+    claims: Sequence[Claim],
+    terms: Sequence[TermsReference],
+    *,
+    owner_id: str,
+    now_ms: int,
+    ahead_ms: int,
+) -> list[Claimed | None]:
+    """SQLite: in their order. Behind a claim that is left, the others of its payment are left too."""
+    granted: list[Claimed | None] = []
+    opened: list[tuple[Any, ...]] = []
+    left: set[int | None] = set()
+    nonces: set[NonceKey | None] = set()  # of calls that are written below, after the look-ups
+    for claim, its in zip(claims, terms, strict=True):
+        nonce = nonce_key(claim)
+        is_left = claim.payment_id in left or nonce in nonces
+        outcome = None if is_left else _debit(connection, claim)
+        granted.append(outcome)
+        if outcome is None:
+            left.add(claim.payment_id)
+            continue
+        if nonce is not None:
+            nonces.add(nonce)
+        opened.append((owner_id, now_ms, *_asked_row(claim, its, ahead_ms=ahead_ms), outcome.rail.value))
+    if opened:
+        run_text(connection, _OPEN_EACH, opened)
+    return granted
+
+
+def _debit(connection: Connection, claim: Claim) -> Claimed | None:
+    """SQLite: takes the price from the payment. None: a guard does not hold, and nothing is taken."""
+    if claim.payment_id is None:
+        return Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
+    nonce = claim.nonce
+    wanted = (
+        claim.payment_id,
+        claim.payer,
+        claim.price_units,
+        claim.is_plain,
+        claim.ends_plain,
+        claim.digest,
+        nonce,
+        None if nonce is None else claim.tx_hash,
+        None if nonce is None else claim.chain_id,
+    )
+    for rest_units, calls_before in fetch_text(connection, _DEBIT_EACH, wanted):
+        rail = Rail.TX if calls_before == 0 else Rail.CREDIT
+        return Claimed(epoch=1, remaining_units=rest_units, rail=rail)
+    return None
+
+
 def is_plain_close(close: Close) -> bool:
     """Whether one statement may write it: it costs, so it gives nothing back, and it has an upstream's answer behind it."""
     return close.after is CallState.CONSUMED and close.upstream_status is not None
@@ -185,6 +246,11 @@ def write_plain_closes(
 ) -> list[Closed | None]:
     """Writes those of these plain ends whose call this gateway forwards. None: not written, and not refused. What the shown payment
     has left is as of the beginning of the statement."""
+    if connection.dialect.name == "sqlite":
+        return [
+            _close_one(connection, (owner_id, now_ms, *_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)))
+            for close in closes
+        ]
     ended = [_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms) for close in sorted(closes, key=_call_id_of)]
     if len(ended) == 1:
         rows = fetch_text(connection, _CLOSE_ONE, (owner_id, now_ms, *ended[0]))
@@ -192,6 +258,13 @@ def write_plain_closes(
         rows = fetch_text(connection, _CLOSE_MANY, (owner_id, now_ms, *_transpose(ended, len(_ENDED))))
     moved = {call_id: Closed(remaining_units=rest_units) for call_id, rest_units in rows}
     return [moved.get(close.call_id) for close in closes]
+
+
+def _close_one(connection: Connection, ended: tuple[Any, ...]) -> Closed | None:
+    """SQLite."""
+    for (rest_units,) in fetch_text(connection, _CLOSE_EACH, ended):
+        return Closed(remaining_units=rest_units)
+    return None
 
 
 def _call_id_of(close: Close) -> CallId:
@@ -310,14 +383,9 @@ def _claim_text(*, is_alone: bool) -> str:
     WITH asked AS MATERIALIZED ({relation(_ASKED, _FIRST)}),
       wanted AS MATERIALIZED ({relation(_WANTED, _FIRST + len(_ASKED))}),
       repeating AS MATERIALIZED (
-        SELECT a.payment_id FROM asked a WHERE (
-          SELECT 1 FROM call c WHERE c.payment_id = a.payment_id AND c.digest = a.digest
-            AND ({REPEATABLE}) AND c.state <> 'forwarding' LIMIT 1) = 1),
+        SELECT a.payment_id FROM asked a WHERE ({_REPEATED}) = 1),
       replaying AS MATERIALIZED (
-        SELECT a.payment_id FROM asked a WHERE (
-          SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
-            AND c.nonce_chain_id = a.nonce_chain_id
-            AND ({COUNTING_NONCE}) LIMIT 1) = 1),{alone if is_alone else locked},
+        SELECT a.payment_id FROM asked a WHERE ({_REPLAYED}) = 1),{alone if is_alone else locked},
       opened AS (
         INSERT INTO call ({", ".join(opened)})
         SELECT {", ".join(opened.values())}
@@ -328,18 +396,87 @@ def _claim_text(*, is_alone: bool) -> str:
 
 def _close_text(*, is_alone: bool) -> str:
     relation = _from_values if is_alone else _from_arrays
-    values = {name: f"e.{name}" for name, _ in _ENDED if name not in ("id", "epoch")}
-    values |= {name: f"coalesce(e.{name}, c.{name})" for name in _OF_BODY}
-    written = ", ".join(f"{name} = {value}" for name, value in values.items())
     return f"""
     WITH moved AS (
-      UPDATE call c SET state = 'consumed', moved_ms = {_NOW}, {written}
+      UPDATE call c SET {_END_VALUES}
       FROM ({relation(_ENDED, _FIRST)}) e
-      WHERE c.id = e.id AND {" AND ".join(_END_GUARDS)}
+      WHERE {_END_CONDITION}
       RETURNING c.id, c.payment_id)
-    SELECT m.id, CASE p.state WHEN '{PaymentState.GONE.value}' THEN 0 ELSE p.value_units - p.taken_units END
+    SELECT m.id, {_REST_UNITS}
     FROM moved m LEFT JOIN payment p ON p.id = m.payment_id"""  # noqa: S608 - names of ours
 
 
+def _write_end_values() -> str:
+    values = {name: f"e.{name}" for name, _ in _ENDED if name not in ("id", "epoch")}
+    values |= {name: f"coalesce(e.{name}, c.{name})" for name in _OF_BODY}
+    written = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f"state = 'consumed', moved_ms = {_NOW}, {written}"
+
+
+_END_VALUES = _write_end_values()
+_END_CONDITION = " AND ".join(("c.id = e.id", *_END_GUARDS))
+_REST_UNITS = f"CASE p.state WHEN '{PaymentState.GONE.value}' THEN 0 ELSE p.value_units - p.taken_units END"
+
 _CLAIM_ONE, _CLAIM_MANY = _claim_text(is_alone=True), _claim_text(is_alone=False)
 _CLOSE_ONE, _CLOSE_MANY = _close_text(is_alone=True), _close_text(is_alone=False)
+
+
+# ---- The texts of SQLite: values in place of relations, and indexes by name, because SQLite keeps no statistics.
+
+
+def _for_sqlite(sql: str, given: Sequence[str], *, first: int) -> str:
+    """`given`: which values of `a`, `w` and `e` are its parameters, from that number on."""
+    numbers = {name: first + place for place, name in enumerate(given)}
+    sql = re.sub(r"\$(\d+)::\w+", r"?\1", sql)
+    return re.sub(r"\b[awe]\.(\w+)", lambda named: f"?{numbers[named[1]]}", sql)
+
+
+_WANTED_EACH = (
+    "payment_id",
+    "payer",
+    "units",
+    "has_plain_proof",
+    "has_bound_proof",
+    "digest",
+    "nonce",
+    "nonce_tx_hash",
+    "nonce_chain_id",
+)
+"""What a claim wants of its payment, in the order of `_debit`."""
+_LOOK_UPS = {
+    "no debt": ("ix_call_reorged", _GUARDS["no debt"]),
+    "no open repeat": ("ix_call_repeatable", f"({_REPEATED}) IS NULL"),
+    "nonce not used": ("uq_call_nonce", f"({_REPLAYED}) IS NULL"),
+}
+"""The guards that look up calls, each by its index."""
+
+
+def _write_debit() -> str:
+    looked_up = {
+        name: guard.replace("FROM call c ", f"FROM call c INDEXED BY {index} ")
+        for name, (index, guard) in _LOOK_UPS.items()
+    }
+    guards = " AND ".join({**_GUARDS, **looked_up}[name] for name in PAYMENT_GUARDS)
+    sql = f"""
+    UPDATE payment AS p SET taken_units = p.taken_units + w.units, calls = p.calls + 1,
+      is_plain_ended = p.is_plain_ended OR w.has_bound_proof
+    WHERE p.id = w.payment_id AND {guards}
+    RETURNING value_units - taken_units, calls - 1"""  # noqa: S608 - names of ours
+    return _for_sqlite(sql, _WANTED_EACH, first=1)
+
+
+def _write_open() -> str:
+    opened = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
+    values = {**opened, "rail": "a.rail"}
+    sql = f"INSERT INTO call ({', '.join(values)}) VALUES ({', '.join(values.values())})"  # noqa: S608 - names of ours
+    return _for_sqlite(sql, [*(name for name, _ in _ASKED), "rail"], first=_FIRST)
+
+
+def _write_close() -> str:
+    sql = f"""
+    UPDATE call AS c SET {_END_VALUES} WHERE {_END_CONDITION}
+    RETURNING (SELECT {_REST_UNITS} FROM payment p WHERE p.id = payment_id)"""  # noqa: S608 - names of ours
+    return _for_sqlite(sql, [name for name, _ in _ENDED], first=_FIRST)
+
+
+_DEBIT_EACH, _OPEN_EACH, _CLOSE_EACH = _write_debit(), _write_open(), _write_close()

@@ -69,20 +69,7 @@ class Prepared:
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
         """Runs it for each of these rows. How many rows of tables it has changed; -1 where the driver does not say."""
         text = self._text(connection, {})
-        parameters = list(map(text.pick, rows))
-        if connection.engine.dispatch.before_cursor_execute:
-            return connection.exec_driver_sql(text.sql, parameters).rowcount
-        cursor = connection.connection.cursor()
-        try:
-            if len(parameters) == 1:
-                cursor.execute(text.sql, parameters[0])
-            else:
-                cursor.executemany(text.sql, parameters)
-            changed = cursor.rowcount
-        except BaseException as exc:  # noqa: BLE001 - raised again, always
-            _raise(connection, exc, text.sql)
-        cursor.close()
-        return changed
+        return run_text(connection, text.sql, list(map(text.pick, rows)))
 
     def _text(self, connection: Connection, values: Values) -> "_Text":
         dialect = connection.dialect
@@ -100,6 +87,24 @@ class Prepared:
                 self._compiled[dialect.name] = compiled
             text = self._texts[key] = _expand(compiled, values)
         return text
+
+
+def run_text(connection: Connection, sql: str, parameters: list[tuple[Any, ...]]) -> int:
+    """Runs a text in the dialect of this connection for each of these rows. How many rows of tables it has changed; -1 where the
+    driver does not say."""
+    if connection.engine.dispatch.before_cursor_execute:
+        return connection.exec_driver_sql(sql, parameters).rowcount
+    cursor = connection.connection.cursor()
+    try:
+        if len(parameters) == 1:
+            cursor.execute(sql, parameters[0])
+        else:
+            cursor.executemany(sql, parameters)
+        changed = cursor.rowcount
+    except BaseException as exc:  # noqa: BLE001 - raised again, always
+        _raise(connection, exc, sql)
+    cursor.close()
+    return changed
 
 
 def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> Rows:
