@@ -144,7 +144,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
             ),
             (
                 "P1",
-                "no claim is granted before one of its payment that came earlier",
+                "no plain claim is granted before one of its payment that came earlier",
                 "plain_writes:_grant_each",
                 "claim.payment_id in left or ",
                 "",

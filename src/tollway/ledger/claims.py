@@ -309,7 +309,7 @@ def check_claim(claim: Claim) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainCase:
-    """What the guards of `PAYMENT_GUARDS` read of one payment and of the claims of one batch that name it.
+    """What the guards of `PAYMENT_GUARDS` read of one payment and of the claims of one batch that name it; on SQLite, of one claim.
 
     `payment`: None where there is none with that id. `payer`: of all these claims. `units`: the sum of their prices. `has_plain_proof`,
     `has_bound_proof`: one of them comes with such a signature. `debt_units`: of the payment's credit account. `has_open_repeat`: an earlier
@@ -359,7 +359,7 @@ def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
 
 def is_plain_claim(claim: Claim, case: PlainCase | None, *, limited: Collection[str]) -> bool:
     """Whether one statement may grant this claim, with all others of its batch on that payment: `decide_claims` would grant them, in
-    any order. `case`: None for a free call. `limited`: the currencies whose unfinal value has a maximum."""
+    any order. On SQLite `case` has this claim alone, and the payment as the claims before it have left it. `case`: None for a free call. `limited`: the currencies whose unfinal value has a maximum."""
     if not is_claim_alone_plain(claim, limited):
         return False
     if claim.payment_id is None or case is None:
