@@ -61,7 +61,7 @@ PASSAGE_GUARDS = (
         "F1",
         "a header that cannot be written as HTTP is not sent",
         "outbound.http1:format_fields",
-        "if not is_field_name(name) or _BAD_VALUE.search(value) is not None:",
+        "if not is_name(name) or _BAD_VALUE.search(value) is not None:",
         "if False:",
         test="outbound/test_client_request.py::test_a_field_that_cannot_be_written_is_refused",
     ),

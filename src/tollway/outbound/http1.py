@@ -30,11 +30,15 @@ FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token (RFC 9110 §5.6.2)."""
 
 FIELD_NAMES_KEPT = 2_048
+FIELD_NAME_CHARS_KEPT = 64
+"""What is known of a longer name is not kept: a caller chooses the names, and these many of 32 KiB are 64 MiB."""
 
 
-@lru_cache(maxsize=FIELD_NAMES_KEPT)
-def is_field_name(text: str) -> bool:
+def _is_field_name(text: str) -> bool:
     return FIELD_NAME.fullmatch(text) is not None
+
+
+_is_kept_field_name = lru_cache(maxsize=FIELD_NAMES_KEPT)(_is_field_name)
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -47,7 +51,8 @@ def format_fields(headers: Iterable[tuple[str, str]]) -> bytes:
     value with control characters."""
     lines: list[str] = []
     for name, value in headers:
-        if not is_field_name(name) or _BAD_VALUE.search(value) is not None:
+        is_name = _is_kept_field_name if len(name) <= FIELD_NAME_CHARS_KEPT else _is_field_name
+        if not is_name(name) or _BAD_VALUE.search(value) is not None:
             raise Refusal(UNWRITABLE)
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode()
