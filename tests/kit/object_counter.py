@@ -33,7 +33,7 @@ import tollway
 _ROOT = str(Path(tollway.__file__).parent) + "/"
 _PACKAGE = "tollway."
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-_TRANSACTION_FILE = _ROOT + "storage/database.py"
+_TRANSACTION_FILES = (_ROOT + "storage/database.py", _ROOT + "storage/postgres.py")
 _TRANSACTION_FUNCTIONS = frozenset({"_write", "_read", "run_statement"})
 """Of both databases: they begin a transaction, run the work of the caller, and end it."""
 
@@ -161,7 +161,7 @@ def _is_in_transaction(frame: FrameType) -> bool:
     caller: FrameType | None = frame
     while caller is not None:
         code = caller.f_code
-        if code.co_name in _TRANSACTION_FUNCTIONS and code.co_filename == _TRANSACTION_FILE:
+        if code.co_name in _TRANSACTION_FUNCTIONS and code.co_filename in _TRANSACTION_FILES:
             return True
         caller = caller.f_back
     return False

@@ -5,11 +5,10 @@ these steps has one outcome, in `_fail`. A body is never held whole, except one 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from time import monotonic
-from types import TracebackType
 from typing import assert_never
 
 from tollway.errors import (
@@ -95,32 +94,33 @@ class Proxy:
 
     # ---- Before the claim.
 
-    def connect(self, payment: CallPayment) -> "HeldConnection":
-        """Holds a connection to the upstream while the call is claimed and sent."""
+    @asynccontextmanager
+    async def connect(self, payment: CallPayment) -> AsyncIterator[UpstreamExchange]:
+        """Holds a connection to the upstream while the call is claimed and sent. Raises CallRefused for a failure that leaves no
+        claim: nothing was sent, and nothing is taken."""
         if payment.body.is_discarded:  # a repeat that would have to run again
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
-        return HeldConnection(self, payment)
-
-    def begin(self, payment: CallPayment) -> UpstreamExchange:
-        """Nothing is connected yet. Raises Refusal for a request that cannot be written as HTTP."""
-        return self._http_client.connect(self._build_request(payment))
-
-    def explain_unheld(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
-        """There was no connection, or the caller left while it was made. Nothing is claimed."""
-        if isinstance(exc, UpstreamUnreachable):
-            self._breaker.record_failed(payment.route.endpoint.origin)
-        return self._explain_unclaimed(payment, exc)
-
-    def explain_held(self, payment: CallPayment, exc: BaseException | None) -> BaseException | None:
-        """What becomes of an error while the connection was held; None as it is. What became of a claimed call, `exchange` says."""
-        if payment.claimed is not None or not (exc is None or isinstance(exc, TollwayError | ClientGone)):
-            return None
-        if exc is None or isinstance(
-            exc, Refusal
-        ):  # another request was faster, or the ledger did not grant the claim
-            self._breaker.record_reached(payment.route.endpoint.origin)
-            return None
-        return self.explain_unheld(payment, exc)
+        origin, is_held = payment.route.endpoint.origin, False
+        elapsed_s = asyncio.get_running_loop().time
+        started_s = elapsed_s()
+        try:
+            async with self._http_client.connect(self._build_request(payment)) as upstream:
+                is_slow = elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
+                if is_slow and await payment.request.body.has_disconnected():
+                    raise ClientGone
+                is_held = True
+                yield upstream
+                if payment.claimed is None:  # another request was faster
+                    self._breaker.record_reached(origin)
+        except (TollwayError, ClientGone) as exc:
+            if payment.claimed is not None:  # what became of a claimed call, as `exchange` says it
+                raise
+            if isinstance(exc, UpstreamUnreachable):
+                self._breaker.record_failed(origin)
+            if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
+                self._breaker.record_reached(origin)
+                raise
+            raise self._explain_unclaimed(payment, exc) from exc
 
     def _build_request(self, payment: CallPayment) -> UpstreamRequest:
         request, route = payment.request, payment.route
@@ -436,43 +436,6 @@ class Proxy:
             is_private=payment.asset is not None,
             secret=listing.upstream_auth,
         )
-
-
-class HeldConnection:
-    """The connection of one call, as a context: from before its claim until the head of its response is here. Raises CallRefused for
-    a failure that leaves no claim: nothing was sent, and nothing is taken."""
-
-    __slots__ = ("_payment", "_proxy", "_upstream")
-
-    def __init__(self, proxy: Proxy, payment: CallPayment) -> None:
-        self._proxy = proxy
-        self._payment = payment
-        self._upstream: UpstreamExchange | None = None
-
-    async def __aenter__(self) -> UpstreamExchange:
-        payment, started_s = self._payment, monotonic()
-        try:
-            upstream = self._upstream = self._proxy.begin(payment)
-            await upstream.__aenter__()
-            is_slow = monotonic() - started_s > DISCONNECT_CHECK_AFTER_S
-            if is_slow and await payment.request.body.has_disconnected():
-                raise ClientGone
-        except BaseException as exc:
-            if self._upstream is not None:
-                await self._upstream.__aexit__(type(exc), exc, exc.__traceback__)
-            if isinstance(exc, TollwayError | ClientGone):
-                raise self._proxy.explain_unheld(payment, exc) from exc
-            raise
-        return upstream
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._upstream is not None, "it was entered"
-        await self._upstream.__aexit__(kind, exc, trace)
-        failure = self._proxy.explain_held(self._payment, exc)
-        if failure is not None:
-            raise failure from exc
 
 
 class UpstreamBody:
