@@ -169,10 +169,11 @@ async def test_a_read_that_would_write_is_our_mistake_and_no_outage(database: Po
 
 
 @pytest.fixture
-async def lonely(operator: Any) -> AsyncIterator[None]:
+async def lonely(operator: Any, postgres_url: str) -> AsyncIterator[None]:
     """Each durable commit waits for a standby that there is not."""
     await operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await reload(operator, "nobody")
+    await wait_until_commits_wait(operator, postgres_url)
     try:
         yield
     finally:
@@ -185,6 +186,26 @@ async def reload(operator: Any, expected: str) -> None:
     await operator.execute("SELECT pg_reload_conf()")
     while await operator.fetchval("SHOW synchronous_standby_names") != expected:
         await asyncio.sleep(0.01)
+
+
+async def wait_until_commits_wait(operator: Any, postgres_url: str) -> None:
+    """A session waits in its commit once the checkpointer has read the setting too, which may be after the session of `operator` has."""
+    session = await asyncpg.connect(postgres_url)
+    try:
+        process, is_waiting = session.get_server_pid(), False
+        while not is_waiting:
+            async with asyncio.TaskGroup() as group:
+                commit = group.create_task(
+                    session.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+                )
+                while not (is_waiting or commit.done()):
+                    is_waiting = await operator.fetchval(
+                        "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $1", process
+                    )
+                if is_waiting:
+                    await operator.execute("SELECT pg_cancel_backend($1)", process)
+    finally:
+        await session.close()
 
 
 async def wait_for(operator: Any, condition: str) -> int:
