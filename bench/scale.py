@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fastapi import FastAPI, Request
 from scale_data import fill
 from scale_rows import (
     FREQUENT_TAG,
@@ -45,6 +44,8 @@ from scale_rows import (
     tx_hash_of,
 )
 from sqlalchemy import make_url
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, TxHash
@@ -102,7 +103,7 @@ class Side:
         return self.chance.randrange(self.scale.payments // 2) // 100 * 100 + 13
 
 
-def routes_over(database: Database) -> FastAPI:
+def routes_over(database: Database) -> Starlette:
     """The registry and the history as they are served; the wallet is whoever a header names."""
 
     def now_ms() -> int:
@@ -138,7 +139,6 @@ def routes_over(database: Database) -> FastAPI:
         find_asset=lambda chain_id, key: None,
         now_ms=now_ms,
     )
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     documents = discovery_router(
         DocumentServices(
             catalog=catalog,
@@ -150,8 +150,8 @@ def routes_over(database: Database) -> FastAPI:
             ticks_ms=itertools.count(0, 1_000_000).__next__,  # nothing that was written is kept
         )
     )
-    for router in (listing_router(desk), documents, history):
-        app.include_router(router)
+    routers = (listing_router(desk), documents, history)
+    app = Starlette(routes=[route for router in routers for route in router.routes])
     install_handlers(app, URL)
     return app
 

@@ -19,6 +19,7 @@ NEVER = {
     "eth_abi",
     "eth_account",
     "eth_utils",
+    "fastapi",
     "py_ecc",
     "httpx",
     "jsonschema",
@@ -29,7 +30,7 @@ NEVER = {
     "x402",
     "yaml",
 }
-SERVED_WITH = {"aiohttp", "fastapi", "granian", "limits", "pydantic", "rich", "sqlalchemy", "typer"}
+SERVED_WITH = {"aiohttp", "granian", "limits", "pydantic", "rich", "sqlalchemy", "starlette", "typer"}
 
 COMMAND_LINE = "from tollway.cli import main"
 SERVE = """

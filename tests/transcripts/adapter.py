@@ -10,9 +10,6 @@ import pkgutil
 import sys
 
 LOADED = ("tollway",)
-LOADED_LATE = ("pydantic.v1",)
-"""What FastAPI imports when the first route is made."""
-
 NOT_LOADED = ("sandbox", "migrations")
 
 
@@ -24,8 +21,6 @@ def load() -> None:
             if not any(part in NOT_LOADED for part in module.name.split(".")):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(module.name)
-    for name in LOADED_LATE:
-        importlib.import_module(name)
 
 
 def run(arguments: list[str]) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
@@ -32,23 +34,26 @@ def roomy_gauge(**changes: int) -> LoadShedder:
 def make_app(
     metrics: Metrics | None = None, limits: Limits | None = None, shedder: LoadShedder | None = None
 ) -> ASGIApp:
-    router = APIRouter(prefix="/api/v2")
+    async def list_apis(request: Request) -> JSONResponse:
+        return JSONResponse({"asked": request.method, "client": request.state.client_address})
 
-    @router.get("/apis")
-    async def list_apis(request: Request) -> dict[str, str]:
-        return {"asked": request.method, "client": request.state.client_address}
+    async def create(request: Request) -> JSONResponse:
+        return JSONResponse({"bytes": len(await request.body())})
 
-    @router.post("/apis")
-    async def create(request: Request) -> dict[str, int]:
-        return {"bytes": len(await request.body())}
+    async def show(request: Request) -> JSONResponse:
+        return JSONResponse({"id": request.path_params["api_id"]})
 
-    @router.get("/apis/{api_id}")
-    async def show(api_id: str) -> dict[str, str]:
-        return {"id": api_id}
-
-    @router.get("/bug")
-    async def bug() -> None:
+    async def bug(_request: Request) -> JSONResponse:
         raise RuntimeError("oh")
+
+    router = Router(
+        [
+            Route("/api/v2/apis", list_apis, methods=["GET"]),
+            Route("/api/v2/apis", create, methods=["POST"]),
+            Route("/api/v2/apis/{api_id}", show, methods=["GET"]),
+            Route("/api/v2/bug", bug, methods=["GET"]),
+        ]
+    )
 
     ticks = itertools.count()
     return build_app(

@@ -4,17 +4,19 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from itertools import count
-from typing import Annotated
 
 import httpx
 import pytest
 from eth_account import Account
 from eth_account.messages import encode_defunct
-from fastapi import Depends, FastAPI, Request
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from tests.kit.stores import ControlStores
 from tollway.chain.port import ContractResult
-from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier
@@ -75,7 +77,7 @@ def stores() -> ControlStores:
 
 
 @pytest.fixture
-def app(stores: ControlStores) -> FastAPI:
+def app(stores: ControlStores) -> Starlette:
     numbers = count(1)
     sign_in_flow = SignIn(
         stores.sessions,
@@ -95,22 +97,29 @@ def app(stores: ControlStores) -> FastAPI:
         rate_limiter=RateLimiter(),
     )
     rate_limit = SignInRateLimit(limits=LIMITS, rate_limiter=RateLimiter())
-    app = FastAPI(redirect_slashes=False)
     wallet = make_wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)
 
-    @app.api_route("/api/v2/apis", methods=["GET", "POST"])
-    @app.api_route("/api/v2/apis/{api_id:path}", methods=["GET", "PUT"])
-    async def who(request: Request, identity: Annotated[Identity, Depends(wallet)]) -> dict[str, object]:
+    x402_wallet = make_x402_wallet_dependency(wallet)
+
+    async def show_identity(request: Request) -> JSONResponse:
+        identity = await wallet(request)
         body = await request.body()
-        return {"address": str(identity.address), "method": identity.method, "body": body.decode()}
+        return JSONResponse(
+            {"address": str(identity.address), "method": identity.method, "body": body.decode()}
+        )
 
-    @app.get("/api/v2/x402/mine")
-    async def mine(
-        identity: Annotated[Identity, Depends(make_x402_wallet_dependency(wallet))],
-    ) -> dict[str, str]:
-        return {"address": str(identity.address), "method": identity.method}
+    async def show_x402_identity(request: Request) -> JSONResponse:
+        identity = await x402_wallet(request)
+        return JSONResponse({"address": str(identity.address), "method": identity.method})
 
-    app.include_router(signin_router(sign_in_flow, rate_limit, limits=LIMITS))
+    app = Starlette(
+        routes=[
+            Route("/api/v2/apis", show_identity, methods=["GET", "POST"]),
+            Route("/api/v2/apis/{api_id:path}", show_identity, methods=["GET", "PUT"]),
+            Route("/api/v2/x402/mine", show_x402_identity, methods=["GET"]),
+            *signin_router(sign_in_flow, rate_limit, limits=LIMITS).routes,
+        ]
+    )
     install_handlers(
         app, PUBLIC_URL, challenge=make_challenge(sign_in_flow, rate_limit, origin=ORIGIN, chain_ids=[CHAIN])
     )
@@ -118,7 +127,7 @@ def app(stores: ControlStores) -> FastAPI:
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url="http://inner.example:8402/api/v2"
     ) as client:

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
@@ -173,9 +174,7 @@ async def ask(
         find_asset=lambda chain_id, key: USDC,
         now_ms=lambda: NOW_MS,
     )
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(router)
-    app.include_router(x402_router)
+    app = Starlette(routes=[*router.routes, *x402_router.routes])
 
     async def challenge(request: Request) -> list[tuple[str, str]]:
         return [("WWW-Authenticate", "Bearer"), ("PAYMENT-REQUIRED", "e30=")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.stores import ControlStores, open_catalog

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import Request
 from jsonschema import Draft202012Validator
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.chain import MemoryChain

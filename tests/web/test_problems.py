@@ -5,8 +5,10 @@ import json
 import http_sf
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
@@ -148,38 +150,32 @@ def test_type_uses_dashes() -> None:
     assert problem_type(Code.PRICE_ABOVE_MAX, public_url=PUBLIC_URL).endswith("/problems/price-above-max")
 
 
-class Body(BaseModel):
-    size: int
+def make_app() -> Starlette:
+    async def read(request: Request) -> JSONResponse:
+        return JSONResponse({"number": request.path_params["number"]})
 
+    async def refuse(_request: Request) -> JSONResponse:
+        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Prove a wallet."))
 
-def make_app() -> FastAPI:
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    router = APIRouter(prefix="/api/v2")
-
-    @router.get("/things/{number}")
-    async def read(number: int) -> dict[str, int]:
-        return {"number": number}
-
-    @router.put("/things/{number}")
-    async def replace(number: int, body: Body) -> dict[str, int]:
-        return {"number": number}
-
-    @router.get("/refuse")
-    async def refuse() -> None:
-        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
-
-    @router.get("/away")
-    async def away() -> None:
+    async def away(_request: Request) -> JSONResponse:
         raise StorageUnavailable
 
-    @router.get("/bug")
-    async def bug() -> None:
+    async def bug(_request: Request) -> JSONResponse:
         raise RuntimeError("password=hunter2")
 
     async def challenge(request: Request) -> list[tuple[str, str]]:
         return [("WWW-Authenticate", "Bearer"), ("WWW-Authenticate", "SIWX")]
 
-    app.include_router(router)
+    app = Starlette(
+        routes=[
+            Route("/api/v2/things/{number}", read, methods=["GET"]),
+            Route("/api/v2/things/{number}", read, methods=["PUT"]),
+            Route("/api/v2/refuse", refuse, methods=["GET"]),
+            Route("/api/v2/away", away, methods=["GET"]),
+            Route("/api/v2/bug", bug, methods=["GET"]),
+        ]
+    )
+    app.router.redirect_slashes = False
     install_handlers(app, PUBLIC_URL, challenge=challenge)
     return app
 
@@ -191,25 +187,19 @@ async def ask(method: str, path: str, **more: object) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "code"),
+    ("method", "path", "status", "code"),
     [
-        ("GET", "/nowhere", None, 404, "route_not_found"),
-        ("GET", "/api/v2/things/1/", None, 404, "route_not_found"),
-        ("POST", "/api/v2/things/1", None, 405, "method_not_allowed"),
-        ("BREW", "/api/v2/things/1", None, 405, "method_not_allowed"),
-        ("GET", "/api/v2/things/x", None, 422, "validation_failed"),
-        ("PUT", "/api/v2/things/1", b"{", 400, "invalid_request"),
-        ("PUT", "/api/v2/things/1", b'{"size":"x"}', 422, "validation_failed"),
-        ("GET", "/api/v2/refuse", None, 401, "authentication_required"),
-        ("GET", "/api/v2/away", None, 503, "storage_unavailable"),
-        ("GET", "/api/v2/bug", None, 500, "internal_error"),
+        ("GET", "/nowhere", 404, "route_not_found"),
+        ("GET", "/api/v2/things/1/", 404, "route_not_found"),
+        ("POST", "/api/v2/things/1", 405, "method_not_allowed"),
+        ("BREW", "/api/v2/things/1", 405, "method_not_allowed"),
+        ("GET", "/api/v2/refuse", 401, "authentication_required"),
+        ("GET", "/api/v2/away", 503, "storage_unavailable"),
+        ("GET", "/api/v2/bug", 500, "internal_error"),
     ],
 )
-async def test_every_failure_is_a_problem(
-    method: str, path: str, body: bytes | None, status: int, code: str
-) -> None:
-    headers = {"content-type": "application/json"} if body else {}
-    answer = await ask(method, path, content=body, headers=headers)
+async def test_every_failure_is_a_problem(method: str, path: str, status: int, code: str) -> None:
+    answer = await ask(method, path)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["code"] == code
@@ -218,19 +208,12 @@ async def test_every_failure_is_a_problem(
 
 async def test_405_names_the_methods_of_every_route_at_that_path() -> None:
     answer = await ask("DELETE", "/api/v2/things/1")
-    assert answer.headers["allow"] == "GET, PUT"
+    assert answer.headers["allow"] == "GET, HEAD, PUT"
 
 
 async def test_401_carries_the_challenge_and_nothing_else_does() -> None:
     assert (await ask("GET", "/api/v2/refuse")).headers.get_list("www-authenticate") == ["Bearer", "SIWX"]
     assert "www-authenticate" not in (await ask("GET", "/nowhere")).headers
-
-
-async def test_validation_points_at_the_field() -> None:
-    answer = await ask(
-        "PUT", "/api/v2/things/1", content=b'{"size":"x"}', headers={"content-type": "application/json"}
-    )
-    assert answer.json()["errors"][0]["pointer"] == "/size"
 
 
 async def test_a_bug_is_logged_once_with_its_traceback_and_never_shown() -> None:

@@ -1,7 +1,7 @@
 """Under which keys the gateway signs its offers and receipts, for whoever wants to check one."""
 
 import httpx
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from tollway.ids import Address
 from tollway.web.site_routes import describe_signers, did_router
@@ -29,8 +29,7 @@ def test_a_key_that_is_being_replaced_stands_beside_the_one_in_use() -> None:
 
 
 async def test_the_document_names_the_key_that_signs() -> None:
-    app = FastAPI()
-    app.include_router(did_router(authority="gw.example.com", signers=[SIGNER]))
+    app = Starlette(routes=did_router(authority="gw.example.com", signers=[SIGNER]).routes)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url="https://gw.example.com"
     ) as client:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from tollway.errors import Code
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, install_handlers
@@ -15,8 +15,7 @@ async def ask(path: str, checks: Mapping[str, bool] | None = None) -> httpx.Resp
     async def readiness() -> Mapping[str, bool]:
         return checks or {}
 
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(health_router(readiness))
+    app = Starlette(routes=health_router(readiness).routes)
     install_handlers(app, "https://gw.example.com")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
         return await client.get(path)

@@ -5,7 +5,7 @@ import re
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from tollway.client.provider import DIRECTORY_PATH as READ_PATH
 from tollway.client.provider import read_directory
@@ -22,14 +22,13 @@ NOW_S = 1_800_000_000
 
 
 async def read() -> httpx.Response:
-    app = FastAPI()
     router = key_directory_router(
         UpstreamSigner.derive(SECRETS),
         authority="gw.example.com",
         now_ms=lambda: NOW_S * 1000 + 999,
         entropy=lambda size: b"\x05" * size,
     )
-    app.include_router(router)
+    app = Starlette(routes=router.routes)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
         return await client.get(KEY_DIRECTORY_PATH, headers={"Host": "evil.test"})

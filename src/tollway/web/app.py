@@ -1,13 +1,13 @@
 """The ASGI application: where each request goes, and the one list of the middleware that it passes.
 
-Gateway calls leave for the raw call app before any framework sees them; everything else is FastAPI. Nothing here
+Gateway calls leave for the raw call app before any framework sees them; everything else is Starlette. Nothing here
 knows what a listing or a payment is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
@@ -33,7 +33,7 @@ GATEWAY_PREFIX = b"/api/v2/gateway/"
 def build_app(
     *,
     call_app: ASGIApp,
-    routers: Sequence[APIRouter],
+    routers: Sequence[Router],
     public_url: str,
     limits: Limits,
     clock: Callable[[], float],
@@ -44,12 +44,8 @@ def build_app(
     trusted_proxies: Iterable[str] = (),
 ) -> ASGIApp:
     """The whole service as one ASGI app. `routers` carry their full paths; `clock` is monotonic, in seconds."""
-    control_plane = FastAPI(
-        title="Tollway", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
-    )  # its redirect would trust Host
-    for router in routers:
-        _add_head_methods(router)
-        control_plane.include_router(router)
+    control_plane = Starlette(routes=[route for router in routers for route in router.routes])
+    control_plane.router.redirect_slashes = False  # the redirect would trust Host
     install_handlers(control_plane, public_url, challenge)
 
     app: ASGIApp = control_plane  # from the inside out:
@@ -89,10 +85,3 @@ class Dispatcher:
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1000})
-
-
-def _add_head_methods(router: APIRouter) -> None:
-    """`HEAD` works wherever `GET` does. FastAPI, unlike Starlette, does not see to it."""
-    for route in router.routes:
-        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")

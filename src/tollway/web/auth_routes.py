@@ -8,8 +8,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
 from tollway.identity.authenticator import Authenticator, Identity, is_siwx_possible, read_bearer
@@ -51,7 +52,7 @@ WalletDependency = Callable[[Request], Awaitable[Identity]]
 
 
 def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> WalletDependency:
-    """A FastAPI dependency: the wallet behind the request, before the route looks at the body.
+    """A function that proves the wallet of a request, before the route reads the body.
 
     Raises Refusal (413, or what `Authenticator.authenticate` refuses).
     """
@@ -206,11 +207,9 @@ _NO_STORE = {"Cache-Control": "no-store"}
 _CHAIN_ID_MAX = 10**15 - 1
 
 
-def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> APIRouter:
+def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> Router:
     """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
-    router = APIRouter(prefix="/api/v2", tags=["authentication"])
 
-    @router.post("/auth/nonce")
     async def issue_nonce(request: Request) -> Response:
         await _charge(rate_limit, "nonce", request)
         members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
@@ -235,7 +234,6 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         }
         return JSONResponse(content, headers=_NO_STORE)
 
-    @router.post("/auth/session", status_code=201)
     async def open_session(request: Request) -> Response:
         await _charge(rate_limit, "session", request)
         members = await _read_members(request, limits=limits, known=("message", "signature"))
@@ -254,7 +252,6 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         }
         return JSONResponse(content, status_code=201, headers=_NO_STORE)
 
-    @router.delete("/auth/session", status_code=204)
     async def close_session(request: Request) -> Response:
         token = read_bearer(to_signed_request(request, body=b""))
         if token is None:
@@ -264,7 +261,13 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         await sign_in.close_session(token)
         return Response(status_code=204)
 
-    return router
+    return Router(
+        [
+            Route("/api/v2/auth/nonce", issue_nonce, methods=["POST"]),
+            Route("/api/v2/auth/session", open_session, methods=["POST"]),
+            Route("/api/v2/auth/session", close_session, methods=["DELETE"]),
+        ]
+    )
 
 
 async def _charge(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:

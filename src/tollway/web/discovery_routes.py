@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
 
 from tollway.chain.networks import ChainRules
 from tollway.discovery.agent_document import describe_for_agents
@@ -137,21 +139,19 @@ class BazaarServices:
     public_url: str
 
 
-def bazaar_router(services: BazaarServices) -> APIRouter:
+def bazaar_router(services: BazaarServices) -> Router:
     """Two routes under `/x402/discovery`; a client is given `{publicUrl}/x402` as its facilitator."""
-    router = APIRouter(prefix="/x402/discovery")
 
-    @router.get("/resources")
-    async def list_resources(request: Request) -> dict[str, Any]:
+    async def list_resources(request: Request) -> JSONResponse:
         query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "offset"))
         wanted, limit = _read_filter(query), _read_limit(query)
         offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
         query.finish()
         page = await _find_page(services, wanted, ListingQuery(limit=limit, skip=offset))
-        return resources_json(_records(services, wanted, page), limit=limit, offset=offset, total=page.total)
+        records = _records(services, wanted, page)
+        return JSONResponse(resources_json(records, limit=limit, offset=offset, total=page.total))
 
-    @router.get("/search")
-    async def search(request: Request) -> dict[str, Any]:
+    async def search(request: Request) -> JSONResponse:
         query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "query", "cursor"))
         wanted, limit = _read_filter(query), _read_limit(query)
         words = query.text("query", length_max=QUERY_LENGTH_MAX)
@@ -163,14 +163,16 @@ def bazaar_router(services: BazaarServices) -> APIRouter:
         page = await _find_page(services, wanted, asked)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
-        return search_json(
-            _records(services, wanted, page),
-            limit=limit,
-            cursor=str(start + limit) if has_more and not is_cut else None,
-            is_partial=is_cut,
-        )
+        cursor = str(start + limit) if has_more and not is_cut else None
+        records = _records(services, wanted, page)
+        return JSONResponse(search_json(records, limit=limit, cursor=cursor, is_partial=is_cut))
 
-    return router
+    return Router(
+        [
+            Route("/x402/discovery/resources", list_resources, methods=["GET"]),
+            Route("/x402/discovery/search", search, methods=["GET"]),
+        ]
+    )
 
 
 async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: ListingQuery) -> ListingPage:
@@ -302,14 +304,16 @@ class DocumentServices:
     ticks_ms: Callable[[], int]
 
 
-def discovery_router(services: DocumentServices) -> APIRouter:
+def discovery_router(services: DocumentServices) -> Router:
     routes = DocumentRoutes(services)
-    router = APIRouter(prefix="/api/v2/apis/{apiId}", tags=["discovery"])
-    router.add_api_route("/discovery", routes.show_discovery, methods=["GET"])
-    router.add_api_route("/agent", routes.show_agent, methods=["GET"])
-    router.add_api_route("/openapi.json", routes.show_openapi, methods=["GET"])
-    router.add_api_route("/llms.txt", routes.show_text, methods=["GET"])
-    return router
+    return Router(
+        [
+            Route("/api/v2/apis/{apiId}/discovery", routes.show_discovery, methods=["GET"]),
+            Route("/api/v2/apis/{apiId}/agent", routes.show_agent, methods=["GET"]),
+            Route("/api/v2/apis/{apiId}/openapi.json", routes.show_openapi, methods=["GET"]),
+            Route("/api/v2/apis/{apiId}/llms.txt", routes.show_text, methods=["GET"]),
+        ]
+    )
 
 
 class DocumentRoutes:

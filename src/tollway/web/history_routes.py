@@ -4,9 +4,11 @@ wallet what belongs to another.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Depends, Request
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identity.authenticator import Identity
@@ -48,16 +50,12 @@ def history_router(
     lookup: LookUpTransaction,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
-) -> APIRouter:
+) -> Router:
     """The five routes under `/api/v2`. `wallet` proves who asks, before anything is validated."""
-    router = APIRouter(prefix="/api/v2")
-    Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
 
-    _add_reads(router, call_history=call_history, wallet=wallet, find_asset=find_asset, now_ms=now_ms)
-
-    @router.post("/history/{call_id}/resolution")
-    async def resolve_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
-        call = await find_call(call_history, call_id, caller)
+    async def resolve_call(request: Request) -> JSONResponse:
+        caller = await wallet(request)
+        call = await find_call(call_history, request.path_params["call_id"], caller)
         if call.provider != caller.address:
             raise _refusal(Code.NOT_PROVIDER, "Only the provider decides what became of a call.")
         outcome = _read_outcome(await request.body())
@@ -65,10 +63,10 @@ def history_router(
             raise _refusal(
                 Code.PRECONDITION_FAILED, "The outcome of this call is not unknown.", "not_unknown"
             )
-        return call_json(await find_call(call_history, call_id, caller), find_asset)
+        return JSONResponse(call_json(await find_call(call_history, call.id, caller), find_asset))
 
-    @router.get("/payments")
-    async def list_payments(request: Request, caller: Caller) -> dict[str, Any]:
+    async def list_payments(request: Request) -> JSONResponse:
+        caller = await wallet(request)
         query = QueryParameters(request.scope["query_string"], known=("limit", "offset"))
         limit = query.integer("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=PAYMENTS_LIMIT_MAX)
         offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
@@ -77,58 +75,73 @@ def history_router(
         shown = [
             await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
         ]
-        return {"payments": shown, "limit": limit, "offset": offset}
+        return JSONResponse({"payments": shown, "limit": limit, "offset": offset})
 
-    @router.get("/payments/{transaction}")
-    async def show_payment(request: Request, transaction: str, caller: Caller) -> dict[str, Any]:
+    async def show_payment(request: Request) -> JSONResponse:
+        caller = await wallet(request)
         QueryParameters(request.scope["query_string"], known=()).finish()
-        tx_hash = _parse_transaction(transaction)
+        tx_hash = _parse_transaction(request.path_params["transaction"])
         payments = await call_history.payments_in(caller.address, tx_hash)
         if not payments:
-            return _transaction_status_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
+            status = await lookup(tx_hash, caller.address)
+            return JSONResponse(_transaction_status_json(tx_hash, caller.address, status))
         first, *others = [
             await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
         ]
-        return {**first, "others": others} if others else first
+        return JSONResponse({**first, "others": others} if others else first)
 
-    return router
+    return Router(
+        [
+            *_read_routes(
+                "/api/v2", call_history=call_history, wallet=wallet, find_asset=find_asset, now_ms=now_ms
+            ),
+            Route("/api/v2/history/{call_id}/resolution", resolve_call, methods=["POST"]),
+            Route("/api/v2/payments", list_payments, methods=["GET"]),
+            Route("/api/v2/payments/{transaction}", show_payment, methods=["GET"]),
+        ]
+    )
 
 
 def x402_history_router(
     *, call_history: CallHistory, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
-) -> APIRouter:
+) -> Router:
     """`/x402/history` and `/x402/history/{callId}`: the same two reads, for x402 clients that sign in only when a 402
     asks them to. Nothing can be paid here."""
-    router = APIRouter(prefix="/x402")
-    _add_reads(
-        router,
-        call_history=call_history,
-        wallet=make_x402_wallet_dependency(wallet),
-        find_asset=find_asset,
-        now_ms=now_ms,
+    return Router(
+        _read_routes(
+            "/x402",
+            call_history=call_history,
+            wallet=make_x402_wallet_dependency(wallet),
+            find_asset=find_asset,
+            now_ms=now_ms,
+        )
     )
-    return router
 
 
-def _add_reads(
-    router: APIRouter,
+def _read_routes(
+    prefix: str,
     *,
     call_history: CallHistory,
     wallet: WalletDependency,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
-) -> None:
-    Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
-
-    @router.get("/history")
-    async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
+) -> list[Route]:
+    async def list_history(request: Request) -> JSONResponse:
+        caller = await wallet(request)
         query = read_history_query(request.scope["query_string"], caller.address)
-        return await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
+        page = await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
+        return JSONResponse(page)
 
-    @router.get("/history/{call_id}")
-    async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
+    async def show_call(request: Request) -> JSONResponse:
+        caller = await wallet(request)
         QueryParameters(request.scope["query_string"], known=()).finish()
-        return call_json(await find_call(call_history, call_id, caller), find_asset)
+        call = await find_call(call_history, request.path_params["call_id"], caller)
+        return JSONResponse(call_json(call, find_asset))
+
+    return [
+        Route(f"{prefix}/history", list_history, methods=["GET"]),
+        Route(f"{prefix}/history/{{call_id}}", show_call, methods=["GET"]),
+    ]
 
 
 async def history_json(

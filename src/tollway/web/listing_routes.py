@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, get_args
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 
 from tollway.errors import (
     Code,
@@ -270,16 +272,18 @@ def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault
     return check
 
 
-def listing_router(services: ListingServices) -> APIRouter:
+def listing_router(services: ListingServices) -> Router:
     """`/api/v2/apis` and `/api/v2/apis/{apiId}`."""
     routes = ListingRoutes(services)
-    router = APIRouter(prefix="/api/v2", tags=["registry"])
-    router.add_api_route("/apis", routes.list_listings, methods=["GET"])
-    router.add_api_route("/apis", routes.create, methods=["POST"])
-    router.add_api_route("/apis/{apiId}", routes.show_listing, methods=["GET"])
-    router.add_api_route("/apis/{apiId}", routes.update, methods=["PUT"])
-    router.add_api_route("/apis/{apiId}", routes.retire, methods=["DELETE"])
-    return router
+    return Router(
+        [
+            Route("/api/v2/apis", routes.list_listings, methods=["GET"]),
+            Route("/api/v2/apis", routes.create, methods=["POST"]),
+            Route("/api/v2/apis/{apiId}", routes.show_listing, methods=["GET"]),
+            Route("/api/v2/apis/{apiId}", routes.update, methods=["PUT"]),
+            Route("/api/v2/apis/{apiId}", routes.retire, methods=["DELETE"]),
+        ]
+    )
 
 
 class ListingRoutes:
@@ -532,13 +536,16 @@ class OwnershipServices:
     now_ms: Callable[[], int]
 
 
-def ownership_router(services: OwnershipServices) -> APIRouter:
+def ownership_router(services: OwnershipServices) -> Router:
     """Two routes: anybody may read, the provider may have it checked."""
     routes = OwnershipRoutes(services)
-    router = APIRouter(prefix="/api/v2", tags=["registry"])
-    router.add_api_route("/apis/{apiId}/ownership", routes.show_ownership, methods=["GET"])
-    router.add_api_route("/apis/{apiId}/ownership", routes.check_ownership, methods=["POST"])
-    return router
+    path = "/api/v2/apis/{apiId}/ownership"
+    return Router(
+        [
+            Route(path, routes.show_ownership, methods=["GET"]),
+            Route(path, routes.check_ownership, methods=["POST"]),
+        ]
+    )
 
 
 class OwnershipRoutes:

@@ -6,9 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem
@@ -23,13 +22,10 @@ if TYPE_CHECKING:
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def mcp_router(services: McpServices) -> APIRouter:
-    """Raw ASGI below FastAPI's routes: the SDK reads the request and writes the answer."""
+def mcp_router(services: McpServices) -> Router:
+    """The two MCP routes, as raw ASGI: the SDK reads the request and writes the answer."""
     app = McpApp(services)
-    router = APIRouter()
-    for path in ("/mcp", "/mcp/{apiId}"):
-        router.routes.append(Route(path, endpoint=app, methods=["POST"], include_in_schema=False))
-    return router
+    return Router([Route(path, endpoint=app, methods=["POST"]) for path in ("/mcp", "/mcp/{apiId}")])
 
 
 class McpApp:

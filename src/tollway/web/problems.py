@@ -11,10 +11,9 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 import structlog
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -423,8 +422,8 @@ def instance_of(scope: Scope) -> str:
     return quote(raw.split(b"?", 1)[0], safe=_PATH_SAFE)
 
 
-def install_handlers(app: FastAPI, public_url: str, challenge: ChallengeHeaders | None = None) -> None:
-    """Makes every failure of `app` a problem: refusals, unknown routes and methods, bad parameters, and bugs."""
+def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeaders | None = None) -> None:
+    """Makes every failure of `app` a problem: refusals, unknown routes and methods, and bugs."""
 
     async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
         status = status_of(problem.code)
@@ -453,13 +452,8 @@ def install_handlers(app: FastAPI, public_url: str, challenge: ChallengeHeaders 
             return await answer(request, problem, [("allow", allowed)])
         return await answer(request, _framework_problem(exc.status_code))
 
-    async def on_validation(request: Request, exc: Exception) -> Response:
-        assert isinstance(exc, RequestValidationError)
-        return await answer(request, _describe_validation(exc))
-
     app.add_exception_handler(TollwayError, on_failure)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(RequestValidationError, on_validation)
     app.add_middleware(ErrorBoundary, public_url=public_url)
 
 
@@ -531,7 +525,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _framework_problem(status: int) -> Problem:
-    """Starlette's and FastAPI's own refusals. What has no row here is a broken request or a bug of ours."""
+    """Starlette's own refusals. What has no row here is a broken request or a bug of ours."""
     if status == 404:
         return Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
     if status == 413:
@@ -543,23 +537,7 @@ def _framework_problem(status: int) -> Problem:
     return Problem(code=Code.INTERNAL_ERROR, detail="Something went wrong here; it was logged.")
 
 
-def _describe_validation(exc: RequestValidationError) -> Problem:
-    found = exc.errors()
-    if any(error["type"] == "json_invalid" for error in found):
-        return Problem(code=Code.INVALID_REQUEST, detail="The body is not valid JSON.")
-    errors = tuple(_to_field_error(error["loc"], error["type"], error["msg"]) for error in found)
-    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
-
-
 def describe_errors(errors: Sequence[FieldError]) -> str:
     """One sentence that names what is wrong, for `detail`."""
     places = ", ".join(dict.fromkeys(error.parameter or error.pointer or "the body" for error in errors))
     return f"Not valid: {places}."
-
-
-def _to_field_error(loc: Sequence[object], code: str, message: str) -> FieldError:
-    where, *rest = loc
-    if where == "body":
-        pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in rest)
-        return FieldError(code=code, detail=message, pointer=pointer)
-    return FieldError(code=code, detail=message, parameter=".".join(str(part) for part in rest))

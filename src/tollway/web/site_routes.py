@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route, Router
 
 from tollway.discovery.openapi import payment_info
 from tollway.discovery.operations import ApiOperation, list_operations
@@ -220,19 +221,21 @@ class SiteServices:
     ticks_ms: Callable[[], int]
 
 
-def site_router(services: SiteServices) -> APIRouter:
+def site_router(services: SiteServices) -> Router:
     routes = SiteRoutes(services)
-    router = APIRouter(tags=["site"])
-    router.add_api_route("/", routes.show_home, methods=["GET"])
-    router.add_api_route("/openapi.json", routes.show_openapi, methods=["GET"])
-    router.add_api_route("/docs", routes.show_docs, methods=["GET"])
-    router.add_api_route("/docs/{name}", routes.show_asset, methods=["GET"])
-    router.add_api_route("/favicon.svg", routes.show_favicon, methods=["GET"])
-    router.add_api_route("/llms.txt", routes.show_text, methods=["GET"])
-    router.add_api_route("/robots.txt", routes.show_robots, methods=["GET"])
-    router.add_api_route("/.well-known/api-catalog", routes.show_catalog, methods=["GET"])
-    router.add_api_route("/.well-known/security.txt", routes.show_security, methods=["GET"])
-    return router
+    return Router(
+        [
+            Route("/", routes.show_home, methods=["GET"]),
+            Route("/openapi.json", routes.show_openapi, methods=["GET"]),
+            Route("/docs", routes.show_docs, methods=["GET"]),
+            Route("/docs/{name}", routes.show_asset, methods=["GET"]),
+            Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
+            Route("/llms.txt", routes.show_text, methods=["GET"]),
+            Route("/robots.txt", routes.show_robots, methods=["GET"]),
+            Route("/.well-known/api-catalog", routes.show_catalog, methods=["GET"]),
+            Route("/.well-known/security.txt", routes.show_security, methods=["GET"]),
+        ]
+    )
 
 
 class SiteRoutes:
@@ -376,18 +379,16 @@ _NO_CONTACT = Problem(code=Code.ROUTE_NOT_FOUND, detail="The operator has named 
 _DID_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
 
 
-def did_router(*, authority: str, signers: Sequence[Address]) -> APIRouter:
+def did_router(*, authority: str, signers: Sequence[Address]) -> Router:
     """`authority`: host and port of the public URL. `signers`: the one in use first; what the others have signed still
     counts."""
-    router = APIRouter()
     document = describe_signers(authority=authority, signers=signers)
 
-    @router.get("/.well-known/did.json")
-    async def read_did() -> JSONResponse:
+    async def read_did(request: Request) -> JSONResponse:
         headers = {"Cache-Control": "public, max-age=300"}
         return JSONResponse(document, headers=headers, media_type="application/did+json")
 
-    return router
+    return Router([Route("/.well-known/did.json", read_did, methods=["GET"])])
 
 
 def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str, Any]:
@@ -421,52 +422,46 @@ def key_directory_router(
     authority: str,
     now_ms: Callable[[], int],
     entropy: Callable[[int], bytes],
-) -> APIRouter:
+) -> Router:
     """`authority`: host and port of the public URL, whatever `Host` says."""
-    router = APIRouter()
     body = render_json(signer.describe())
 
-    @router.get(KEY_DIRECTORY_PATH)
-    async def read_directory() -> Response:
+    async def read_directory(request: Request) -> Response:
         signed = signer.sign_directory(
             authority=authority, created_s=now_ms() // 1000, nonce=entropy(NONCE_BYTES).hex()
         )
         headers = {"Cache-Control": f"public, max-age={KEY_DIRECTORY_CACHE_S}", **signed}
         return Response(body, headers=headers, media_type=KEY_DIRECTORY_TYPE)
 
-    return router
+    return Router([Route(KEY_DIRECTORY_PATH, read_directory, methods=["GET"])])
 
 
 Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
 """Checks by name (`storage`, `chain_8453`, …): true where all is well."""
 
 
-def health_router(readiness: Readiness) -> APIRouter:
+def health_router(readiness: Readiness) -> Router:
     """`/healthz` (the process), `/readyz` (the process and all it needs), `/problems` and `/problems/{code}`."""
-    router = APIRouter()
 
-    @router.get("/healthz")
-    async def healthz() -> JSONResponse:
+    async def healthz(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
 
-    @router.get("/readyz")
-    async def readyz() -> JSONResponse:
+    async def readyz(request: Request) -> JSONResponse:
         checks = dict(await readiness())
         failed = [name for name, is_well in checks.items() if not is_well]
         if failed:
             raise Refusal(_not_ready(checks, failed))
         return JSONResponse({"status": "ok", "checks": checks}, headers={"cache-control": "no-store"})
 
-    @router.get("/problems")
-    async def list_problems() -> HTMLResponse:
+    async def list_problems(request: Request) -> HTMLResponse:
         rows = "".join(
             f'<li><a href="/problems/{_problem_name(code)}"><code>{code.value}</code></a> {html.escape(PROBLEM_KINDS[code].title)}</li>'
             for code in Code
         )
         return HTMLResponse(_page("Problems", f"<ul>{rows}</ul>"))
 
-    @router.get("/problems/{name}")
-    async def show_problem(name: str) -> HTMLResponse:
+    async def show_problem(request: Request) -> HTMLResponse:
+        name = request.path_params["name"]
         code = next((code for code in Code if _problem_name(code) == name), None)
         if code is None:
             raise Refusal(Problem(code=Code.ROUTE_NOT_FOUND, detail="There is no such kind of problem."))
@@ -480,7 +475,14 @@ def health_router(readiness: Readiness) -> APIRouter:
         )
         return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
 
-    return router
+    return Router(
+        [
+            Route("/healthz", healthz, methods=["GET"]),
+            Route("/readyz", readyz, methods=["GET"]),
+            Route("/problems", list_problems, methods=["GET"]),
+            Route("/problems/{name}", show_problem, methods=["GET"]),
+        ]
+    )
 
 
 def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
