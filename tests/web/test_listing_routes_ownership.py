@@ -18,7 +18,6 @@ from tests.kit.listings import sample_listing
 from tests.kit.payer import CHAIN, KeyWallet
 from tests.kit.stores import ControlStores
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
-from tollway.discovery.site_contract import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.ids import Address, ListingId
@@ -31,6 +30,7 @@ from tollway.registry.listing import Listing
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.auth_routes import read_body
+from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 from tollway.web.listing_routes import OwnershipServices, ownership_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -343,9 +343,11 @@ async def test_checks_count_by_address_too_with_however_many_wallets(harness: Ha
 
 
 async def test_the_answers_are_what_the_contract_of_the_site_says(harness: Harness) -> None:
+    contract = load_contract(CONTRACT_PATH.read_bytes(), Site(public_url="", version=""))
+
     def validate(name: str, told: object) -> None:
-        schemas = {"components": {"schemas": dict(SCHEMAS)}}
-        Draft202012Validator({**schemas, "$ref": f"#/components/schemas/{name}"}).validate(told)
+        schema = {"components": contract["components"], "$ref": f"#/components/schemas/{name}"}
+        Draft202012Validator(schema).validate(told)
 
     await harness.publish()
     validate("Ownership", (await harness.get()).json())

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
 from tests.kit.stores import ControlStores
-from tollway.discovery.site_openapi import Site
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
@@ -24,6 +23,7 @@ from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
+from tollway.web.contract import Site
 from tollway.web.discovery_routes import CACHE_MS
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.site_routes import ASSETS, PAGES, FeaturedOperations, SiteServices, site_router

@@ -20,7 +20,6 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainReader, SettlementChain
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
-from tollway.discovery.site_openapi import Site
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
@@ -75,6 +74,7 @@ from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
 from tollway.web.auth_routes import WalletDependency, make_challenge, make_wallet_dependency, signin_router
+from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
 from tollway.web.gateway_app import GatewayApp
 from tollway.web.history_routes import history_router, x402_history_router

@@ -21,7 +21,6 @@ from starlette.routing import Route, Router
 from tollway.discovery.openapi import payment_info
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.safe_text import clean_line
-from tollway.discovery.site_contract import SiteProblemKind
 from tollway.discovery.site_files import (
     CATALOG_PAGE_SIZE,
     CATALOG_PAGES_MAX,
@@ -33,13 +32,13 @@ from tollway.discovery.site_files import (
     write_security_text,
     write_site_text,
 )
-from tollway.discovery.site_openapi import FEATURED_MAX, FeaturedOperation, Site, build_site_openapi
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, payable_assets
 from tollway.registry.text import drop_unclean
+from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import PAGE_MAX, SEARCH_LENGTH_MAX
@@ -204,11 +203,6 @@ HOME_CSP = f"{_CSP}; form-action 'self'"
 DOCS_CSP = f"{_CSP}; form-action 'none'; script-src 'self'; connect-src 'self'"
 """Content-Security-Policy. The page that draws the contract asks nobody but this origin, and runs files of ours alone."""
 
-SITE_PROBLEM_KINDS = {
-    code: SiteProblemKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
-    for code, kind in PROBLEM_KINDS.items()
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteServices:
@@ -243,6 +237,7 @@ class SiteRoutes:
 
     def __init__(self, services: SiteServices) -> None:
         self._services = services
+        self._contract = SiteContract(services.site)
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
         self._links = _format_links()
 
@@ -306,11 +301,7 @@ class SiteRoutes:
 
     async def _write_openapi(self) -> Document:
         featured = await self._services.featured_operations.choose()
-        return _with_etag(
-            await asyncio.to_thread(
-                build_site_openapi, self._services.site, kinds=SITE_PROBLEM_KINDS, featured=featured
-            )
-        )
+        return _with_etag(await asyncio.to_thread(self._contract.build, featured))
 
     async def _write_text(self) -> Document:
         page = await self._services.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
