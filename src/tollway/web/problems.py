@@ -2,7 +2,7 @@
 turn refusals and failures into responses.
 
 The control plane uses `install_handlers`, the gateway app uses `render_problem`. A response never contains a stack trace, an upstream URL or a secret.
-This module decides nothing about a payment.
+The state of a payment comes with the problem and is rendered unchanged.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +25,8 @@ from tollway.web.json import encode_visible_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemPage:
+    """The texts of `/problems/{code}`: what happened (`meaning`), and what the caller does next (`remedy`)."""
+
     meaning: str
     remedy: str
 
@@ -33,212 +35,246 @@ def _problem_page(meaning: str, remedy: str) -> ProblemPage:
     return ProblemPage(meaning=meaning, remedy=remedy)
 
 
-_SIGN_ANEW = "Make a fresh signature and send the request again."
-_SAME_PROOF = "Send the same request with the same proof again after Retry-After. Do not pay a second time."
-_RETRY_OR_TELL_PROVIDER = (
-    "The payment stays yours: credit, or a signed one unused. Try again, or tell the provider."
+_SIGN_ANEW = "Sign the request again with a fresh signature and send it."
+_SAME_PROOF = "After Retry-After, send the same request with the same proof. Do not pay a second time."
+_BY_PAYMENT_STATE = (
+    "With `released`, send the same request again: the payment is unspent. With `held`, repeat a GET, or any request with an Idempotency-Key, "
+    "with the same proof; else read the call that `callId` names in your history. Do not pay again."
 )
 
 PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
     {
         Code.INVALID_REQUEST: _problem_page(
-            "The request cannot be read: broken JSON or path, a malformed or duplicated header, more than one way to "
-            "pay, or a head over the limits.",
-            "The detail names the part. Correct it; nothing was spent.",
+            "The request cannot be read: broken JSON or path, a malformed or duplicated header, more than one payment, or headers over the limits. Nothing was spent.",
+            "Correct the part that `detail` names, then send the request again.",
         ),
         Code.AUTHENTICATION_REQUIRED: _problem_page(
-            "This needs the proof of a wallet and none was sent.",
+            "The request needs the proof of a wallet and carries none.",
             "Sign the request (ERC-8128), open a session, or answer the sign-in challenge in the headers.",
         ),
         Code.INVALID_SIGNATURE: _problem_page(
-            "The proof of the wallet does not hold: signature, covered parts or key do not fit the request.",
+            "The wallet proof is not valid: its signature, its covered components or its key do not match the request.",
             _SIGN_ANEW,
         ),
         Code.SIGNATURE_EXPIRED: _problem_page(
-            "The signature is outside the time in which it counts.",
-            "Check your clock, then make a fresh signature. On a gateway call the payment is still yours.",
+            "The signature is not valid yet, or not any more. On a gateway call the payment is unspent.",
+            "Check the clock, then sign the request again.",
         ),
         Code.NONCE_REUSED: _problem_page(
-            "This nonce was used before, or this gateway did not give it out.",
-            "Take a fresh nonce. On a gateway call the detail names the call that the nonce bought.",
+            "The nonce was used before, or this gateway did not issue it.",
+            "Sign again with a fresh nonce. On a gateway call `callId` names the call that used the nonce.",
         ),
-        Code.SESSION_EXPIRED: _problem_page("The session is over or was ended.", "Sign in again."),
+        Code.SESSION_EXPIRED: _problem_page(
+            "The session has expired or was ended.",
+            "Sign in again.",
+        ),
         Code.CONFLICTING_IDENTITIES: _problem_page(
-            "The request carries proofs of different wallets.", "Send the proofs of one wallet only."
+            "The request carries proofs of different wallets.",
+            "Send the proofs of one wallet only.",
         ),
         Code.PAYMENT_REQUIRED: _problem_page(
-            "This call costs money and no payment was shown.",
-            "Pay one of the options in the body, then repeat the call with the proof.",
+            "The call costs money and the request carries no payment.",
+            "Pay one of the options in the body, then send the request again with the proof.",
         ),
         Code.PAYMENT_MALFORMED: _problem_page(
-            "The payment header (x402 or MPP) cannot be read, or has a member that its protocol does not have. "
-            "Nothing was spent.",
-            "`detail` names what is wrong with it; repeat the call without a payment, and make the header from the "
-            "terms of that answer. An unreadable MPP credential gets 402 with the terms.",
+            "The payment header (x402 or MPP) cannot be read, or has a member that its protocol does not define. Nothing was spent.",
+            "`detail` names the error. Send the request without a payment, and build the header from the terms in that response. An unreadable MPP credential gets 402 with the terms.",
         ),
         Code.PAYMENT_EXPIRED: _problem_page(
-            "The authorisation, or the challenge it answers, ends too early to be settled. Nothing was spent.",
-            "Sign a new one with the times that the terms ask for, and check your clock.",
+            "The authorisation, or the MPP challenge that it answers, expires too early to be settled. Nothing was spent.",
+            "Check the clock, then sign a new authorisation with the times that the terms require.",
         ),
         Code.PAYMENT_METHOD_UNSUPPORTED: _problem_page(
-            "This listing does not take that scheme, network or token, or not at present. Nothing was spent.",
-            "Pay by one of the ways that the terms offer.",
+            "The listing does not accept this scheme, network or token, or this gateway cannot settle it at present. Nothing was spent.",
+            "Pay with one of the options in the terms.",
         ),
         Code.PAYMENT_SETTLEMENT_FAILED: _problem_page(
-            "The API answered, but the payment surely did not move any money, so the answer was dropped.",
-            "`reason` says why. Mend that (mostly the balance), then pay anew.",
+            "The provider's API responded, but the settlement failed and moved no money. The gateway dropped the response.",
+            "`reason` names the cause, mostly the wallet's balance. Correct it, then pay again.",
         ),
         Code.PAYMENT_INSUFFICIENT: _problem_page(
-            "The payment counts, but it is less than the price.",
-            "Send the difference to the same payee and repeat the call; what is there already stays yours.",
+            "The payment is valid, but its credit is less than the price. The credit is unspent.",
+            "Send the difference to the same payee, then send the request again.",
         ),
         Code.PAYMENT_VERIFICATION_FAILED: _problem_page(
-            "The payment does not pay for this: another payee, token, chain or amount, or it failed. `reason` says which.",
-            "Check the payment against the options, and pay as they say.",
+            "The payment does not pay for this call: it has another payee, token, network or amount, or its transaction failed. `reason` says which.",
+            "Compare the payment with the options, then pay one of them.",
         ),
         Code.PAYER_MISMATCH: _problem_page(
-            "X-Signature is not by the wallet that paid.",
-            "Sign with the wallet that the transfer came from. Nothing was spent.",
+            "The signer of X-Signature is not the wallet that paid. Nothing was spent.",
+            "Sign with the wallet that sent the transfer.",
         ),
         Code.PAYER_IN_DEBT: _problem_page(
-            "A transaction that paid for earlier calls left the chain, so these calls are owed.",
-            "Send `debt` to `payTo` on `network`; the next transfer pays it first.",
+            "A transaction that paid for earlier calls left the chain, so the wallet owes the price of these calls.",
+            "Send `debt` to `payTo` on `network`. The gateway deducts the debt from that transfer first.",
         ),
         Code.WALLET_BLOCKED: _problem_page(
-            "The operator of this gateway does not serve this wallet.", "Ask the operator."
+            "The operator of this gateway has blocked this wallet.",
+            "Ask the operator, or use another wallet.",
         ),
         Code.NOT_PROVIDER: _problem_page(
-            "Only the provider of this listing, or only wallets that the operator has admitted, may do that.",
-            "Use the wallet that published the listing; where only admitted wallets may publish, ask the operator.",
+            "The wallet is not the provider of this listing, or the operator has not admitted the wallet.",
+            "Use the wallet that published the listing. Where only admitted wallets may publish, ask the operator.",
         ),
         Code.OWNERSHIP_UNVERIFIED: _problem_page(
-            "Its provider has not proved yet that the endpoint is theirs, and this gateway sells nothing before.",
-            "Choose another listing. If it is yours: GET /api/v2/apis/{apiId}/ownership says what to do.",
+            "The provider has not proved ownership of the endpoint yet, and this gateway requires that proof.",
+            "Choose another listing. As the provider, read the steps at GET /api/v2/apis/{apiId}/ownership.",
         ),
-        Code.API_NOT_FOUND: _problem_page("There is no listing with this id.", "Look it up in the list of APIs."),
+        Code.API_NOT_FOUND: _problem_page(
+            "No listing has this id.",
+            "Look up the id in the list of APIs.",
+        ),
         Code.CALL_NOT_FOUND: _problem_page(
-            "There is no such call, or it is not yours to see.", "Look it up in your history."
+            "No call has this id, or another wallet made the call.",
+            "Look up the id in your history.",
         ),
         Code.PAYMENT_NOT_FOUND: _problem_page(
-            "Nothing is known about this transaction.", "Check the hash, the network and the wallet."
+            "This gateway has no record of the transaction.",
+            "Check the hash, the network and the wallet.",
         ),
-        Code.ROUTE_NOT_FOUND: _problem_page("Nothing lives at this path.", "Check the path against the API document."),
+        Code.ROUTE_NOT_FOUND: _problem_page(
+            "The path does not exist.",
+            "Check the path against the API document.",
+        ),
         Code.METHOD_NOT_ALLOWED: _problem_page(
-            "This path exists, but not with this method.", "Use a method that the Allow header names."
+            "The path exists, but not with this method.",
+            "Use a method that the Allow header names.",
         ),
         Code.PAYLOAD_TOO_LARGE: _problem_page(
-            "The body is over the limit.", "Send less. For a large body of a bound call, add bodyHash."
+            "The body is over the limit.",
+            "Send a smaller body. For a large body with a bound signature, add bodyHash.",
         ),
         Code.UNSUPPORTED_MEDIA_TYPE: _problem_page(
-            "The body is of a kind that is not read here.", "Send application/json."
+            "The gateway does not read this media type.",
+            "Send application/json.",
         ),
         Code.PAYMENT_ALREADY_USED: _problem_page(
-            "All value of this payment is spent, or held by a call that has no outcome yet.",
-            "`callId` names what it bought. While `paymentState` is `held`, wait and do not pay again; else pay anew if you want another call.",
+            "All value of the payment is spent (`paymentState` is `charged`), or a call without an outcome holds it (`held`).",
+            "With `held`, read the call that `callId` names in your history, and do not pay again before it has an outcome. With `charged`, pay again for another call.",
         ),
         Code.PAYMENT_TOO_OLD: _problem_page(
-            "The transaction is too old to be shown for the first time.",
+            "The transaction is too old to be presented for the first time.",
             "Ask the operator or the provider to admit it.",
         ),
         Code.PAYMENT_HELD: _problem_page(
-            "Nodes of the chain disagree about this payment, or the database was restored to an older moment; it waits until "
-            "they agree, or until the operator has checked it.",
-            "Wait, or ask the operator. Do not pay again.",
+            "The payment cannot be spent at present: nodes of the chain disagree about it, or the operator restored an older database and has not released it yet.",
+            "Send the same request with the same proof later, or ask the operator. Do not pay again.",
         ),
         Code.PAYMENT_PENDING: _problem_page(
-            "The transaction is not mined yet, or not deep enough for its value.", _SAME_PROOF
+            "The transaction is not mined yet, or has too few confirmations for its value.",
+            _SAME_PROOF,
         ),
-        Code.IDEMPOTENCY_IN_PROGRESS: _problem_page("The same request is still running.", _SAME_PROOF),
+        Code.IDEMPOTENCY_IN_PROGRESS: _problem_page(
+            "The same request is still running.",
+            _SAME_PROOF,
+        ),
         Code.ALREADY_EXISTS: _problem_page(
-            "It exists already; or another wallet has proved that the endpoint's origin is theirs.",
-            "Look at what is there before you create another.",
+            "The resource exists already, or another wallet has proved ownership of the endpoint's origin.",
+            "Read the existing resource before you create another.",
         ),
         Code.API_RETIRED: _problem_page(
-            "The provider has retired this listing.", "Choose another. What you paid stays in your history."
+            "The provider has retired this listing.",
+            "Choose another listing. Your calls and payments stay in your history.",
         ),
         Code.PRECONDITION_FAILED: _problem_page(
-            "It changed since you last read it, or is not in the state that this needs.",
-            "Read it again, then decide.",
+            "The resource has changed since you last read it, or is not in the required state.",
+            "Read the resource again, then decide.",
         ),
         Code.PRICE_ABOVE_MAX: _problem_page(
-            "The call costs more than your Tollway-Max-Price.",
-            "Raise the maximum or leave it. Nothing was spent.",
+            "The call costs more than your Tollway-Max-Price. Nothing was spent by this request.",
+            "Raise or remove the maximum, then send the request again.",
         ),
         Code.VALIDATION_FAILED: _problem_page(
-            "The request can be read, but breaks a rule; `errors` names each field.", "Correct the fields."
+            "The request can be read, but breaks a rule. `errors` names each field.",
+            "Correct the fields, then send the request again.",
         ),
         Code.ENDPOINT_NOT_ALLOWED: _problem_page(
-            "This gateway does not dial that endpoint: private or reserved address, port, or scheme.",
+            "This gateway does not connect to that endpoint: its address is private or reserved, or its port or scheme is not allowed.",
             "Use a public http(s) address.",
         ),
         Code.IDEMPOTENCY_KEY_REUSED: _problem_page(
-            "This Idempotency-Key was used for another request.", "Use a fresh key."
+            "The wallet has used this Idempotency-Key for another request.",
+            "Use a fresh key.",
         ),
-        Code.RATE_LIMITED: _problem_page("Too many requests.", "Wait as long as Retry-After says."),
+        Code.RATE_LIMITED: _problem_page(
+            "The requests exceed a rate limit.",
+            "Send the request again after Retry-After.",
+        ),
         Code.FAILED_CALL_BUDGET_EXHAUSTED: _problem_page(
-            "Too many of your calls to this listing, or to all listings together, ended without being billed.",
-            "Wait as long as Retry-After says. Your payments stay yours.",
+            "Too many of your calls to this listing, or to all listings together, ended without a charge. Your payments are unspent.",
+            "Send the request again after Retry-After.",
         ),
         Code.INTERNAL_ERROR: _problem_page(
-            "Something went wrong in the gateway. `paymentState` says what became of the payment.",
-            "Look at the call in your history, and tell the operator the request id.",
+            "The gateway failed because of a defect. `paymentState` gives the state of the payment.",
+            "Read the call in your history, and report the request id to the operator.",
         ),
         Code.UPSTREAM_UNREACHABLE: _problem_page(
-            "The provider's API could not be reached; nothing was sent.", _RETRY_OR_TELL_PROVIDER
+            "The gateway could not connect to the provider's API and sent nothing. The payment is unspent.",
+            "Send the same request again, or report the failure to the provider.",
         ),
-        Code.UPSTREAM_BAD_RESPONSE: _problem_page("The provider's API gave an answer that is not HTTP.", _RETRY_OR_TELL_PROVIDER),
+        Code.UPSTREAM_BAD_RESPONSE: _problem_page(
+            "The provider's API sent a response that is not valid HTTP. `paymentState` is `held` where the API may have processed the request.",
+            _BY_PAYMENT_STATE,
+        ),
         Code.UPSTREAM_PAYMENT_REQUIRED: _problem_page(
-            "The provider's API itself asked for a payment; that is not yours to make.",
-            "Tell the provider. Your payment stays yours: credit, or a signed one unused.",
+            "The provider's API requires a payment of its own from the gateway. Nothing was charged.",
+            "Report the failure to the provider. Your payment is unspent.",
         ),
         Code.PAYMENT_OUTCOME_UNKNOWN: _problem_page(
-            "It is not known yet whether the payment, or the call that holds it, went through.",
-            _SAME_PROOF + " The call in your history says how it ended.",
+            "The gateway does not know yet how the call, or the settlement of its payment, ended. The payment is held meanwhile.",
+            _SAME_PROOF + " The record of the call in your history gives the outcome.",
         ),
         Code.CHAIN_UNAVAILABLE: _problem_page(
-            "No chain node gave a usable answer, so the payment cannot be judged yet.", _SAME_PROOF
+            "No node of the chain gave a valid answer, so the gateway could not verify the payment.",
+            _SAME_PROOF,
         ),
         Code.STORAGE_UNAVAILABLE: _problem_page(
-            "The books cannot be read or written right now.", _SAME_PROOF
+            "The gateway cannot read or write its database at present.",
+            _SAME_PROOF,
         ),
         Code.API_PAUSED: _problem_page(
             "The provider has paused this listing, or the operator has suspended it.",
-            "Try again later. Do not pay now.",
+            "Try again later. Do not pay before that.",
         ),
         Code.UPSTREAM_UNAVAILABLE: _problem_page(
-            "The provider's API is known to be down.", "Try again later. Do not pay now."
+            "The provider's API is down, and the gateway sent nothing.",
+            "Try again after Retry-After. Do not pay before that.",
         ),
-        Code.OVERLOADED: _problem_page("This gateway has more work than it can do.", _SAME_PROOF),
+        Code.OVERLOADED: _problem_page(
+            "The gateway is overloaded and did not handle the request.",
+            _SAME_PROOF,
+        ),
         Code.UPSTREAM_TIMEOUT: _problem_page(
-            "The provider's API did not answer in time. Where it may have acted, the price is held, not lost.",
-            "Look at the call in your history before you decide anything.",
+            "The provider's API did not respond in time, or closed the connection first. `paymentState` is `held` where the API may have processed the request.",
+            _BY_PAYMENT_STATE,
         ),
         Code.LOOP_DETECTED: _problem_page(
-            "The listing's endpoint leads back to this gateway.", "Tell the provider."
+            "The endpoint of the listing leads back to this gateway.",
+            "Report the failure to the provider.",
         ),
     }
-)  # fmt: skip
+)
 
 
 PROBLEM_TYPE = b"application/problem+json"
 
 OK, CREATED, NO_CONTENT = 200, 201, 204
-"""The statuses of answers that are no problem, for those who have to name one."""
+"""Statuses of successful responses, for modules that must not contain numbers."""
 
 FORBIDDEN = 403
-"""What the MCP transport asks for where a page of another origin knocks; no code of ours means that alone."""
+"""The status that the MCP transport requires for a request from a page of another origin. No error code of the gateway stands for it alone."""
 
 RenderedProblem = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers (lower-case names) and body."""
 
 ChallengeHeaders = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
-"""Makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
+"""Builds the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
 
 SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
-"""The header of a 401 in which x402 clients look for what to sign."""
+"""The header of a 401 that carries the sign-in challenge for x402 clients."""
 
 CHALLENGED_BY_402 = "challenged_by_402"
-"""In `scope["state"]`: who asks understands a sign-in challenge only where it comes as a 402 (`web/auth_routes.py`)."""
+"""A flag in `scope["state"]`: clients of this route read a sign-in challenge only from a 402 (`web/auth_routes.py`)."""
 
 _HEADERS = (
     (b"content-type", PROBLEM_TYPE),
@@ -254,10 +290,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemKind:
-    """What is the same for every problem of one code.
+    """The constants of one error code.
 
-    `is_retryable`: the very same request, sent again later, can succeed. `retry_after_s`: sent where the problem
-    names no delay of its own.
+    `is_retryable`: the same request, sent again later, can succeed. `retry_after_s`: the default of Retry-After, for problems
+    without a delay of their own.
     """
 
     status: int
@@ -338,7 +374,7 @@ def status_of(code: Code) -> int:
 
 
 def problem_type(code: Code, *, public_url: str) -> str:
-    """The URI of a kind of problem; it resolves to a page."""
+    """The `type` URI of an error code. It resolves to the page of the code."""
     return f"{public_url}/problems/{code.value.replace('_', '-')}"
 
 
@@ -351,8 +387,8 @@ def render_problem(
     status: int | None = None,
     encoded: bytes = b"",
 ) -> RenderedProblem:
-    """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request. `status`: only
-    where it is not the one of the code. `encoded`: a JSON object of more members, none of them one of a problem's."""
+    """Renders a problem as an RFC 9457 response. `instance`: a URI reference, usually the path of the request. `status`: replaces
+    the status of the code. `encoded`: an encoded JSON object with further members, which must not repeat a member of the problem."""
     kind = PROBLEM_KINDS[problem.code]
     status = kind.status if status is None else status
     retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
@@ -391,7 +427,7 @@ def render_problem(
 
 
 def _rate_limit_headers(rate: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
-    """From what `errors.describe_rate` wrote into the members of the problem."""
+    """RateLimit headers, from the member that `errors.describe_rate` builds."""
     if not isinstance(rate, Mapping):
         return []
     policy = rate["policy"]
@@ -411,7 +447,7 @@ def _field_error_json(error: FieldError) -> dict[str, str]:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id that the middleware gave this request; empty where none ran."""
+    """The request id of the middleware; empty where no middleware ran."""
     state: Mapping[str, object] = scope.get("state") or {}
     return str(state.get("request_id", ""))
 
@@ -423,7 +459,7 @@ def instance_of(scope: Scope) -> str:
 
 
 def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeaders | None = None) -> None:
-    """Makes every failure of `app` a problem: refusals, unknown routes and methods, and bugs."""
+    """Installs handlers that turn every failure of `app` into a problem: refusals, unknown routes and methods, defects."""
 
     async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
         status = status_of(problem.code)
@@ -447,7 +483,7 @@ def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeader
             allowed = ", ".join(_allowed_methods(request))
             problem = Problem(
                 code=Code.METHOD_NOT_ALLOWED,
-                detail=f"{request.method} is not possible here; possible: {allowed}.",
+                detail=f"This path does not support {request.method}. Use one of: {allowed}.",
             )
             return await answer(request, problem, [("allow", allowed)])
         return await answer(request, _framework_problem(exc.status_code))
@@ -458,9 +494,9 @@ def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeader
 
 
 class ErrorBoundary:
-    """Answers what nobody caught with a bare 500 problem, and logs it once with its traceback.
+    """Middleware that answers an unhandled exception with a 500 problem, and logs it once with its traceback.
 
-    After the head has gone out the answer just stops, which the server shows as a broken connection.
+    Once the response has started, it only stops sending; the server then closes the connection.
     """
 
     def __init__(self, app: ASGIApp, *, public_url: str) -> None:
@@ -481,12 +517,13 @@ class ErrorBoundary:
         try:
             await self._app(scope, receive, watching_send)
         except ClientDisconnect:
-            return  # nobody is left to answer
+            return  # no client is left to answer
         except Exception as exc:  # noqa: BLE001 - the outermost handler: logged, answered
             _log.error("unhandled_error", path=instance_of(scope), is_started=is_started, exc_info=exc)
             if not is_started:
                 problem = Problem(
-                    code=Code.INTERNAL_ERROR, detail="Something went wrong here; it was logged."
+                    code=Code.INTERNAL_ERROR,
+                    detail="The gateway failed and logged the error. Report the request id to the operator.",
                 )
                 await _to_response(problem, scope, public_url=self._public_url)(scope, receive, send)
 
@@ -515,7 +552,7 @@ def _to_response(
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    # Starlette names only the methods of the first route that has this path; ask every route for every method.
+    # Starlette reports only the methods of the first route with this path, so every route is matched with every method.
     routes = request.app.router.routes
     return [
         method
@@ -525,19 +562,32 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _framework_problem(status: int) -> Problem:
-    """Starlette's own refusals. What has no row here is a broken request or a bug of ours."""
+    """The problem for an error of Starlette. Any other 4xx is an unreadable request, anything else a defect."""
     if status == 404:
-        return Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
+        return Problem(
+            code=Code.ROUTE_NOT_FOUND, detail="This path does not exist. Check it against the API document."
+        )
     if status == 413:
-        return Problem(code=Code.PAYLOAD_TOO_LARGE, detail="The body is larger than this gateway takes.")
+        return Problem(
+            code=Code.PAYLOAD_TOO_LARGE,
+            detail="The body is larger than this gateway accepts. Send a smaller body.",
+        )
     if status == 415:
-        return Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail="Send the body as application/json.")
+        return Problem(
+            code=Code.UNSUPPORTED_MEDIA_TYPE,
+            detail="The gateway does not read this media type. Send the body as application/json.",
+        )
     if 400 <= status < 500:
-        return Problem(code=Code.INVALID_REQUEST, detail="The request could not be read.")
-    return Problem(code=Code.INTERNAL_ERROR, detail="Something went wrong here; it was logged.")
+        return Problem(
+            code=Code.INVALID_REQUEST, detail="The request cannot be read. Correct it, then send it again."
+        )
+    return Problem(
+        code=Code.INTERNAL_ERROR,
+        detail="The gateway failed and logged the error. Report the request id to the operator.",
+    )
 
 
 def describe_errors(errors: Sequence[FieldError]) -> str:
-    """One sentence that names what is wrong, for `detail`."""
+    """The `detail` of a validation problem: names the invalid fields."""
     places = ", ".join(dict.fromkeys(error.parameter or error.pointer or "the body" for error in errors))
-    return f"Not valid: {places}."
+    return f"These fields are not valid: {places}. Correct them; `errors` says how."
