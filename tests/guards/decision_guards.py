@@ -3,7 +3,7 @@
 from tests.guards.guard import guard
 
 FOLLOWS = "gateway/test_decisions.py::test_a_remembered_decision_follows_its_input"
-KEY, RECALL = "gateway.decisions:find_key", "gateway.pipeline:CallPipeline._recall"
+KEY, RECALL = "gateway.decisions:find_key", "gateway.pipeline:CallPipeline._find_decision"
 
 DECISION_GUARDS = (
     guard(

@@ -1,13 +1,10 @@
-"""Access checks of a call, whatever it pays with: blocked wallets, the caller's own maximum, recent failures, rates.
+"""Access checks of a call, independent of its rail: blocked wallets, the caller's maximum price, recent failures, rate limits.
 
-It protects the gateway and its providers; it takes no money and knows nothing of proofs.
-
-`FailureBudget` limits unpaid outcomes of one caller: recent failures, and calls in flight in proportion to them. With a budget of 20, each call in flight counts as a
-twentieth of a failure once one call has failed, and as half of one once ten have. A caller without failures has as many
-in flight as the limits per address and per origin allow, however slow the API is. Each call that was paid lately takes
-one in flight out of the count. A call that comes while too much counts waits a moment for another to end, and is then
-refused. Failures are counted with those at other gateways, where these share their rate limits; calls in flight are counted
-here alone. A key made by `over_all_listings` has five times the budget.
+`FailureBudget` limits the unpaid outcomes of one caller: recent failures, plus calls in flight in proportion to them. With a budget of
+20, each call in flight counts as 1/20 of a failure after one failure, and as 1/2 after ten. A caller without failures is limited
+only by the limits per address and per origin, so a slow API does not count against it. Each recently paid call removes one call in
+flight from the count. A call over the budget waits a moment for another to end, and is then refused. Gateways that share their rate
+limits count failures together; each gateway counts calls in flight alone. A key of `over_all_listings` has five times the budget.
 """
 
 import asyncio
@@ -31,11 +28,11 @@ from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucke
 from tollway.registry.listing import Listing, RateLimit
 
 LISTINGS_PER_ADDRESS = 5
-"""A client address makes as many free calls over all listings as so many listings allow it."""
+"""The free calls of a client address over all listings, as a multiple of its free calls at one listing."""
 
 
 class CallRateLimits:
-    """Not for money."""
+    """The rate limits of chain look-ups, free calls and listings. Not used for money. One per process."""
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         self.lookups_per_minute = limits.lookups_per_minute
@@ -49,8 +46,8 @@ class CallRateLimits:
         )
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
-        """One look-up on a chain, per client address and per signer. None when it is allowed, else the seconds to wait; a
-        refused one does not count."""
+        """Counts one chain look-up for the client address and the signer. None where it is allowed, else the seconds to wait; a
+        refused look-up does not count."""
         address_key, signer_key = keys = quota_keys(client_address, signer)
         wait_s = self._unresolved.find_wait(keys)
         if wait_s is not None:
@@ -75,7 +72,7 @@ class CallRateLimits:
         return await self.rate_limiter.hit(self._free, client_bucket(client_address), listing_id)
 
     async def charge_free_address(self, client_address: str) -> int | None:
-        """Over all listings: each free call writes a row, and listings cost nothing to make."""
+        """Counts a free call over all listings: each writes a row, and creating listings is free."""
         return await self.rate_limiter.hit(self._free_of_address, client_bucket(client_address))
 
     def give_back_free_call(self, client_address: str, listing_id: ListingId) -> None:
@@ -94,7 +91,7 @@ class CallRateLimits:
     async def charge_free_listing(
         self, rate: RateLimit, listing_id: ListingId, client_address: str
     ) -> int | None:
-        """A free call has no payer: its caller is known by the client address."""
+        """A free call has no payer, so it counts for the client address."""
         return await self.rate_limiter.hit(
             _item_of(rate), listing_id, f"address:{client_bucket(client_address)}"
         )
@@ -105,14 +102,14 @@ def _item_of(rate: RateLimit) -> RateLimitItem:
 
 
 KEYS_MAX = 100_000
-RETRY_S = 1  # after waiting in vain for a call to end
+RETRY_S = 1  # Retry-After where no call ended during the wait
 LISTINGS_PER_CALLER = 5
-"""The budget of a caller over all listings is that of so many listings."""
+"""The budget of a caller over all listings, as a multiple of the budget at one listing."""
 _OVER_ALL = "all:"
 
 
 def over_all_listings(caller: str) -> str:
-    """The key of a caller whose failures at every listing count together."""
+    """The key that counts the failures of a caller at all listings together."""
     return _OVER_ALL + caller
 
 
@@ -121,8 +118,8 @@ CALLERS_KEPT = 8_192
 
 @lru_cache(maxsize=CALLERS_KEPT)
 def build_failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, ...]:
-    """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
-    to make. Never those of a listing alone: one caller's failures would close it for all the others."""
+    """The keys that count the failures of a caller, at this listing and over all listings: each failure writes a row, and creating
+    listings is free. No key is of a listing alone: the failures of one caller would block the listing for all callers."""
     wallet, address = f"wallet:{payer.hex()}", f"address:{client_bucket(client_address)}"
     here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
     return (*here, over_all_listings(wallet), over_all_listings(address))
@@ -130,7 +127,7 @@ def build_failure_keys(payer: Address, client_address: str, listing_id: ListingI
 
 @dataclass(slots=True)
 class _CallerState:
-    """What is known of one caller. `paid` counts in windows of fixed beginning, so it is remembered for one to two."""
+    """The counters of one caller. `paid` counts in fixed windows, so a payment counts for one to two windows."""
 
     running: int = 0
     window: int = 0
@@ -144,7 +141,7 @@ class _CallerState:
 
 
 class FailureBudget:
-    """Counts callers by whatever keys they are known by. Safe to use from many tasks at once."""
+    """The failure counts of callers, by key. Safe to use from many tasks at once."""
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter, now_ms: Callable[[], int]) -> None:
         self._limits = limits
@@ -159,14 +156,14 @@ class FailureBudget:
             limits.failed_calls_window_s,
             namespace="failed",
         )
-        # Only a key that failed here lately is worth asking the limiter about: most never have, and a call that is
-        # paid asks no server. Whoever failed elsewhere is known for it after the first failure here.
-        self._failing: OrderedDict[str, int] = OrderedDict()  # its last failure, in ms
+        # The limiter is read only for keys that failed here recently, so most paid calls need no request to a shared limiter.
+        # Failures at other gateways count from the first failure here on.
+        self._failing: OrderedDict[str, int] = OrderedDict()  # key -> last failure, in ms
         self._states: OrderedDict[str, _CallerState] = OrderedDict()
 
     async def enter(self, keys: Sequence[str]) -> int | None:
-        """One more call of the caller with all these keys. None: it is in flight until `leave`; else the seconds to wait,
-        and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
+        """Admits one more call of the caller with these keys. None: the call is in flight until `leave`. Else the seconds to wait, and
+        the call does not count. Waits at most `failed_calls_wait_s` for other calls to end."""
         wait_s = await self._wait_budget(keys) if self._failing else None
         if wait_s is None:
             for state in self._find_states(keys):
@@ -188,9 +185,9 @@ class FailureBudget:
                 return RETRY_S
 
     def leave(self, keys: Sequence[str]) -> None:
-        """It has ended, and how has been noted."""
+        """Ends a call in flight. Its outcome is recorded before."""
         for key in keys:
-            state = self._states[key]  # one that runs is never forgotten
+            state = self._states[key]  # `_forget_idle` keeps keys with running calls
             state.running -= 1
             if state.ended is not None:
                 state.ended.set()
@@ -221,8 +218,8 @@ class FailureBudget:
         return True
 
     def _is_full(self, key: str, allowance: RateAllowance) -> bool:
-        """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
-        less one for each that was paid lately."""
+        """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight, minus the
+        recently paid calls."""
         (state,) = self._find_states((key,))
         budget = self._item_of(key).amount
         failed = budget - allowance.left
@@ -241,7 +238,7 @@ class FailureBudget:
         return True
 
     def _find_states(self, keys: Sequence[str]) -> list[_CallerState]:
-        """What is known of these keys, in the window of now."""
+        """The counters of these keys, in the current window."""
         states, found = self._states, []
         window = self._now_ms() // self._window_ms
         for key in keys:
@@ -255,7 +252,7 @@ class FailureBudget:
         return found
 
     def _forget_idle(self) -> None:
-        """The oldest key goes; one that has calls running, or waiting, moves to the end instead."""
+        """Drops the oldest key. A key with running or waiting calls moves to the end instead."""
         while len(self._states) > KEYS_MAX:
             key, state = self._states.popitem(last=False)
             if state.running:
@@ -276,7 +273,7 @@ class _AccessChecks:
 
 
 class AccessControl:
-    """One per process."""
+    """The access checks of all calls. One per process."""
 
     def __init__(
         self,
@@ -294,12 +291,12 @@ class AccessControl:
     def enter(
         self, request: ProxyRequest, listing: Listing, *, is_settled_here: bool = False
     ) -> "ActiveCall":
-        """A paid call, for as long as it runs. `is_settled_here`: its money moves at this gateway's expense."""
+        """Opens a call; the returned context ends it. `is_settled_here`: this gateway pays for the settlement."""
         return ActiveCall(self._checks, request, listing, is_settled_here=is_settled_here)
 
     async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
-        """Why this address may not make this free call now. Only a pass counts: against the listing's own rate, against the
-        address's rate at this listing, and against its rate over all listings."""
+        """Checks the rate limits of a free call: of the listing, of the address at this listing, and of the address over all listings.
+        None where the call is allowed. A refused call counts against none of them."""
         call_limits, rate = self._checks.call_limits, listing.rate_limit
         if rate is not None:
             wait_s = await call_limits.charge_free_listing(rate, listing.id, request.client_address)
@@ -320,9 +317,9 @@ class AccessControl:
 
 
 class ActiveCall:
-    """One call, from the check of its payer to its outcome; a context, whose end counts how the call ended.
+    """One call, from the check of its payer to its outcome. A context; its exit counts the outcome.
 
-    `payer`: the wallet whose outcomes are counted; None until one is known.
+    `payer`: the wallet for which the outcome counts; None until the payer is verified.
     """
 
     __slots__ = (
@@ -365,7 +362,7 @@ class ActiveCall:
     def _count_gone(self, payment_state: str) -> None:
         if payment_state == "charged" and self._lookup is not None:
             self._lookup.give_back()
-        if payment_state != "none" and self.payer is not None:  # nothing is claimed of a body that never came
+        if payment_state != "none" and self.payer is not None:  # without a claim there is no outcome to count
             self._checks.failures.record_failed(self._build_failure_keys(self.payer))
 
     def _end_lookup(
@@ -378,18 +375,18 @@ class ActiveCall:
         self._lookup.__exit__(kind, exc, trace)
 
     def hold_lookup(self, lookup: AuthorizationLookup) -> AuthorizationLookup:
-        """Ends the look-up with the call: it counts, unless the call was charged now. A stored response was charged before."""
+        """Ends the look-up with the call. The look-up counts, unless this call is charged; a stored response was charged earlier."""
         self._lookup = lookup.__enter__()
         return lookup
 
     def count_response(self, response: ProxyResponse) -> ProxyResponse:
-        """Counts the response of the upstream as the call's outcome."""
+        """Counts the outcome of a call with a response of the upstream."""
         self._count(response.payment_state, None)
         return response
 
     async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
-        """Why this wallet may not make this call now at that price. A pass counts as a call that runs, until the context
-        ends, and against the listing's rate."""
+        """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call is in flight until the
+        context exits, and counts against the rate of the listing."""
         self.payer = payer
         if self._checks.is_blocked(payer):
             return BLOCKED
@@ -404,8 +401,8 @@ class ActiveCall:
         return await self._charge_rate(payer)
 
     def _count(self, state: str | None, code: Code | None) -> None:
-        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay for nothing. Those that
-        were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
+        """Counts the outcome of a call. Calls that ended released or unknown count against the failure budget: the provider worked
+        without pay. A failed settlement also costs this gateway, so it counts for the wallet over all listings."""
         if state == "charged" and self._lookup is not None:
             self._lookup.give_back()
         if self.payer is None:
@@ -429,8 +426,8 @@ class ActiveCall:
         limits = self._checks.limits
         return Problem(
             code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
-            detail="Too many calls of this wallet or address failed lately, or are in flight beside failed ones. The payment "
-            "is untouched.",
+            detail="Too many calls of this wallet or client address failed recently, or are in flight after failed ones. The payment "
+            "is unspent; send the request again after Retry-After.",
             retry_after_s=wait_s,
             payment_state="released",
             members=describe_rate(
@@ -451,7 +448,7 @@ class ActiveCall:
 
 
 def _find_state(headers: Headers) -> str | None:
-    """The payment state that a response reports. None for a stored one: it is the answer of another run."""
+    """The payment state in the headers of a response. None for a stored response: another run was counted for it."""
     state = None
     for name, value in headers:
         if name == b"idempotency-replayed":
@@ -464,7 +461,7 @@ def _find_state(headers: Headers) -> str | None:
 def _explain_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -> Problem:
     return Problem(
         code=Code.RATE_LIMITED,
-        detail=f"A client address makes at most {most} free calls {where} a minute.",
+        detail=f"A client address makes at most {most} free calls {where} per minute. Send the request again after Retry-After.",
         retry_after_s=wait_s,
         payment_state="none",
         members=describe_rate(policy, limit=most, window_s=60),
@@ -474,7 +471,7 @@ def _explain_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -
 def _explain_too_often(rate: RateLimit, wait_s: int, *, payment_state: str) -> Problem:
     return Problem(
         code=Code.RATE_LIMITED,
-        detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
+        detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds. Send the request again after Retry-After.",
         retry_after_s=wait_s,
         payment_state=payment_state,
         members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),

@@ -454,7 +454,8 @@ class AuthorizationPayment(CallPayment):
         assert authorization is not None  # claimed
         problem = Problem(
             code=Code.PAYMENT_SETTLEMENT_FAILED,
-            detail="The payment surely did not move any money, so the answer was dropped.",
+            detail="The settlement failed and moved no money, so the gateway dropped the response. Correct the cause in `reason`, then pay "
+            "again.",
             reason=reason,
             payment_state="released",
         )

@@ -1,12 +1,11 @@
-"""The memory of decisions: the same request with the same known payment is decided once.
+"""A cache of decisions: the same request with the same known payment is decided once.
 
-A decision is the part of a paid call that depends on nothing but its inputs: the route, the rail and the proof, the payments that the
-proof spends with their prices, and the header fields that go upstream. `INPUTS` says of each input how a remembered decision follows
-it. What a call does by itself is never remembered: its size and body, rates and blocked wallets, the connection, the claim, the
-signature, the close.
+A decision is the part of a paid call that depends only on its inputs: the route, the rail and the proof, the payments that the proof
+spends with their prices, and the header fields that go upstream. `INPUTS` lists how a cached decision depends on each input. These steps
+run for every call: body and its size, rate limits, blocked wallets, connection, claim, signature, close.
 
-Only a granted claim creates a record, and only the second one of the same request: what bought nothing, and what comes once, takes no
-memory.
+A decision is stored when the second claim of the same request is granted, so a request without a granted claim, or one that is sent
+once, takes no memory.
 """
 
 import re
@@ -20,20 +19,20 @@ from tollway.errors import Problem
 from tollway.gateway.headers import NEUTRAL, ForwardedFields
 from tollway.gateway.idempotency import Repeat
 from tollway.gateway.messages import ProxyRequest
-from tollway.gateway.rail import CallPayment, Shown, Verified
+from tollway.gateway.rail import CallPayment, RailProof, Verified
 from tollway.gateway.routing import Route
 from tollway.limits import Limits
 from tollway.payments.proof import PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
 
 DECISIONS_MAX = 4_096
 SEEN_MAX = 16_384
-"""Requests of which only a hash is kept, until they come again."""
+"""The maximum of requests of which only a hash is stored, until the same request comes again."""
 NEUTRAL_BYTES_MAX = 256
-"""A neutral value that is longer, or that is not printable ASCII, is a part of the key."""
+"""The value of a neutral header is a part of the key where it is longer, or not printable ASCII."""
 
 
 class Follows(StrEnum):
-    """How a remembered decision follows an input."""
+    """How a cached decision depends on an input."""
 
     KEY = "a part of the key"
     VERSION = "compared at each call with what the decision was made for"
@@ -76,10 +75,11 @@ _PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % NEUTRAL_BYTES_MAX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDecision:
-    """What is decided about one request before its payment is opened. `fields` and `verified`: of an earlier call of the same request."""
+    """The decision about one request, made before its payment is opened. `fields` and `verified`: results of an earlier call of the
+    same request."""
 
     route: Route
-    shown: Shown | Problem | None
+    rail_proof: RailProof | Problem | None
     repeat: Repeat | None = None
     fields: ForwardedFields | None = None
     verified: Verified | None = None
@@ -87,7 +87,7 @@ class RequestDecision:
 
 
 class DecisionMemory:
-    """One per process. The decision that was used longest ago is dropped first."""
+    """An LRU cache of decisions. One per process."""
 
     def __init__(self, *, limits: Limits) -> None:
         self._limits = limits
@@ -95,7 +95,8 @@ class DecisionMemory:
         self._seen: dict[int, None] = {}
 
     def find(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
-        """The decision of the same request, as long as its prices hold. The caller compares the rest. `key`: see `find_key`."""
+        """Returns the decision of the same request while its prices are valid. The pipeline compares the other inputs. `key`: see
+        `find_key`."""
         decision = None if key is None else self._known.get(key)
         if decision is None or request.received_ms >= decision.expires_ms:
             return None
@@ -105,18 +106,18 @@ class DecisionMemory:
     def put(
         self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, payment: CallPayment
     ) -> None:
-        """Remembers the decision of a call whose claim was granted, where the next call of the same request may use it."""
+        """Stores the decision of a call whose claim was granted, where the next call of the same request may use it."""
         if key is None or not self._is_seen(key):
             return
         verified = payment.remember()
         if verified is None or not self._is_small(request):
             return
-        shown = decision.shown
-        if isinstance(shown, tuple) and request.find_header(PARAMS_HEADER) is not None:
-            shown = (shown[0], None)  # a bound signature is read from each request
+        rail_proof = decision.rail_proof
+        if isinstance(rail_proof, tuple) and request.find_header(PARAMS_HEADER) is not None:
+            rail_proof = (rail_proof[0], None)  # a bound signature is read from each request
         self._known[key] = RequestDecision(
             route=decision.route,
-            shown=shown,
+            rail_proof=rail_proof,
             fields=payment.fields,
             verified=verified,
             expires_ms=verified.expires_ms,
@@ -126,7 +127,7 @@ class DecisionMemory:
             self._known.popitem(last=False)
 
     def _is_seen(self, key: Hashable) -> bool:
-        """Whether the same request came before. From now on it has."""
+        """Whether the same request came before. Records it."""
         number = hash(key)
         if number in self._seen:
             return True
@@ -136,13 +137,14 @@ class DecisionMemory:
         return False
 
     def _is_small(self, request: ProxyRequest) -> bool:
-        """Whether the headers are within their limit with any values of the headers that the key leaves out."""
+        """Whether the headers stay within their limit for any values of the headers that are not a part of the key."""
         sizes = (len(name) + max(len(value), NEUTRAL_BYTES_MAX) + 4 for name, value in request.headers)
         return sum(sizes) <= self._limits.headers_bytes_max
 
 
 def find_key(request: ProxyRequest) -> Hashable | None:
-    """What makes two requests the same for a decision. None: the request shows no transaction, or has a header that is never remembered."""
+    """The key of a request: two requests with equal keys get the same decision. None where the request carries no transaction, or has a
+    header of `Follows.NEVER`."""
     find_header = request.find_header
     if find_header(TX_HEADER) is None or not request.header_names.isdisjoint(_NEVER):
         return None

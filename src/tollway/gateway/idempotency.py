@@ -1,13 +1,13 @@
-"""Repeats: the same authorisation presented again, or any request under an idempotency key that named a call.
+"""Repeats of a call: a request with the same authorisation, or any request with an idempotency key that names a call.
 
-    find -> the authorisation is in the ledger? -> its proof, its secret, its body -> stored, running, used, or runs again
-         -> the key has named a call of a wallet that the proof opens? -> its body -> the same
+    find -> is the authorisation in the ledger? -> compare signature, secret and body -> stored, running, used, or runs again
+         -> does the key name a call of a wallet that the proof opens? -> compare the body -> the same outcomes
 
-Every path on which a request meets an earlier call is here, before the listing, money or a chain is looked at.
+This module finds the earlier call of a request before the pipeline checks the listing, the payment or a chain. It only reads: the
+rails claim, reopen and settle, and the ledger decides which call a key names.
 
-An authorisation that the ledger knows is never answered with a quote, because its money may have moved. A stored response
-costs nothing. Which call a key has named is decided in the ledger; nothing here claims, reopens or settles.
-The age of a call or of its response is measured by the clock that all gateways share; the validity of a proof by this gateway's own.
+An authorisation in the ledger never gets a quote, because its money may have moved. Delivering a stored response costs nothing.
+The age of a call and of its response is measured by the clock that all gateways share, the validity of a proof by this gateway's clock.
 """
 
 import hmac
@@ -57,48 +57,49 @@ from tollway.registry.listing import CatalogEntry, Listing
 _log = structlog.get_logger(__name__)
 
 ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
-"""The wallet that proves itself by a request. Raises `Refusal` where none does, `ChainUnavailable`, `StorageUnavailable`."""
+"""Verifies the wallet proof of a request and returns the wallet. Raises `Refusal` without a valid proof, `ChainUnavailable`,
+`StorageUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedAuthorization:
-    """A call that holds an authorisation, or whose money it moved. `is_proven`: its caller has shown the signature that
-    was claimed, or one by the payer's own key. A caller that has not is not asked to pay either, and learns nothing."""
+    """A call that holds an authorisation, or that a settled authorisation has paid. `is_proven`: the request has the claimed signature,
+    or another one by the payer's key. A request without either gets no details of the call, and no quote."""
 
     call: AuthorizedCall
     is_proven: bool
 
 
 class KeyReader(Protocol):
-    """The part of a rail that idempotency keys need."""
+    """The part of a rail that reads idempotency keys."""
 
     def find_key(self, request: ProxyRequest, proof: Any) -> str | None:
-        """The idempotency key of the request: of its header, or of the proof itself."""
+        """The idempotency key of the request: from its header, or from the proof."""
         ...
 
     async def load_body(self, request: ProxyRequest, proof: Any, listing: Listing) -> ForwardBody:
-        """The body as the proof needs it: hashed where a signature or an idempotency key covers it, else streamed. A body that
-        may be repeated under a key is read first (at most 1 MiB). Raises ClientGone and Refusal."""
+        """Loads the body in the form that the proof needs: hashed where a signature or an idempotency key covers it, else streamed. A
+        body with an idempotency key is read whole first (at most 1 MiB). Raises ClientGone and Refusal."""
         ...
 
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: Any, body: ForwardBody | None
     ) -> tuple[Address, ...] | None:
-        """The wallets whose idempotency keys the proof opens at this listing. Asks no chain. None: the signature covers the body,
-        which is not read yet (`body` None). Raises StorageUnavailable."""
+        """The wallets whose idempotency keys the proof opens at this listing. Makes no chain request. None where the signature covers
+        a body that is not read yet (`body` None). Raises StorageUnavailable."""
         ...
 
 
-# The answer that was paid for is not there yet: asking again brings it.
+# The paid response is not stored yet; a later repeat gets it.
 _RUNNING_CODES = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """What the ledger holds of the same request: its stored response, why there is none, or the call that may run again.
+    """The earlier call of a request: its stored response, the problem in place of one, or the call that may run again.
 
-    `response` and `call` are None where no call is named. `body`: read to be compared; None: it is not read. `key_wallets`: the
-    wallets whose keys were looked up. `is_entitled`: the request shows more than the authorisation that a chain may show.
+    `response` and `call` are None where there is no earlier call. `body`: the body, where the look-up has read it. `key_wallets`: the
+    wallets whose keys were looked up. `is_entitled`: the request proves more than an authorisation that may be public on a chain.
     """
 
     response: ProxyResponse | Problem | None = None
@@ -109,17 +110,17 @@ class Repeat:
 
     @property
     def is_deliverable(self) -> bool:
-        """The response that was paid for, or that it is on its way: delivered for a closed listing too."""
+        """Whether `response` is the paid response, or reports that the call is running. Both are delivered for a closed listing too."""
         if isinstance(self.response, Problem):
             return self.response.code in _RUNNING_CODES
         return self.response is not None
 
 
 class ClientNetworks:
-    """Keyed hashes of client networks (an IPv4 address, an IPv6 /64), to compare a repeat with the claim that it repeats.
+    """Keyed hashes of client networks (an IPv4 address, an IPv6 /64), which compare the network of a repeat with that of its claim.
 
-    Each hash covers the authorisation's nonce too. So a copy of the database shows neither a network nor which calls
-    came from one network; only the holder of the secret can test a guess, call by call.
+    Each hash covers the authorisation's nonce too. So a copy of the database reveals neither a network nor which calls came from one
+    network; only the holder of the secret key can test a guess, call by call.
     """
 
     _PURPOSE = b"tollway client network"
@@ -130,15 +131,15 @@ class ClientNetworks:
 
     @classmethod
     def derive(cls, secrets: Sequence[bytes]) -> Self:
-        """`secrets`: the secret keys, the one in use first; at least one."""
+        """`secrets`: at least one secret key, the current one first."""
         return cls([hmac.digest(secret, cls._PURPOSE, "sha256") for secret in secrets])
 
     def hash(self, nonce: bytes, client_address: str) -> bytes:
-        """16 bytes, with the key in use."""
+        """The 16-byte hash with the current key."""
         return self._hash(self._keys[0], nonce, client_address)
 
     def is_same(self, kept: bytes | None, nonce: bytes, client_address: str) -> bool:
-        """Whether the claim came from the network of this address, by any of the keys. False where none was kept."""
+        """Whether the claim came from the network of this address, by any of the keys. False without a stored hash (`kept` None)."""
         return kept is not None and any(
             hmac.compare_digest(kept, self._hash(key, nonce, client_address)) for key in self._keys
         )
@@ -149,7 +150,7 @@ class ClientNetworks:
 
 
 class Idempotency:
-    """One per process; safe to use from many tasks at once. Raises `StorageUnavailable`."""
+    """Finds the earlier call of a repeated request. One per process; safe to use from many tasks at once. Raises `StorageUnavailable`."""
 
     def __init__(
         self,
@@ -177,11 +178,11 @@ class Idempotency:
     async def find(
         self, request: ProxyRequest, entry: CatalogEntry, reader: KeyReader, proof: object, *, is_free: bool
     ) -> Repeat | None:
-        """What the ledger holds of this request; None: no call is named, and the body is not read.
+        """Finds the earlier call of a request. None where there is none and the body is not read.
 
-        The body is read only where the ledger knows the authorisation, where the key has named a call of a wallet that the
-        proof opens, or where the signature covers the body. `is_free`: the call costs nothing now; then only the call that its
-        key names counts, or a response that can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
+        Reads the body only where the authorisation is in the ledger, where the key names a call of a wallet that the proof opens, or
+        where the signature covers the body. `is_free`: the call costs nothing now; then only the call of its key counts, or a
+        response that can be delivered. Raises ClientGone, Refusal, ChainUnavailable."""
         known = None
         if isinstance(proof, PresentedAuthorization):
             known = await self.find_known(proof)
@@ -202,7 +203,7 @@ class Idempotency:
         known: ClaimedAuthorization,
         key: str | None,
     ) -> Repeat:
-        """The ledger knows the authorisation."""
+        """The repeat of a request whose authorisation is in the ledger."""
         problem = self._find_unread_response(request, presented, known, key=key)
         if problem is not None:
             return Repeat(response=problem)
@@ -220,13 +221,13 @@ class Idempotency:
         proof: object,
         body: ForwardBody | None = None,
     ) -> Repeat | None:
-        """The call that the request's key has named. `body`: where it is read already."""
+        """The repeat of a request by its idempotency key. `body`: the body, where it is read already."""
         key = reader.find_key(request, proof)
         if key is None or self._is_too_large(request) or check_idempotency_key(request) is not None:
             return None
         wallets = await reader.find_key_wallets(request, entry, proof, body)
         if wallets is not None and await self._find_keyed_call(wallets, key) is None:
-            # A body is not read for a key that the proof does not open, or that has named nothing.
+            # The body is not read for a key that the proof does not open, or that names no call.
             return Repeat(body=body, key_wallets=wallets) if wallets else None
         if body is None:
             try:
@@ -243,13 +244,13 @@ class Idempotency:
     def _is_too_large(self, request: ProxyRequest) -> bool:
         return check_size(request.body, self._limits) is not None
 
-    # ---- The same proof.
+    # ---- The same authorisation.
 
     async def find_known(self, presented: PresentedAuthorization) -> ClaimedAuthorization | None:
-        """What this authorisation pays or has paid; None when it may still pay for anything.
+        """The call that this authorisation pays or has paid; None where it may still pay for a call.
 
-        Contract wallets may sign the same anew each time, and a nonce may be seen on the chain: so to be known it is
-        enough to be shown, and to be told about it takes a proof."""
+        The look-up ignores the signature, because a contract wallet may sign the same authorisation differently each time. A nonce
+        may be public on the chain, so details of the call need the claimed signature (`is_proven`)."""
         for token in self._tokens_of(presented):
             key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
             call = await self._ledger.find_authorized_call(key)
@@ -260,7 +261,8 @@ class Idempotency:
         return None
 
     def is_signed_by_payer(self, presented: PresentedAuthorization) -> bool:
-        """Signed by the payer's own key, and within its time: one that was settled long ago is for anybody to read."""
+        """Whether the payer's key signed, and the authorisation is within its validity. An old settled authorisation is public, so it
+        proves nothing."""
         if not presented.valid_after <= self._now_ms() / 1000 < presented.valid_before:
             return False
         authorized = (to_authorization(presented, token) for token in self._tokens_of(presented))
@@ -273,7 +275,7 @@ class Idempotency:
         return recover_signer(authorization, asset.domain)
 
     def _is_signed_anew_by_payer(self, presented: PresentedAuthorization, known: AuthorizedCall) -> bool:
-        """Signed anew by the payer's key: wallets do that where the protocol gives the nonce (MPP)."""
+        """Whether the payer's key signed the same nonce again: wallets do that where the protocol sets the nonce (MPP)."""
         authorized = replace(
             known.authorization,
             payee=presented.payee,
@@ -287,7 +289,7 @@ class Idempotency:
     async def _find_response(
         self, request: ProxyRequest, known: AuthorizedCall, body: ForwardBody, *, is_entitled: bool
     ) -> ProxyResponse | Problem | None:
-        """What a repeat gets from the record. None: it may run again under the claim that it has."""
+        """The response to a repeat. None where the call may run again under its own claim."""
         if known.is_public and not is_entitled:
             return authorization_public(known.call_id, known.state)
         payer, body_hash = known.authorization.payer, body.body_hash
@@ -299,7 +301,7 @@ class Idempotency:
             stored = await self._stored_responses.find(known.call_id, now_ms=self._ledger.shared_ms())
             if stored is not None:
                 return _build_replay(request, stored, known.call_id, self._write_receipt(request, known))
-        if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
+        if known.idempotency_key is not None:  # equal to the key of this request (`_is_same_proof`)
             keyed = await self._find_keyed(request, body, (payer,), known.idempotency_key)
             if keyed is not None:
                 return None if isinstance(keyed, KeyedCall) else keyed
@@ -316,8 +318,8 @@ class Idempotency:
         *,
         key: str | None,
     ) -> Problem | None:
-        """What an authorisation of the ledger gets without its proof, with another challenge or key than it was claimed with,
-        or, once it is public, with nothing beside it: the same whatever the body is. None: the body decides."""
+        """The problem that does not depend on the body: the request lacks the claimed signature, has another challenge or key than the
+        claim, or proves nothing beside a public authorisation. None: the body decides."""
         if not known.is_proven:
             return self.explain_known(known)
         if not _is_same_proof(presented, known.call, key=key):
@@ -334,9 +336,9 @@ class Idempotency:
         body: ForwardBody,
         key: str | None,
     ) -> bool:
-        """Whether the request shows something that no chain shows: the challenge or the idempotency key that the authorisation
-        was claimed with, the client network of the claim, or a fresh proof of the paying wallet. Spends the nonce of such
-        a proof, so it is called once a request. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
+        """Whether the request proves more than a chain publishes: the challenge or the idempotency key of the claim, the client network
+        of the claim, or a fresh proof of the paying wallet. Uses up the nonce of such a proof, so it is called once per request.
+        Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
         if self._has_second_proof(request, presented, known.call, key):
             return True
         return await self._is_proved_by(known.call.authorization.payer, request, body)
@@ -344,7 +346,7 @@ class Idempotency:
     def _may_be_entitled(
         self, request: ProxyRequest, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
-        """False where no body makes `_is_entitled` true: there is no wallet proof, or the body is too long for one."""
+        """False where `_is_entitled` is false for every body: there is no wallet proof, or the body is too long for one."""
         is_short = (request.body.length or 0) <= self._limits.bound_body_bytes_max
         has_proof = is_short and _has_wallet_proof(request)
         return self._has_second_proof(request, presented, known, key) or has_proof
@@ -352,13 +354,13 @@ class Idempotency:
     def _has_second_proof(
         self, request: ProxyRequest, presented: PresentedAuthorization, known: AuthorizedCall, key: str | None
     ) -> bool:
-        """The challenge or the idempotency key of the claim, or its client network."""
+        """Whether the request has the challenge, the idempotency key or the client network of the claim."""
         return _has_claim_secret(presented, known, key) or self._networks.is_same(
             known.client_network, known.authorization.nonce, request.client_address
         )
 
     async def _is_proved_by(self, payer: Address, request: ProxyRequest, body: ForwardBody) -> bool:
-        """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
+        """Whether the request has a proof of that wallet. An invalid proof counts as none: the authorisation is valid, so there is no 401."""
         signed = _build_signed_request(request, body)
         if signed is None:
             return False
@@ -370,19 +372,19 @@ class Idempotency:
             return False
 
     def explain_known(self, authorized: ClaimedAuthorization) -> Problem:
-        """For a request that the same authorisation has overtaken. Never with terms: it may have paid."""
+        """The problem of a request whose authorisation another request has claimed first. Without a quote: it may be paid."""
         if not authorized.is_proven:
             return authorization_used(None, authorized.call.state)
         return self.explain_running(authorized.call)
 
     def explain_running(self, known: AuthorizedCall) -> Problem:
-        """For a request that the same authorisation has overtaken: a later request gets what the record says then."""
+        """The problem of a request whose authorisation another request has claimed first and proved. A later repeat gets the outcome."""
         if known.state is not CallState.SETTLING:
             return in_progress(known.call_id)
         return self._explain_undecided(known.call_id)
 
     async def explain_taken(self, taken: AuthorizationTaken, key: AuthorizationKey, digest: bytes) -> Problem:
-        """The same authorisation was claimed first; mostly by the same request, sent twice at once."""
+        """The problem of a claim that came second, mostly because the same request was sent twice at once."""
         known = await self._ledger.find_authorized_call(key)
         if known is not None and known.digest == digest != UNKNOWN_DIGEST:
             return self.explain_running(known)
@@ -410,8 +412,8 @@ class Idempotency:
     async def find_by_key(
         self, request: ProxyRequest, proof: object, body: ForwardBody, wallets: Iterable[Address], key: str
     ) -> ProxyResponse | Problem | KeyedCall | AuthorizedCall | None:
-        """What a wallet gets whose key has named a call: that call's response, free, and what is shown now stays unused.
-        A call may run again under the claim that it has. None: the key has named none yet."""
+        """The outcome of a key that names a call: its stored response without a charge, a problem, or the call that may run again under
+        its own claim. The payment of this request stays unused. None where the key names no call."""
         found = await self._find_keyed(request, body, wallets, key)
         if isinstance(found, KeyedCall) and isinstance(proof, PresentedAuthorization):
             return await self._find_authorized_by_key(found, proof)
@@ -429,7 +431,7 @@ class Idempotency:
     async def _find_keyed_call(
         self, wallets: Iterable[Address], key: str
     ) -> tuple[Address, KeyedCall] | None:
-        """The call that one of these wallets has named by the key, as long as its response may be stored."""
+        """The call that the key of one of these wallets names, within the time for which a response is stored."""
         since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
         for payer in wallets:
             earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
@@ -440,20 +442,20 @@ class Idempotency:
     async def _find_authorized_by_key(
         self, keyed: KeyedCall, presented: PresentedAuthorization
     ) -> AuthorizedCall | Problem:
-        """A call that runs again is paid by the authorisation that was claimed for it; the one that is shown now stays unused."""
+        """The authorised call of a key, to run again. The claimed authorisation pays it; the authorisation of this request stays unused."""
         known = None
         if keyed.authorization is not None:
             known = await self._ledger.find_authorized_call(keyed.authorization)
         if known is None or known.call_id != keyed.call_id:
             return explain_key_used(keyed)
-        if known.authorization.dialect != presented.dialect:  # in which the response would speak
+        if known.authorization.dialect != presented.dialect:  # the response would be in another dialect
             return explain_key_used(keyed)
         return known
 
     async def find_keyed_response(
         self, request: ProxyRequest, body: ForwardBody, payer: Address, earlier: KeyedCall
     ) -> ProxyResponse | Problem | KeyedCall:
-        """The same, once it is known which call the key has named."""
+        """`find_by_key` for a call that the ledger has found."""
         body_hash = body.body_hash
         if body_hash is None or request.digest_for(payer, body_hash) != earlier.digest:
             return replace(KEY_REUSED, call_id=earlier.call_id)
@@ -477,7 +479,7 @@ class Idempotency:
         key: str | None,
         earlier: KeyedCall,
     ) -> ProxyResponse | Problem:
-        """For a request that was about to run a call again when another one did: mostly that it is running."""
+        """The outcome of a request that lost the race to run a call again: mostly that the call is running."""
         recorded = None
         if key is not None and payer is not None:
             recorded = await self._find_keyed(request, body, (payer,), key)
@@ -486,7 +488,7 @@ class Idempotency:
     async def find_overtaken_authorization(
         self, request: ProxyRequest, body: ForwardBody, key: str | None, earlier: AuthorizedCall
     ) -> ProxyResponse | Problem:
-        """The same, for a call that an authorisation pays."""
+        """`find_overtaken_response` for a call that an authorisation pays."""
         if key is not None:
             recorded = await self._find_keyed(request, body, (earlier.authorization.payer,), key)
             if isinstance(recorded, ProxyResponse | Problem):
@@ -497,15 +499,16 @@ class Idempotency:
         return authorization_used(earlier.call_id, earlier.state)
 
     def _is_response_being_read(self, earlier: KeyedCall) -> bool:
-        """Its answer is stored when it has been read to its end. Not one that is known to be lost; and not for ever: its
-        gateway may have died over it."""
+        """Whether another task may still be reading the response, which is stored at its end. False for a lost response, and after
+        `answer_reading_s`: its gateway may have died."""
         if earlier.is_lost:
             return False
         age_ms = abs(self._ledger.shared_ms() - earlier.moved_ms)
         return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
 
     async def store_response(self, call_id: CallId, payer: Address, find_response: StoredResponse) -> None:
-        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
+        """Stores a response for repeats. A storage failure is only logged: it costs a repeat, never money, and must not cut the response
+        that streams to the caller."""
         try:
             await self._stored_responses.keep(call_id, payer, find_response, now_ms=self._ledger.shared_ms())
         except StorageUnavailable:
@@ -513,7 +516,7 @@ class Idempotency:
 
 
 def explain_key_used(earlier: KeyedCall) -> Problem:
-    """There is no stored response, and what is shown now cannot run the call again."""
+    """The problem of a key whose call has no stored response and cannot run again."""
     return key_used(earlier.call_id, earlier.state)
 
 
@@ -524,8 +527,8 @@ def _explain_used(known: AuthorizedCall) -> Problem:
 
 
 def _may_run_again(earlier: KeyedCall, method: str) -> bool:
-    """Whoever names a call by a key says that the same again is the same call, whatever its method. What an upstream has
-    answered in part is another matter: it has done what it was asked."""
+    """Whether a call with a key may run again. An idempotency key allows a repeat of any method whose outcome is unknown. After a cut
+    response the upstream has processed the request, so only a safe method may run again."""
     if earlier.state is CallState.UNKNOWN:
         return True
     return earlier.is_lost and method in SAFE_METHODS
@@ -536,8 +539,8 @@ def _is_signature_of(presented: PresentedAuthorization, known: AuthorizedCall) -
 
 
 def _is_same_proof(presented: PresentedAuthorization, known: AuthorizedCall, *, key: str | None) -> bool:
-    """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
-    idempotency key are not there: what came with one is given out with the same one only."""
+    """Whether the request has the signature of the claim, and the same MPP challenge and idempotency key where the claim had one. A
+    settled authorisation and its signature are public on the chain; the challenge and the key are not."""
     claimed = known.authorization
     return (
         (presented.dialect, presented.challenge_id) == (claimed.dialect, claimed.challenge_id)
@@ -558,8 +561,8 @@ def _has_wallet_proof(request: ProxyRequest) -> bool:
 
 
 def _build_signed_request(request: ProxyRequest, body: ForwardBody) -> SignedRequest | None:
-    """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
-    then its digest cannot be compared."""
+    """The request for the check of its wallet proof. None where it has no wallet proof, or its body was too long to keep, so that the
+    digest cannot be compared."""
     if not _has_wallet_proof(request) or not isinstance(body.content, bytes | None) or body.is_discarded:
         return None
     return SignedRequest(
@@ -578,7 +581,7 @@ _WALLET_PROOFS = (b"signature-input", b"sign-in-with-x")
 def _build_replay(
     request: ProxyRequest, stored: StoredResponse, call_id: CallId, receipt: Headers
 ) -> ProxyResponse:
-    """`receipt`: of a payment that was not decided when the answer was stored; else it is stored with it."""
+    """Builds the response from a stored one. `receipt`: the receipt of a payment that was settled after the response was stored."""
     stored_names = {name for name, _ in stored.headers}
     own: Headers = [
         (b"idempotency-replayed", b"true"),

@@ -1,10 +1,10 @@
-"""The call pipeline: the one function that handles a paid call.
+"""The call pipeline: handles one call from its headers to its response.
 
-    find the listing -> read the proof -> a repeat? return its stored response -> route, price -> a proof where it costs
-      -> check -> body -> verify -> connect -> claim, committed -> send -> capture -> stream
+    find the listing -> read the proof -> a repeat: return its stored response -> route and price -> require a proof if it costs
+      -> check -> load the body -> verify -> connect -> claim (committed) -> send -> capture -> stream
 
-Every exit is a named outcome. The default refuses. No chain is asked, and no money is taken, before everything is checked that can be
-refused for free. How a proof pays is the matter of its rail (`gateway.rail`): nothing here names one.
+Every exit is a named outcome, and the default refuses. Checks that cost nothing come first; chain look-ups and the claim come after
+them. Each rail (`gateway.rail`) implements its own payment steps, so this module names no rail.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -27,7 +27,7 @@ from tollway.gateway.problems import (
     require_payment,
 )
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import PaymentRail, Shown, read_proof, require
+from tollway.gateway.rail import PaymentRail, RailProof, read_proof, require
 from tollway.gateway.routing import RequestSchemas, Route, Router
 from tollway.ids import ListingId
 from tollway.limits import Limits
@@ -38,7 +38,7 @@ from tollway.registry.ownership import UNVERIFIED
 
 
 class CallPipeline:
-    """Handles calls. One per process; safe to use from many tasks at once."""
+    """The pipeline of all calls of a process. Safe to use from many tasks at once."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class CallPipeline:
         find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
-        """`host`: the name of this gateway in Via and CDN-Loop. `rails`: each reads a request in turn. `free_rail`: of calls that cost
-        nothing. `find_requirements`: what a 402 offers to sign. `is_verified`: whether the ownership of a listing is proved; given
-        where only such listings are served."""
+        """`host`: the name of this gateway in Via and CDN-Loop. `rails`: the rails of paid calls, in the order in which they read a
+        request. `free_rail`: the rail of calls without a price. `find_requirements`: the payment requirements that a 402 offers.
+        `is_verified`: whether the ownership of a listing is proved; None where the gateway serves unproved listings too."""
         self._host = host
         self._catalog = catalog
         self._rails = rails
@@ -74,8 +74,8 @@ class CallPipeline:
         self._router = Router(wait_s=proxy.wait_s, allow_private=allow_private, schemas=self._schemas)
 
     async def handle(self, request: ProxyRequest) -> Outcome:
-        """One call, from its headers to its outcome. A refusal, and a failure of storage, of a chain or of the upstream, is an
-        outcome too: only a defect, and a cancellation, escape."""
+        """Handles one call and returns its outcome. Refusals and failures of storage, of a chain or of the upstream are outcomes.
+        Only defects and cancellation raise."""
         try:
             return await self._handle(request)
         except TollwayError as error:
@@ -84,9 +84,9 @@ class CallPipeline:
             return Disconnected(payment_state=gone.payment_state)
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
-        # The same request with the same known payment is decided once.
+        # A request that was decided before is not decided again.
         key = find_key(request)
-        decision = await self._recall(key, request) or await self._decide(request)
+        decision = await self._find_decision(key, request) or await self._decide(request)
         if not isinstance(decision, RequestDecision):
             return decision
         try:
@@ -95,74 +95,78 @@ class CallPipeline:
             return explain_quoted(refusal, self._quote(request, decision.route), request)
 
     async def _decide(self, request: ProxyRequest) -> RequestDecision | Outcome:
-        """The route of a request, the proof that it shows and the call that it repeats; or its stored response, or a 402."""
+        """Decides the route of a request, its proof, and the earlier call that it repeats. Returns a stored response or a 402 where
+        the request needs nothing else."""
         self._check_headers(request)
-        # 404. A suspended listing delivers not even a stored response.
+        # 404 or 503. A suspended listing delivers no stored response either.
         entry = await self._find_listing(request)
-        # Two values: what is wrong with a proof counts only where a payment is required, and what is paid for and stored is
-        # delivered for a closed listing too.
-        shown = read_proof(request, self._rails)
+        # `rail_proof` and `route` may be problems that are raised later, or never: a free call ignores a bad proof, and a
+        # stored response of a paused or retired listing is still delivered.
+        rail_proof = read_proof(request, self._rails)
         route = self._router.match(entry, request)
-        repeat = await self._find_repeat(request, entry, shown, route)
+        repeat = await self._find_repeat(request, entry, rail_proof, route)
         if repeat is not None and repeat.response is not None and repeat.is_deliverable:
             return require(repeat.response)
-        # 410, 503, 405, 404, ownership.
+        # 410, 503, 405, 404, or 403 where ownership must be proved.
         route = await self._check_route(route)
-        if shown is None and not route.is_free:
+        if rail_proof is None and not route.is_free:
             return require_payment(self._quote(request, route))
-        return RequestDecision(route=route, shown=shown, repeat=repeat)
+        return RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
 
     async def _serve(
         self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision
     ) -> ProxyResponse:
+        """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
-        # A free call ignores a bad proof; else 400, 402, or the 409 of a repeat.
+        # Raises the problem of a bad proof (400, 402) or of a repeat (409). A free call ignores a bad proof.
         rail, proof = self._choose_rail(decision)
-        # Size, form of the key, required parameters.
+        # Size of the body, form of the idempotency key, required parameters.
         self._check_request(request, route)
-        # The end of this context counts every outcome, refusals included.
+        # The exit of this context counts every outcome, refusals included.
         with self._access.enter(request, route.listing, is_settled_here=rail.is_settled_here) as active:
             payment = rail.open(request, route, proof, repeat, active)
             payment.fields, payment.verified = decision.fields, decision.verified
-            # What the body does not decide is refused before the body is read.
+            # Every check that does not need the body.
             await payment.check()
             payment.body = await _load_body(rail, request, route, proof, repeat)
-            # Facts -> rules -> price -> access. A contract's wallet has its key looked up only now.
+            # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
             stored = await payment.verify()
             if stored is not None:
                 return stored
-            # A connection is held; every exit returns it or cuts it, but that of a response whose body streams.
+            # Every exit returns the connection to the pool or closes it, except a response whose body still streams.
             async with self._proxy.connect(payment) as upstream:
-                # One durable commit, before the first byte. A stored response: another request was faster.
+                # One durable commit before the first byte is sent. A stored response: another request with the same key was faster.
                 stored = await payment.claim()
                 if stored is not None:
                     return stored
                 if decision.verified is None or payment.verified is None:
                     self._decisions.put(key, request, decision, payment)
-                # Look at the connection once more, sign, send once, capture by the head, stream.
+                # Check the connection again, sign, send once, capture the price by the status of the response, stream the body.
                 return active.count_response(await self._proxy.exchange(upstream, payment))
 
-    # ---- What the steps do.
+    # ---- The steps.
 
-    async def _recall(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
-        """The decision that is remembered of the same request. None: something that it follows has changed, and the request is decided
-        anew."""
+    async def _find_decision(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
+        """Returns the remembered decision of the same request. None where there is none, or where one of its inputs has changed: the
+        request is then decided again."""
         known = self._decisions.find(key, request)
-        if known is None or not isinstance(known.shown, tuple):
+        if known is None or not isinstance(known.rail_proof, tuple):
             return None
         route = self._router.renew(known.route, request)
         if route is None or await self._catalog.find(request.listing_id) is not route.entry:
             return None
         if self._is_verified is not None and not await self._is_verified(route.listing.id):
             return None
-        rail, proof = known.shown
+        rail, proof = known.rail_proof
         if proof is None:
             proof = rail.read(request)
             if proof is None or isinstance(proof, Problem):
                 return None
         elif route is known.route:
             return known
-        return RequestDecision(route=route, shown=(rail, proof), fields=known.fields, verified=known.verified)
+        return RequestDecision(
+            route=route, rail_proof=(rail, proof), fields=known.fields, verified=known.verified
+        )
 
     def _check_headers(self, request: ProxyRequest) -> None:
         problem = check_control_headers(request.headers, limits=self._limits)
@@ -181,12 +185,12 @@ class CallPipeline:
         self,
         request: ProxyRequest,
         entry: CatalogEntry,
-        shown: Shown | Problem | None,
+        rail_proof: RailProof | Problem | None,
         route: Route | Problem,
     ) -> Repeat | None:
-        if shown is None or isinstance(shown, Problem):
+        if rail_proof is None or isinstance(rail_proof, Problem):
             return None
-        rail, proof = shown
+        rail, proof = rail_proof
         is_free = isinstance(route, Route) and route.is_free
         return await self._idempotency.find(request, entry, rail, proof, is_free=is_free)
 
@@ -197,16 +201,16 @@ class CallPipeline:
             raise Refusal(UNVERIFIED)
         return route
 
-    def _choose_rail(self, decision: RequestDecision) -> Shown:
-        route, shown, repeat = decision.route, decision.shown, decision.repeat
+    def _choose_rail(self, decision: RequestDecision) -> RailProof:
+        route, rail_proof, repeat = decision.route, decision.rail_proof, decision.repeat
         if repeat is not None and isinstance(repeat.response, Problem):
             raise Refusal(repeat.response)
         if route.is_free and (repeat is None or repeat.call is None):
             return self._free_rail, None
-        if isinstance(shown, Problem):
-            raise Refusal(shown)
-        assert shown is not None  # a call that costs shows a proof
-        return shown
+        if isinstance(rail_proof, Problem):
+            raise Refusal(rail_proof)
+        assert rail_proof is not None  # `_decide` returned a 402 for a call that costs and has no proof
+        return rail_proof
 
     def _check_request(self, request: ProxyRequest, route: Route) -> None:
         problem = check_size(request.body, self._limits) or check_idempotency_key(request)
@@ -240,7 +244,7 @@ class CallPipeline:
 async def _load_body(
     rail: PaymentRail, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None
 ) -> ForwardBody:
-    """As the rail needs it, unless the look-up of a repeat has read it."""
+    """Loads the body in the form that the rail needs, unless the look-up of a repeat has read it already."""
     if repeat is not None and repeat.body is not None:
         return repeat.body
     return await rail.load_body(request, proof, route.listing)

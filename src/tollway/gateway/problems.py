@@ -1,6 +1,6 @@
-"""Every refusal of a call as a problem: what is wrong, and what to do about it.
+"""The problems with which the gateway refuses a call. Each `detail` says what happened and what the caller does next.
 
-The HTTP status of a code is not known here; which codes may carry a quote (the law about 402) is. No refusal that may mean moved money carries a quote.
+This module decides which codes may carry a quote: none that may mean moved money. The HTTP status of a code is in `web/problems.py`.
 """
 
 import re
@@ -19,7 +19,7 @@ STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
 _PAYS = re.compile(rb"payment(?:\s|$)", re.I)
-# TRACE answers with the request as it came, the listing's secret included (RFC 9110 §9.3.8).
+# The response to TRACE contains the request, the listing's secret included (RFC 9110 §9.3.8).
 _NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 
@@ -29,19 +29,21 @@ def check_listing(
     *,
     find_wait_s: Callable[[Listing], int | None] = lambda _: None,
 ) -> Problem | None:
-    """In the order of the contract: 404, 410, 503, 405; before any question of money. `find_wait_s`: until an upstream
-    that is known to be down is tried again."""
+    """Checks that the listing accepts calls, in the order of the HTTP contract: 404, 410, 503, 405. Payments are checked later.
+    `find_wait_s`: seconds until an upstream that is down is tried again."""
     if entry is None:
         return NOT_FOUND
     listing = entry.listing
     if listing.retired_ms is not None:
         return Problem(
-            code=Code.API_RETIRED, detail="The provider has retired this API.", payment_state="none"
+            code=Code.API_RETIRED,
+            detail="The provider has retired this API. Choose another one.",
+            payment_state="none",
         )
     if listing.suspended_ms is not None:
         return Problem(
             code=Code.API_PAUSED,
-            detail="The operator has suspended this API.",
+            detail="The operator has suspended this API. Try again later, and do not pay before that.",
             reason="suspended",
             retry_after_s=3600,
             payment_state="none",
@@ -49,21 +51,21 @@ def check_listing(
     if listing.status == "paused":
         return Problem(
             code=Code.API_PAUSED,
-            detail="The provider has paused this API.",
+            detail="The provider has paused this API. Try again later, and do not pay before that.",
             retry_after_s=60,
             payment_state="none",
         )
     if listing.upstream_auth is not None and listing.upstream_auth.value is None:
         return Problem(
             code=Code.STORAGE_UNAVAILABLE,
-            detail="The secret that the provider's API asks for cannot be opened; nothing was sent.",
+            detail="The gateway cannot decrypt the secret of the provider's API and sent nothing. Try again later, or report it to the operator.",
             payment_state="none",
         )
     wait_s = find_wait_s(listing)
     if wait_s is not None:
         return Problem(
             code=Code.UPSTREAM_UNAVAILABLE,
-            detail="The provider's API could not be reached lately; nothing was sent.",
+            detail="The provider's API is down, and the gateway sent nothing. Try again after Retry-After, and do not pay before that.",
             retry_after_s=wait_s,
             payment_state="none",
         )
@@ -71,26 +73,27 @@ def check_listing(
 
 
 def check_method(methods: Sequence[str], method: str) -> Problem | None:
-    """Methods are case-sensitive (RFC 9110 §9.1): one in lower case would be another method upstream than here."""
+    """Checks that the listing serves the method. Methods are case-sensitive (RFC 9110 §9.1): a method in lower case would be another
+    method upstream."""
     is_served = not methods or method in methods or _priced_method(method) in methods
     if is_served and method == method.upper() and method not in _NEVER_SERVED:
         return None
     allowed = list(methods or STANDARD_METHODS)
     return Problem(
         code=Code.METHOD_NOT_ALLOWED,
-        detail=f"This API takes {', '.join(allowed)}.",
+        detail=f"This API does not support the method. Use one of: {', '.join(allowed)}.",
         payment_state="none",
         members={"allow": allowed},
     )
 
 
 def _priced_method(method: str) -> str:
-    """HEAD costs what GET costs."""
+    """The method whose price counts: HEAD costs the same as GET."""
     return "GET" if method == "HEAD" else method
 
 
 def check_rails(request: ProxyRequest) -> Problem | None:
-    """One signed payment at most, in any dialect."""
+    """Refuses a request with more than one signed payment, in any dialect."""
     rails = 0
     for name, value in request.headers:
         rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
@@ -133,7 +136,8 @@ def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Proble
         return None
     return Problem(
         code=Code.PRICE_ABOVE_MAX,
-        detail=f"The call costs {price.text} {asset.symbol}, more than the {price_max.text} that was allowed.",
+        detail=f"The call costs {price.text} {asset.symbol}, more than the {price_max.text} of Tollway-Max-Price. Raise or remove the "
+        "maximum, then send the request again.",
         payment_state="released",
     )
 
@@ -141,7 +145,7 @@ def check_price_max(request: ProxyRequest, price: Price, asset: Asset) -> Proble
 def check_held_price_max(
     request: ProxyRequest, asset: Asset, *, call_id: CallId, price: str, state: CallState
 ) -> Problem | None:
-    """`check_price_max` for a call that holds its price already and would run again at it."""
+    """`check_price_max` for a call that would run again under its claim, at the price that it holds."""
     problem = check_price_max(request, Price.parse(price), asset)
     if problem is None:
         return None
@@ -150,16 +154,16 @@ def check_held_price_max(
 
 
 def explain(error: TollwayError) -> ProblemResponse:
-    """What the caller gets for a refusal, or for a failure of storage, of a chain or of the upstream."""
+    """The response to a refusal, or to a failure of storage, of a chain or of the upstream."""
     headers = error.headers if isinstance(error, CallRefused) else []
     return ProblemResponse(problem=error.problem, headers=headers)
 
 
 def explain_quoted(refusal: Refusal, quote: Quote, request: ProxyRequest) -> ProblemResponse:
-    """The same for a call whose price is known: the quote stands beside a code that may ask for money, and beside no other.
+    """The response to the refusal of a call with a known price. The quote goes only with codes that may ask for a payment.
 
-    An x402 payment that cannot be read gets none: the HTTP transport of x402 answers it with 400, and its clients
-    sign a new payment for each 402. A credential of MPP gets it (Payment HTTP authentication scheme: 402)."""
+    An unreadable x402 payment gets no quote: the HTTP transport of x402 requires a 400, and x402 clients sign a new payment for
+    each 402. An unreadable MPP credential gets the quote (Payment HTTP authentication scheme: 402)."""
     problem = refusal.problem
     is_quoted = may_quote(problem)
     if problem.code is Code.PAYMENT_MALFORMED:
@@ -169,9 +173,13 @@ def explain_quoted(refusal: Refusal, quote: Quote, request: ProxyRequest) -> Pro
 
 
 def require_payment(quote: Quote) -> ProblemResponse:
-    """The 402 of a call that costs and shows no payment: the price, and what to do."""
+    """The 402 for a call that costs money and carries no payment: the price, and how to pay it."""
     listing = quote.entry.listing
-    other = " Or let a client of x402 or MPP sign for it: the headers say how." if quote.requirements else ""
+    other = (
+        " Or sign a payment with an x402 or MPP client, as the headers describe."
+        if quote.requirements
+        else ""
+    )
     problem = Problem(
         code=Code.PAYMENT_REQUIRED,
         detail=f"This call costs {quote.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
@@ -190,26 +198,26 @@ def may_quote(problem: Problem) -> bool:
 
 
 def insufficient(claim: Claim, asset: Asset, *, remaining_units: int) -> Problem:
-    """Some value, less than the price; sending the difference is enough."""
-    there = asset.format_units(remaining_units)
+    """The payment has credit left, but less than the price. The caller sends the difference."""
+    available = asset.format_units(remaining_units)
     missing = asset.format_units(claim.price_units - remaining_units)
     return Problem(
         code=Code.PAYMENT_INSUFFICIENT,
-        detail=f"{there} {asset.symbol} is left and the call costs {claim.price}; send the missing {missing} "
-        f"{asset.symbol} to {claim.pay_to} and show either transaction.",
+        detail=f"The credit is {available} {asset.symbol} and the call costs {claim.price}. Send the missing {missing} "
+        f"{asset.symbol} to {claim.pay_to}, then repeat the call with either transaction.",
         payment_state="released",
-        members={"available": there, "missing": missing, "currency": asset.symbol},
+        members={"available": available, "missing": missing, "currency": asset.symbol},
     )
 
 
 def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
-    """Nothing is left, or too little while something is held. Never with terms: whoever pays by itself would pay
-    twice."""
-    detail = "All of this payment's value is spent."
+    """The payment has no credit left, or too little while other calls hold some of it. Without a quote: an automatic client
+    would pay twice."""
+    detail = "All value of this payment is spent. Pay again for another call."
     if is_unsettled:
         detail = (
-            "What is left of this payment is held by a call that is still running, or whose outcome is unknown; "
-            "ask for its record, and do not pay again."
+            "A call that is running, or whose outcome is unknown, holds the rest of this payment. Read that call in your "
+            "history, and do not pay again before it has an outcome."
         )
     return Problem(
         code=Code.PAYMENT_ALREADY_USED,
@@ -224,7 +232,7 @@ def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
 def in_debt_to(payee: Address | None, asset: Asset, units: int) -> Problem:
     return Problem(
         code=Code.PAYER_IN_DEBT,
-        detail="A payment of this wallet left the chain after it had bought calls; pay what is owed first.",
+        detail="A payment of this wallet left the chain after it had paid for calls. Send `debt` to `payTo` first, then repeat the call.",
         payment_state="none",
         members={
             "debt": asset.format_units(units),
@@ -239,14 +247,14 @@ def nonce_used(call_id: CallId, state: CallState) -> Problem:
     if state in (CallState.FORWARDING, CallState.SETTLING):
         return Problem(
             code=Code.IDEMPOTENCY_IN_PROGRESS,
-            detail="A call with this very signature is still running.",
+            detail="A call with this signature is still running. After Retry-After, send the same request with the same proof.",
             retry_after_s=1,
             call_id=call_id,
             payment_state="held",
         )
     return Problem(
         code=Code.NONCE_REUSED,
-        detail="This signature has bought a call already; sign the next one with a nonce of its own.",
+        detail="This signature has paid for a call already. Sign the next request with a fresh nonce.",
         call_id=call_id,
         payment_state="held" if state is CallState.UNKNOWN else "charged",
     )
@@ -263,79 +271,89 @@ _QUOTED_CODES = frozenset(
         Code.PAYMENT_VERIFICATION_FAILED,
     }
 )
-NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API of this id.", payment_state="none")
+NOT_FOUND = Problem(
+    code=Code.API_NOT_FOUND,
+    detail="No API has this id. Look up the id in the list of APIs.",
+    payment_state="none",
+)
 UNREACHABLE = Problem(
     code=Code.UPSTREAM_UNREACHABLE,
-    detail="The provider's API could not be reached; nothing was sent.",
+    detail="The gateway could not connect to the provider's API and sent nothing. Send the same request again, or report it to "
+    "the provider.",
     payment_state="none",
 )
 OTHER_CURRENCY = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,
-    detail="The payment is in a currency that this listing no longer asks for.",
+    detail="The payment is in a currency that this listing does not accept any more. Pay one of the options in the terms.",
     reason="wrong_token",
     payment_state="none",
 )
 HELD = Problem(
     code=Code.PAYMENT_HELD,
-    detail="The payment is held: nodes of its chain disagree about it, and it is free when they agree; or this gateway's"
-    " books were restored, and it is free when the operator releases it.",
+    detail="The payment cannot be spent at present: nodes of its chain disagree about it, or the operator restored an older database "
+    "and has not released it yet. Send the same request later, or ask the operator; do not pay again.",
     payment_state="held",
 )
 REORGED = Problem(
     code=Code.PAYMENT_PENDING,
-    detail="The transaction has left the chain; it counts again once it is mined again.",
+    detail="The transaction has left the chain. Once it is mined again, send the same request with the same proof.",
     reason="reorged",
     retry_after_s=10,
     payment_state="none",
 )
 UNFINAL_LIMIT = Problem(
     code=Code.PAYMENT_PENDING,
-    detail="This wallet has spent as much value as may be spent before it is final on the chain.",
+    detail="This wallet has spent the maximum of value that is not final on the chain yet. After Retry-After, send the same request.",
     reason="not_final",
     retry_after_s=30,
     payment_state="released",
 )
 OUTCOME_UNKNOWN = Problem(
     code=Code.PAYMENT_OUTCOME_UNKNOWN,
-    detail="The call was carried out, but the books cannot say yet what became of its payment. Ask for the call's "
-    "record; do not pay again.",
+    detail="The provider's API may have processed the call, but the outcome is not known yet. Read the call in your history, or "
+    "repeat the same request after Retry-After; do not pay again.",
     retry_after_s=5,
 )
 UPSTREAM_PAYMENT_REQUIRED = Problem(
     code=Code.UPSTREAM_PAYMENT_REQUIRED,
-    detail="The provider's API asked for a payment of its own; nothing was charged.",
+    detail="The provider's API requires a payment of its own from the gateway. Nothing was charged; report it to the provider.",
 )
 MORE_THAN_ONE_RAIL = Problem(
     code=Code.INVALID_REQUEST,
-    detail="The request shows more than one kind of payment; send one.",
+    detail="The request carries more than one payment. Send one of them.",
     reason="more_than_one_rail",
     payment_state="none",
 )
 NO_OPERATION = Problem(
     code=Code.ROUTE_NOT_FOUND,
-    detail="This API serves its listed operations only.",
+    detail="This API serves only its listed operations, and this is none of them. Check the path against the API document.",
     payment_state="none",
 )
 LOOP = Problem(
     code=Code.LOOP_DETECTED,
-    detail="This call has passed through this gateway already.",
+    detail="This call has passed through this gateway already: the endpoint of the listing leads back to it. Report it to the provider.",
     payment_state="none",
 )
 BLOCKED = Problem(
     code=Code.WALLET_BLOCKED,
-    detail="The operator of this gateway has blocked this wallet.",
+    detail="The operator of this gateway has blocked this wallet. Ask the operator, or use another wallet.",
     payment_state="none",
 )
 
 
 def explain_failure(exc: TollwayError | ClientGone) -> Problem:
-    """What the caller may read about a call without an answer. All dial failures look alike."""
+    """The problem of a call without a response. All failures to connect get the same text: the caller learns nothing about the
+    upstream's network."""
     if isinstance(exc, ClientGone):
-        return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
+        return Problem(
+            code=Code.INVALID_REQUEST,
+            detail="The client closed the connection before the request was complete.",
+        )
     if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, OSError):
         return Problem(
             code=Code.UPSTREAM_TIMEOUT,
-            detail="The provider's API broke the connection before it answered.",
+            detail="The provider's API closed the connection before it responded. Where `paymentState` is `held`, read the call in your "
+            "history and do not pay again; else send the request again.",
             reason="connection_lost",
         )
     return exc.problem
@@ -356,20 +374,20 @@ _PROXY_ERRORS = {
 
 
 def name_proxy_error(problem: Problem) -> str:
-    """RFC 9209 §2.3: the registered error types."""
+    """The registered error type of a problem (RFC 9209 §2.3)."""
     if problem.reason == "connection_lost":
         return "connection_terminated"
     return _PROXY_ERRORS.get(problem.code, "http_request_denied")
 
 
 def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
-    """It pays another call, or this one in a way that cannot be run again. Never with terms."""
+    """The authorisation pays another call, or this call, which cannot run again. Without a quote."""
     is_unsettled = state in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
-    detail = "This authorisation has paid a call already; sign a new one for another call."
+    detail = "This authorisation has paid for a call already. Sign a new one for another call."
     if is_unsettled:
         detail = (
-            "This authorisation is held by a call that is still running, or whose outcome is unknown; ask for its "
-            "record, and do not pay again."
+            "A call that is running, or whose outcome is unknown, holds this authorisation. Read that call in your history, "
+            "and do not pay again before it has an outcome."
         )
     return Problem(
         code=Code.PAYMENT_ALREADY_USED,
@@ -383,20 +401,20 @@ def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
 
 
 def authorization_public(call_id: CallId, state: CallState) -> Problem:
-    """Everybody can read it on its chain by now, so it alone opens nothing. Never with terms."""
+    """The authorisation is public on its chain, so it does not prove the payer any more. Without a quote."""
     return replace(
         authorization_used(call_id, state),
-        detail="This authorisation may be public on its chain, so it does not open its call alone. Repeat the same request "
-        "with the idempotency key that it came with, from the network that it came from, or with a proof of the paying "
+        detail="This authorisation may be public on its chain, so it does not prove the caller any more. Repeat the same request "
+        "with the idempotency key of the first request, from the network of the first request, or with a proof of the paying "
         "wallet (ERC-8128 or SIGN-IN-WITH-X). Do not pay again.",
     )
 
 
 def authorization_became_credit(call_id: CallId, transaction: TxHash) -> Problem:
-    """Its money moved when nobody could be given the answer any more."""
+    """The settlement moved the money after the call had been given up, so the money is credit."""
     return Problem(
         code=Code.PAYMENT_ALREADY_USED,
-        detail="The money of this authorisation has moved after its call was given up, and is credit now: repeat the "
+        detail="The authorisation was settled after its call had been given up, and its value is credit now. Repeat the "
         f"call with X-Payment-Tx: {transaction} and X-Signature. Do not pay again.",
         reason="authorization_became_credit",
         call_id=call_id,
@@ -406,15 +424,14 @@ def authorization_became_credit(call_id: CallId, transaction: TxHash) -> Problem
 
 
 def key_used(call_id: CallId, state: CallState) -> Problem:
-    """The key's call has no answer to give out (any more). What was shown with it now stays unused."""
+    """The key names a call without a stored response. The payment of this request stays unused."""
     is_unsettled = state in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
     detail = (
-        "The call of this idempotency key is paid, and its answer is not stored (any more): see its record."
+        "The call of this idempotency key is paid, and its response is not stored or has expired. Read that call in your "
+        "history; for another call, use a fresh key."
     )
     if is_unsettled:
-        detail = (
-            "The outcome of this idempotency key's call is unknown: see its record, and do not pay again."
-        )
+        detail = "The outcome of this idempotency key's call is not known yet. Read that call in your history, and do not pay again."
     return Problem(
         code=Code.PAYMENT_ALREADY_USED,
         detail=detail,
@@ -427,10 +444,10 @@ def key_used(call_id: CallId, state: CallState) -> Problem:
 
 
 def in_progress(call_id: CallId, *, payment_state: str = "held") -> Problem:
-    """`charged`: its answer costs and is still being read."""
+    """The same request is running. `payment_state` `charged`: its response costs and is still being read."""
     return Problem(
         code=Code.IDEMPOTENCY_IN_PROGRESS,
-        detail="This very request is still running; ask again in a moment with the same proof.",
+        detail="The same request is still running. After Retry-After, send it again with the same proof.",
         retry_after_s=1,
         call_id=call_id,
         payment_state=payment_state,
@@ -439,18 +456,20 @@ def in_progress(call_id: CallId, *, payment_state: str = "held") -> Problem:
 
 RAIL_WITHDRAWN = Problem(
     code=Code.PAYMENT_METHOD_UNSUPPORTED,
-    detail="This gateway cannot settle signed payments of this amount on this network at present; nothing was spent.",
+    detail="This gateway cannot settle signed payments of this amount on this network at present. Nothing was spent; pay with "
+    "another option of the terms.",
     reason="rail_withdrawn",
     payment_state="none",
 )
 NOT_COVERED = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,
-    detail="The wallet's balance does not cover this payment beside those of its calls that are on their way.",
+    detail="The wallet's balance does not cover this payment and the payments of its running calls. Wait for these calls, or add to "
+    "the balance, then send the request again.",
     reason="insufficient_balance",
     payment_state="none",
 )
 KEY_REUSED = Problem(
     code=Code.IDEMPOTENCY_KEY_REUSED,
-    detail="This wallet has used the idempotency key for another request; nothing was spent.",
+    detail="This wallet has used the idempotency key for another request. Nothing was spent; use a fresh key.",
     payment_state="none",
 )

@@ -1,7 +1,7 @@
-"""The reverse proxy: sends one claimed call to its upstream and returns the response. Here the outcome of a call becomes a row in the ledger.
+"""The reverse proxy: sends one claimed call to its upstream, writes the outcome of the call to the ledger, and returns the response.
 
-The order is the law: connect, claim (durable), send, head, capture (written), stream. Every failure between two of
-these steps has one outcome, in `_fail`. A body is never held whole, except one that is stored for a repeat and is small enough.
+The order of the steps is fixed: connect, claim (durable), send, head, capture (written), stream. `_fail` maps every failure after the
+claim to one outcome. A body is not held whole in memory, unless it is small enough and stored for a repeat.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ _WIRE_STATES = {
     CallState.RELEASED: "released",
     CallState.UNKNOWN: "held",
 }
-_PAYMENT_REQUIRED = 402  # of the upstream's own answers, the one that is never passed on
+_PAYMENT_REQUIRED = 402  # the only status of an upstream that never reaches the caller
 DISCONNECT_CHECK_AFTER_S = 0.25
-"""A caller that waits for longer than that until a connection is held may have left: its socket is looked at before the claim."""
+"""If connecting takes longer than this, the proxy checks before the claim whether the caller has closed its connection."""
 
 
 class Proxy:
-    """One per process; safe to use from many tasks at once."""
+    """The reverse proxy of all calls of a process. Safe to use from many tasks at once."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Proxy:
         tally: QualityTally | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """`store_response`: keeps a whole response for a repeat. `observe_upstream_s` hears how long each upstream took, from the
-        first byte sent until its head; `tally`, how paid calls ended."""
+        """`store_response`: stores a whole response for a repeat. `observe_upstream_s`: records the time from the first byte sent to the
+        head of the response. `tally`: counts how paid calls ended."""
         self._http_client = http_client
         self._store_response = store_response
         self._limits = limits
@@ -89,16 +89,16 @@ class Proxy:
         self._breaker = breaker or CircuitBreaker(limits=limits)
 
     def wait_s(self, endpoint: Endpoint) -> int | None:
-        """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""
+        """Seconds until an upstream that is down is tried again; None where it may be connected to now."""
         return self._breaker.wait_s(endpoint.origin)
 
     # ---- Before the claim.
 
     @asynccontextmanager
     async def connect(self, payment: CallPayment) -> AsyncIterator[UpstreamExchange]:
-        """Holds a connection to the upstream while the call is claimed and sent. Raises CallRefused for a failure that leaves no
-        claim: nothing was sent, and nothing is taken."""
-        if payment.body.is_discarded:  # a repeat that would have to run again
+        """A context that holds a connection to the upstream while the call is claimed and sent. Raises CallRefused where the call fails
+        without a claim: nothing was sent, and nothing is taken."""
+        if payment.body.is_discarded:  # a repeat that would run again, but whose body was too long to keep
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
         origin, is_held = payment.route.endpoint.origin, False
         elapsed_s = asyncio.get_running_loop().time
@@ -113,7 +113,7 @@ class Proxy:
                 if payment.claimed is None:  # another request was faster
                     self._breaker.record_reached(origin)
         except (TollwayError, ClientGone) as exc:
-            if payment.claimed is not None:  # what became of a claimed call, as `exchange` says it
+            if payment.claimed is not None:  # `exchange` has written and explained the outcome
                 raise
             if isinstance(exc, UpstreamUnreachable):
                 self._breaker.record_failed(origin)
@@ -143,7 +143,8 @@ class Proxy:
         )
 
     def _explain_unclaimed(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
-        """No row, and nothing was sent. Only when the ledger itself broke off may the price be taken for a while."""
+        """The refusal of a call without a claim. Where the claim itself failed in storage, its outcome is unknown and the price may be
+        held until recovery."""
         problem = explain_failure(exc)
         if payment.asset is not None and problem.code is Code.STORAGE_UNAVAILABLE:
             return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
@@ -154,10 +155,11 @@ class Proxy:
     # ---- From the claim to the head.
 
     async def exchange(self, upstream: UpstreamExchange, payment: CallPayment) -> ProxyResponse:
-        """Signs and sends the claimed call once, captures its price by the head, and returns the response, whose body streams.
+        """Signs and sends the claimed call once, captures its price by the status of the response, and returns the response with a
+        streaming body.
 
-        Every exit has written its state: charged, released or unknown. Raises CallRefused where the upstream's response is not
-        passed on, ClientGone where the caller has left."""
+        Every exit has written the state of the call: charged, released or unknown. Raises CallRefused where the caller gets no
+        response of the upstream, ClientGone where the caller has left."""
         sent_ms = self._now_ms()
         try:
             await upstream.send(
@@ -173,8 +175,8 @@ class Proxy:
         return await self._answer(upstream, payment, sent_ms)
 
     def _sign(self, payment: CallPayment, now_ms: int) -> bytes:
-        """The headers that name the call, and the gateway's signature over it unless the listing has that switched off. Only now
-        is it known which call it is."""
+        """Builds the headers that identify the call, and the gateway's signature unless the listing disables it. Runs after the claim,
+        because the claim decides the call id."""
         request, route, body = payment.request, payment.route, payment.body
         listing = route.entry.listing
         assert payment.call_id is not None  # claimed
@@ -195,18 +197,18 @@ class Proxy:
         )
         return format_fields(signed)
 
-    # ---- No head: what that means for the payment.
+    # ---- A failure before the head.
 
     async def _fail(
         self, upstream: UpstreamExchange, payment: CallPayment, exc: BaseException
     ) -> BaseException:
-        """Writes what a call without a head is, and returns what to raise.
+        """Writes the state of a call that got no response head, and returns the exception to raise.
 
-        | what happened | the call |
+        | what happened | state of the call |
         |---|---|
-        | not wholly sent: no byte left, the caller left or broke its body, no last byte before the deadline | released; a repeat: as before it |
+        | not sent completely: nothing was sent, the caller left or broke its body, or the last byte missed the deadline | released; a repeat: its state before |
         | sent, and a repeat of a charged call | stays charged |
-        | sent | unknown: never a demand to pay again |
+        | sent | unknown: the price stays held, and the response asks for no other payment |
         """
         if isinstance(exc, UpstreamUnreachable):
             self._breaker.record_failed(payment.route.endpoint.origin)
@@ -216,13 +218,13 @@ class Proxy:
         was_charged = before is CallState.CONSUMED
         after = (before or CallState.RELEASED) if is_unsent or was_charged else CallState.UNKNOWN
         closing = self._close(payment, after, _name_error(exc))
-        closed = await asyncio.shield(closing)  # a gateway that stops writes it too
+        closed = await asyncio.shield(closing)  # written even while the gateway shuts down
         if isinstance(exc, ClientGone):
             return ClientGone(_format_state(after if closed is not None else CallState.UNKNOWN, payment))
         if not isinstance(exc, TollwayError):
-            return exc  # the process stops, or has a defect
+            return exc  # shutdown, or a defect
         if after is not CallState.UNKNOWN and closed is None:
-            # "released" would be a promise that the ledger does not keep.
+            # The write failed, so the ledger may not release the price: "released" could be wrong.
             return self._explain_unknown(payment)
         problem, state = explain_failure(exc), _format_state(after, payment)
         remaining_units = None if closed is None else closed.remaining_units
@@ -237,8 +239,8 @@ class Proxy:
         return CallRefused(problem, headers=[status_header, *headers])
 
     async def _close(self, payment: CallPayment, after: CallState, error: str) -> Closed | None:
-        """None: the ledger cannot say, or another gateway moved the call on. The price stays taken until recovery finds the
-        call."""
+        """Writes the end of the call. None where storage failed or another gateway moved the call; the price then stays taken until
+        recovery."""
         close = self._build_close(payment, after, error=error)
         try:
             closed = await payment.capture(close, _collect_nothing)
@@ -249,7 +251,7 @@ class Proxy:
         self._count_quality(payment, close, _format_state(after, payment))
         return closed
 
-    # ---- The head: capture by it, then stream.
+    # ---- After the head: capture, then stream.
 
     async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
         status = upstream.status
@@ -273,7 +275,7 @@ class Proxy:
         try:
             captured = await payment.capture(close, partial(self._collect, upstream, payment))
         except StorageUnavailable:
-            raise self._explain_unknown(payment) from None  # a repeat reads the ledger again
+            raise self._explain_unknown(payment) from None  # a repeat reads the outcome from the ledger
         match captured:
             case Closed(remaining_units=remaining_units):
                 self._count_quality(payment, close, state)
@@ -288,14 +290,14 @@ class Proxy:
         if is_foreign_402:
             problem = replace(UPSTREAM_PAYMENT_REQUIRED, call_id=payment.call_id, payment_state=state)
             raise CallRefused(problem, headers=own)
-        # A repeat of what cost nothing is a call of its own: nothing is stored for it.
+        # A repeat of an uncharged call is a new call, so its response is not stored.
         is_stored = is_charged_now and payment.key is not None
         response = await self._start_response(upstream, payment, own, body, is_stored=is_stored)
         response.payment_state = state
         return response
 
     def _take_body(self, upstream: UpstreamExchange) -> bytes | None:
-        """The whole body, where it is here with the head and goes out in one message; else None, and nothing of it is read."""
+        """Returns the whole body where it arrived with the head and fits one message; else None, without reading any of it."""
         length = upstream.length
         return upstream.take_whole() if length is not None and length <= self._limits.buffer_bytes else None
 
@@ -304,7 +306,7 @@ class Proxy:
         return CallRefused(replace(failed.problem, call_id=payment.call_id), headers=headers)
 
     def _explain_unknown(self, payment: CallPayment) -> CallRefused:
-        """Never with a quote: what may be paid is not asked for again."""
+        """The refusal of a call with an unknown outcome. Without a quote: the call may be paid already."""
         state = _format_state(CallState.UNKNOWN, payment)
         problem = replace(
             OUTCOME_UNKNOWN,
@@ -367,9 +369,9 @@ class Proxy:
         *,
         is_stored: bool,
     ) -> ProxyResponse:
-        """The head, with the whole `body` where it is here, or else the first piece of a short one."""
+        """Builds the response: with the whole `body` where it is given, else with the first chunk of a short body."""
         status, is_bodiless = upstream.status, _is_bodiless(payment, upstream.status)
-        # A wrong length beside a single message would go out as it stands; the server knows the right one.
+        # The server would send a wrong content-length of the upstream unchanged beside a single message; it sets the right one itself.
         headers = self._caller_headers(upstream, payment, keep_length=body is None or is_bodiless)
         recorder = None
         if is_stored and payment.call_id is not None and payment.payer is not None:
@@ -387,7 +389,7 @@ class Proxy:
                 try:
                     first = await _read_first(upstream, length)
                 except BaseException:
-                    # The gateway stops: the price is captured, and the end of the call is recorded.
+                    # Shutdown: the price is captured already, so the end of the body is recorded too.
                     await self._finish(payment, Delivery.PARTIAL, 0)
                     raise
             if recorder is not None and first:
@@ -408,7 +410,7 @@ class Proxy:
         await payment.finish(_build_finish(payment, delivery, response_bytes, now_ms=self._now_ms()))
 
     async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
-        """The whole response, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
+        """Reads the whole response, to store it; None where it is too large, takes too long, or is cut. The caller waits meanwhile."""
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.answer_collect_s):
@@ -419,7 +421,9 @@ class Proxy:
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
         headers = self._caller_headers(upstream, payment, keep_length=False)
-        own = call_headers(payment, "charged", remaining_units=None)  # delivered once it is
+        own = call_headers(
+            payment, "charged", remaining_units=None
+        )  # a stored response is delivered only once the call is charged
         headers += _select_stored_headers(own)
         return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
 
@@ -439,7 +443,7 @@ class Proxy:
 
 
 class UpstreamBody:
-    """The rest of a response. See `ResponseBody`. `recorder` gets the whole body before its end is reported."""
+    """The streaming body of a response (`ResponseBody`). `recorder` gets the whole body before `read_chunk` returns its end."""
 
     __slots__ = ("_is_cut", "_is_ended", "_now_ms", "_payment", "_recorder", "_upstream")
 
@@ -462,7 +466,7 @@ class UpstreamBody:
         try:
             chunk = await self._upstream.read_chunk()
         except (UpstreamBadResponse, UpstreamTimeout):
-            # A caller that breaks its own upload off breaks the connection too; that earns no repeat.
+            # A caller that cuts its own upload cuts this connection too; that must not allow a repeat.
             self._is_cut = not self._payment.request.body.is_broken
             raise
         if self._recorder is not None:
@@ -485,12 +489,12 @@ class UpstreamBody:
 
 
 async def _read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
-    """The body where all of it is here, or its first piece. None: it broke off; the stream meets the same failure, and cuts the
-    response visibly."""
+    """Reads the first chunk of a body, and its end where that is the whole body. None where the body was cut: the stream then meets the
+    same failure and cuts the response visibly."""
     try:
         first = await upstream.read_chunk() if length else b""
         if len(first) == length and not upstream.is_read:
-            await upstream.read_chunk()  # the end, which frees the connection for the next call
+            await upstream.read_chunk()  # reading the end returns the connection to the pool
     except (UpstreamBadResponse, UpstreamTimeout):
         return None
     return first
@@ -515,7 +519,7 @@ _: type[ResponseBody] = UpstreamBody
 
 
 class ResponseRecorder:
-    """Collects an answer while it streams, and keeps it when it is whole and not too large."""
+    """A copy of a response body that streams. Stores the response at its end, unless it is too large."""
 
     __slots__ = ("_body", "_bytes_max", "_headers", "_status", "_store_response")
 
@@ -535,11 +539,11 @@ class ResponseRecorder:
 
     @property
     def is_open(self) -> bool:
-        """More is wanted, or the whole is being stored."""
+        """Whether it takes more chunks, or is storing the response."""
         return self._body is not None
 
     async def add_chunk(self, chunk: bytes) -> None:
-        """The next bytes; b"" at the true end, once."""
+        """Adds the next bytes; b"" once, at the end of the body, stores the response."""
         if self._body is None:
             return
         if chunk:
@@ -556,7 +560,7 @@ class ResponseRecorder:
 
 
 def call_headers(payment: CallPayment, state: str, *, remaining_units: int | None) -> Headers:
-    """What every response to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
+    """The headers that the gateway adds to the response of a claimed call. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
         (b"tollway-call-id", str(payment.call_id).encode()),
         (b"tollway-payment-state", state.encode()),
@@ -565,8 +569,8 @@ def call_headers(payment: CallPayment, state: str, *, remaining_units: int | Non
     if payment.asset is None:
         return headers
     if remaining_units is not None:
-        rest = payment.asset.format_units(remaining_units)
-        headers.append((b"tollway-credit-remaining", f"{rest} {payment.currency}".encode()))
+        credit = payment.asset.format_units(remaining_units)
+        headers.append((b"tollway-credit-remaining", f"{credit} {payment.currency}".encode()))
     receipt = payment.write_receipt() if state == "charged" else None
     if receipt is not None:
         headers.append(receipt)
@@ -574,7 +578,7 @@ def call_headers(payment: CallPayment, state: str, *, remaining_units: int | Non
 
 
 STORED_HEADERS = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
-"""What a stored response says of its call for ever."""
+"""The headers of the gateway that are stored with a response."""
 
 
 def _select_stored_headers(own: Headers) -> Headers:
@@ -599,7 +603,7 @@ def _format_state(state: CallState, payment: CallPayment) -> str:
 
 
 def _name_error(exc: BaseException) -> str:
-    """What the call's record says of a failure."""
+    """The name of a failure in the record of the call."""
     if isinstance(exc, ClientGone):
         return "caller_gone"
     if isinstance(exc, TollwayError):
@@ -608,4 +612,4 @@ def _name_error(exc: BaseException) -> str:
 
 
 async def _collect_nothing() -> None:
-    """No head has come."""
+    """Collects no response: there was no head."""

@@ -1,11 +1,11 @@
-"""A rail: one way to pay a call. What the pipeline knows of it, and what all rails share.
+"""A rail: one way to pay for a call. This module holds the interface between the pipeline and the rails, and the code that all rails share.
 
-A rail reads its proof from a request, and opens a `CallPayment` for the call. The pipeline drives that through its steps:
+A rail reads its proof from a request and opens a `CallPayment` for the call. The pipeline calls the steps of the payment in this order:
 
     check -> (read the body) -> verify -> (connect) -> claim -> (send, head) -> capture -> (stream) -> finish
 
-A rail captures with `Ledger.close` unless it says otherwise; the one for authorisations settles. A free call is on the rail `FreeRail`,
-which takes nothing and writes a row too. The claim is built here, once, and so is the reason why the ledger did not grant one.
+`capture` calls `Ledger.close`; the rail of authorisations overrides it with a settlement. A free call uses `FreeRail`, which takes no
+payment and writes a call row too. `build_claim` and `explain_claim` serve every rail.
 """
 
 from abc import ABC, abstractmethod
@@ -67,72 +67,72 @@ PATH_LENGTH_MAX = 2_048
 CALL_IDS_MAX = 10
 
 CollectResponse = Callable[[], Awaitable[StoredResponse | None]]
-"""Reads the response of the upstream to its end; None where it is too large, takes too long, or breaks off."""
+"""Reads the whole response of the upstream; None where it is too large, takes too long, or is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFailed:
-    """The payment surely moved no money, so the response is dropped. `headers`: what the dialect of the payment says of it."""
+    """The settlement failed and moved no money, so the response is dropped. `headers`: the failure in the dialect of the payment."""
 
     problem: Problem
     headers: Headers
 
 
 CaptureOutcome = Closed | CaptureFailed | Undecided | Fenced
-"""`Closed`: the ledger holds the end that the head decided, charged or released. `Undecided`, `Fenced`: the ledger cannot say yet."""
+"""`Closed`: the ledger has the end of the call, charged or released. `Undecided`, `Fenced`: the end is not known yet."""
 
 
 class PaymentRail(KeyReader, Protocol):
-    """One per process; safe to use from many tasks at once."""
+    """A rail. One per process; safe to use from many tasks at once."""
 
     is_settled_here: bool
-    """Its money moves at this gateway's expense."""
+    """Whether this gateway pays for the settlement."""
 
     def read(self, request: ProxyRequest) -> object | None:
-        """The proof that a request shows on this rail, as the rail parses it; a Problem where it is malformed; None where it shows
-        none. Pure."""
+        """Parses the proof of a request. A Problem where the proof is malformed; None where the request has no proof of this rail.
+        Pure."""
         ...
 
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
     ) -> "CallPayment":
-        """The payment of one call. `repeat`: what the ledger holds of the same request. Nothing is checked yet."""
+        """Opens the payment of one call, without any check. `repeat`: the earlier call of the same request, if the ledger has one."""
         ...
 
 
-Shown = tuple[PaymentRail, object]
-"""A rail, and the proof that it has read."""
+RailProof = tuple[PaymentRail, object]
+"""A rail, and the proof that the rail has parsed."""
 
 
-def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> Shown | Problem | None:
-    """What the request shows, at most one proof; a Problem where it cannot be read. Whether it counts is not known yet."""
-    shown = [(rail, proof) for rail in rails if (proof := rail.read(request)) is not None]
-    if not shown:
+def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> RailProof | Problem | None:
+    """Reads the proof of a request, of at most one rail. A Problem where it cannot be read. The proof is not verified yet."""
+    found = [(rail, proof) for rail in rails if (proof := rail.read(request)) is not None]
+    if not found:
         return None
-    rail, proof = shown[0]
+    rail, proof = found[0]
     has_transaction = any(request.find_header(name) is not None for name in _TRANSACTION_HEADERS)
     if isinstance(proof, Problem):
-        # One rail may be shown twice, which it cannot read.
+        # A rail cannot read two proofs of its own, so that case is checked here.
         return proof if has_transaction else check_rails(request) or proof
-    return MORE_THAN_ONE_RAIL if len(shown) > 1 else (rail, proof)
+    return MORE_THAN_ONE_RAIL if len(found) > 1 else (rail, proof)
 
 
 _TRANSACTION_HEADERS = (TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER)
 
 
 class Verified(Protocol):
-    """What a rail has found about a request, and finds again until `expires_ms`."""
+    """The result of verifying a request. The same request has the same result until `expires_ms`."""
 
     @property
     def expires_ms(self) -> float: ...
 
 
 class CallPayment(ABC):
-    """How one call is paid: it learns more at each step, from the proof to the captured price.
+    """The payment of one call, from the proof to the captured price. Each step fills in more attributes.
 
-    From `verify` on: `payer`, `asset` (None: a free call), `price`, `units` in the ledger, `currency`, `charge_on`. From
-    `claim` on: `call_id` and `claimed`. `transaction`: where the money has moved. `key`: the request's idempotency key. `verified` and
-    `fields`: what an earlier call of the same request has found (`gateway.decisions`), set before `check`.
+    Set by `verify`: `payer`, `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`. Set by `claim`:
+    `call_id` and `claimed`. `transaction`: the transaction that moved the money. `key`: the idempotency key of the request. `verified`
+    and `fields`: cached results of an earlier call of the same request (`gateway.decisions`), set before `check`.
     """
 
     __slots__ = (
@@ -187,49 +187,49 @@ class CallPayment(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Refuses what the body does not decide, before the body is read. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+        """Runs the checks that do not need the body, before it is read. Raises Refusal, ChainUnavailable, StorageUnavailable."""
 
     @abstractmethod
     async def verify(self) -> ProxyResponse | None:
-        """Facts, rules, price and access, once the body is here: everything up to the claim, and nothing is taken. A response: the
-        one that was stored for this very request. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+        """Verifies the payment with the body: facts, rules, price, access. Takes nothing. Returns the stored response where this
+        request repeats an earlier call. Raises Refusal, ChainUnavailable, StorageUnavailable."""
 
     @abstractmethod
     async def claim(self) -> ProxyResponse | None:
-        """Takes the price durably, or runs a call again under the claim that it has; a connection is held meanwhile. A response:
-        another request was faster, and its response is stored. Raises Refusal: nothing was taken."""
+        """Takes the price in one durable commit, or reopens an earlier call under its own claim. Called with a held connection.
+        Returns the stored response where another request was faster. Raises Refusal: nothing was taken."""
 
     @property
     def charged_state(self) -> CallState:
-        """Where a head that costs moves the call."""
+        """The next state of the call after a response that costs."""
         return CallState.CONSUMED
 
     @property
     def is_ended_by_close(self) -> bool:
-        """Where the whole body is here with the head, the close writes the end of the body too, and `finish` is not called. Not where a
-        response is stored before the call counts as delivered, and not on a rail whose price depends on the body."""
+        """Whether the close also writes the end of a body that arrived whole with the head, so that `finish` is not called. False where
+        the response must be stored before the call counts as delivered, and on a rail whose price depends on the body."""
         return self.key is None
 
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
-        """Writes the end that the head of the response has decided (`close`). Raises StorageUnavailable."""
+        """Writes the end of the call, as the status of the response decides it (`close`). Raises StorageUnavailable."""
         return await self.ledger.close(close)
 
     async def finish(self, finish: Finish) -> None:
-        """Records the end of the body, whole or not. Raises nothing. Its caller may be cancelled: a rail that waits here for its own
-        write shields that."""
+        """Records the end of the body, complete or not. Raises nothing. The calling task may be cancelled, so a rail that waits for a
+        write here must shield it."""
         self.ledger.finish(finish)
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
-        """The header that says of a charged call how it was paid; None where nothing was paid."""
+        """The receipt header of a charged call; None where nothing was paid."""
         return None
 
     def remember(self) -> Verified | None:
-        """What `verify` has found, for the next call of the same request; None where that is verified anew. Asked once the claim is
+        """Returns the result of `verify` for the cache of decisions; None where each call must verify again. Called once the claim is
         granted."""
         return None
 
     def drop_content(self) -> None:
-        """The request is sent: its bytes are not kept while the response streams."""
+        """Frees the bytes of the sent request while the response streams."""
         self.repeat = None
         if self.body.content is not None:
             self.body = replace(self.body, content=None)
@@ -237,7 +237,7 @@ class CallPayment(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAndEntropy:
-    """The time, and random bytes for ids. `entropy`: as many bytes as it is asked for."""
+    """The clock, and random bytes for ids. `entropy`: returns the given number of bytes."""
 
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -256,7 +256,7 @@ def build_claim(
     cover: Cover | None = None,
     client_network: bytes | None = None,
 ) -> Claim:
-    """The claim of a verified call on any rail. `digest` None: no other request is the same as this one."""
+    """Builds the claim of a verified call of any rail. `digest` None: no other request repeats this one."""
     request, listing, asset = call.request, call.route.entry.listing, call.asset
     pay_to = None if payment is None else payment.payee
     return Claim(
@@ -291,11 +291,11 @@ def build_claim(
 
 
 async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None, ledger: Ledger) -> Problem:
-    """Why the ledger did not grant a claim, on any rail. Raises StorageUnavailable."""
+    """Builds the problem for a claim that the ledger did not grant, on any rail. Raises StorageUnavailable."""
     authorization = claim.authorization
     match outcome:
-        case Exhausted(remaining_units=rest, held_units=0) if rest > 0 and asset is not None:
-            return insufficient(claim, asset, remaining_units=rest)
+        case Exhausted(remaining_units=remaining, held_units=0) if remaining > 0 and asset is not None:
+            return insufficient(claim, asset, remaining_units=remaining)
         case Exhausted(held_units=held) if claim.payment_id is not None:
             calls = await ledger.spending_calls(claim.payment_id, limit=CALL_IDS_MAX)
             return already_used(calls, is_unsettled=held > 0)
@@ -316,20 +316,20 @@ async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None
         case NotCovered():
             return NOT_COVERED
         case Exhausted() | InDebt() | Claimed() | KeyTaken() | RepeatsOpenCall():
-            raise AssertionError("a claim without a price, a grant, and a repeat are decided by the rail")
+            raise AssertionError("the rail handles a free claim, a granted claim and a repeat itself")
         case _:
             assert_never(outcome)
 
 
 def require(response: ProxyResponse | Problem) -> ProxyResponse:
-    """A stored response. Raises Refusal where the record has a problem instead."""
+    """Returns a stored response. Raises Refusal for a problem."""
     if isinstance(response, Problem):
         raise Refusal(response)
     return response
 
 
 class FreeRail:
-    """Calls that cost nothing: recorded, and limited by client address. No proof is read, and no key is opened, here."""
+    """The rail of calls without a price: recorded, and rate-limited by client address. It reads no proof and opens no idempotency key."""
 
     is_settled_here = False
 
@@ -362,7 +362,7 @@ class FreeRail:
 
 
 class FreeCall(CallPayment):
-    """Takes nothing, and writes a row all the same."""
+    """A call without a price. It writes a call row and takes no payment."""
 
     __slots__ = ("_rail",)
 
@@ -383,5 +383,5 @@ class FreeCall(CallPayment):
     async def claim(self) -> None:
         claim = build_claim(self, self._rail.clock, digest=None)
         outcome = await self._rail.ledger.claim(claim)
-        assert isinstance(outcome, Claimed)  # it takes nothing that could run out
+        assert isinstance(outcome, Claimed)  # it takes nothing from a balance
         self.call_id, self.claimed = claim.call_id, outcome

@@ -1,10 +1,10 @@
-"""Payment by transaction, and by the credit that is left of one: from the proof to the claim.
+"""Payment by a transaction, and by the credit that remains of one: from the proof to the claim.
 
-    check: the form, then the signer and the payment, from the ledger or the chain -> (body) -> verify: a second look-up of the key -> price
-      -> may this wallet? -> (connect) -> claim: candidates in order
+    check: form of the proof -> signer and payments, from the ledger or the chain -> (body) -> verify: second look-up of the key -> price
+      -> access of the wallet -> (connect) -> claim: the candidates in order
 
-Credit that is in memory is the plain case: nothing is read, and the claim is the first statement. A call that the key has
-named and that may run again costs what it did, although its listing asks another price now. Nothing here sends anything.
+For credit in memory nothing is read before the claim, which is the first database statement. A call that runs again, by its key or as
+the same request, costs the price of its claim, although the listing may have another price now.
 """
 
 from collections.abc import Sequence
@@ -57,11 +57,11 @@ from tollway.payments.transaction_verifier import (
 from tollway.registry.listing import CatalogEntry, Listing
 
 _Candidate = tuple[SpendablePayment, OperationPrice, bool]
-"""A payment that the proof may spend, the price of the call in its asset, and whether that price holds for its first call only."""
+"""A payment that the proof may spend, the price of the call in its asset, and whether that price is only for the first call of the payment."""
 
 
 class TransactionRail:
-    """One per process; safe to use from many tasks at once."""
+    """The rail of transactions. One per process; safe to use from many tasks at once."""
 
     is_settled_here = False
 
@@ -76,7 +76,7 @@ class TransactionRail:
         is_bound_required: bool,
         clock: ClockAndEntropy,
     ) -> None:
-        """`origin`: that of the public URL, which a bound signature names."""
+        """`origin`: the origin of the public URL, which a bound signature covers."""
         self.ledger = ledger
         self.transaction_verifier = transaction_verifier
         self.idempotency = idempotency
@@ -115,7 +115,7 @@ class TransactionRail:
     async def find_key_wallets(
         self, request: ProxyRequest, entry: CatalogEntry, proof: Proof, body: ForwardBody | None
     ) -> tuple[Address, ...] | None:
-        """See `KeyReader`. No call was ever granted under a key whose body is too long to be read first."""
+        """See `KeyReader`. A body over the limit opens no key: no call with a key was granted with such a body."""
         is_hash_declared = proof.binding is not None and proof.binding.body_hash is not None
         is_too_long = (request.body.length or 0) > self.limits.bound_body_bytes_max and not is_hash_declared
         if is_too_long or self.check_form(proof, entry) is not None:
@@ -132,7 +132,8 @@ class TransactionRail:
         return await self.transaction_verifier.find_key_wallets(proof, entry, wallets)
 
     def bind(self, request: ProxyRequest, proof: Proof, body: ForwardBody | None) -> BoundRequest:
-        """The request as its signature covers it. `body` None: it is not read, and the signature covers none, or its promised hash."""
+        """The request in the form that a signature covers. `body` None: not read yet; the signature then covers the declared hash, or no
+        body."""
         body_hash = None if proof.binding is None else proof.binding.body_hash
         if body is not None:
             body_hash = body.body_hash
@@ -146,13 +147,13 @@ class TransactionRail:
 
 
 def needs_body(request: ProxyRequest, proof: Proof) -> bool:
-    """Whether the signature covers a body whose hash is not promised: its signer is known only once that is read."""
+    """Whether the signature covers a body without a declared hash. Its signer is known only after the body is read."""
     return proof.binding is not None and proof.binding.body_hash is None and request.body.is_present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedTransaction:
-    """The payments that a request spends, and what its call costs with each, until `expires_ms`. The key of their payer has signed."""
+    """The payments that a request spends, and the price of its call with each, valid until `expires_ms`. The key of their payer signed."""
 
     spendables: tuple[SpendablePayment, ...]
     candidates: Sequence[_Candidate]
@@ -160,7 +161,7 @@ class VerifiedTransaction:
 
 
 class TransactionPayment(CallPayment):
-    """One call that shows a transaction."""
+    """The payment of one call by a transaction."""
 
     __slots__ = ("_candidates", "_earlier", "_rail", "_spendables", "proof")
 
@@ -193,7 +194,7 @@ class TransactionPayment(CallPayment):
         return None if self.repeat is None else self.repeat.call
 
     async def _find_spendables(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...]:
-        """The payments that the proof may spend here. Raises Refusal where there is none."""
+        """Finds the payments that the proof may spend at this listing. Raises Refusal where there is none."""
         found = await self._look_up(body)
         if isinstance(found, Problem):
             raise Refusal(found)
@@ -209,8 +210,8 @@ class TransactionPayment(CallPayment):
         return await self._rail.transaction_verifier.find_spendable(self.proof, self.route.entry, bound)
 
     def _is_verified_again(self, body: ForwardBody | None) -> bool:
-        """Whether what an earlier call of the same request has found holds for this one: the ledger's payments are the same, and so is a
-        plain signature, by the key of the decision; a bound one is recovered each time."""
+        """Whether the cached result of an earlier call of the same request is valid for this one. The recorded payments must be unchanged.
+        A plain signature is the same by the key of the decision; a bound signature is recovered for each request."""
         verified, rail = self.verified, self._rail
         if not isinstance(verified, VerifiedTransaction):
             return False
@@ -224,7 +225,8 @@ class TransactionPayment(CallPayment):
         )
 
     def remember(self) -> VerifiedTransaction | None:
-        """Only known payments whose payer's key has signed: a contract wallet is called each time, and a first price holds once."""
+        """See `CallPayment`. Only for known payments whose payer's key signed: the signature of a contract wallet is checked on the chain
+        for each call, and a first price is valid once."""
         spendables, rail = self._spendables, self._rail
         if self.verified is not None or self._earlier is not None or not spendables:
             return None
@@ -238,7 +240,7 @@ class TransactionPayment(CallPayment):
         )
         return VerifiedTransaction(spendables=spendables, candidates=self._candidates, expires_ms=expires_ms)
 
-    # ---- Verify: which payments, at which price.
+    # ---- Verify: the payments and their prices.
 
     async def verify(self) -> ProxyResponse | None:
         earlier = self._named_call
@@ -269,7 +271,7 @@ class TransactionPayment(CallPayment):
         return None
 
     async def _find_by_key(self, payer: Address, key: str) -> ProxyResponse | None:
-        """The second look-up: a contract's wallet, or a new payment, is known to be the payer's only now."""
+        """The second look-up of the key: the payer of a contract wallet, or of a new payment, is known only now."""
         looked_up = () if self.repeat is None else self.repeat.key_wallets
         if payer in looked_up:
             return None
@@ -284,10 +286,10 @@ class TransactionPayment(CallPayment):
         return None if found is None else require(found)
 
     def _price(self, spendables: Sequence[SpendablePayment]) -> Sequence[_Candidate]:
-        """What the call costs with each payment, by the terms rule; those that can give it first.
+        """The price of the call with each payment, by the rule of the terms. Payments that cover their price come first.
 
-        A payment that has bought nothing yet may have a lower price for its first call. Many callers may show it at
-        once, so the ledger grants that price to one of them, and the price of now stands behind it for the others.
+        A payment that has paid no call yet may have a lower price for its first call. Many requests may present it at once: the ledger
+        grants that price to one of them, and the current price follows as the next candidate for the others.
         """
         candidates: list[_Candidate] = []
         for spendable in spendables:
@@ -299,7 +301,7 @@ class TransactionPayment(CallPayment):
             if now is not None:
                 candidates.append((spendable, now, False))
         if len(candidates) > 1:
-            candidates.sort(key=_is_short)
+            candidates.sort(key=_is_below_price)
         return candidates
 
     def _find_price(self, asset: Asset, *, first_block_s: int | None) -> OperationPrice | None:
@@ -325,8 +327,8 @@ class TransactionPayment(CallPayment):
         raise await self._explain(refused)
 
     async def _find_held(self) -> OpenCall | None:
-        """The call that this request without a key runs again, where its price decides whether `Tollway-Max-Price` allows
-        the request: it costs what it did. Reads the ledger only for a request whose current price is above that maximum."""
+        """The earlier call that this request without a key would run again, at the price of its claim. Reads the ledger only where the
+        current price is above `Tollway-Max-Price`, because only then does the held price decide."""
         if self.key is not None:
             return None
         for candidate in self._candidates:
@@ -348,12 +350,12 @@ class TransactionPayment(CallPayment):
             raise Refusal(problem)
 
     async def _verify_repeat(self, earlier: KeyedCall) -> None:
-        """Under the claim that it has. No payment is required for it: it holds a price."""
+        """Verifies a call that runs again under its own claim. It holds a price already, so no problem here asks for a payment."""
         found = await self._look_up(self.body)
         if isinstance(found, Problem):
             raise Refusal(explain_key_used(earlier) if may_quote(found) else found)
         spendable = next((one for one in found if one.payment.id == earlier.payment_id), None)
-        if spendable is None:  # another payment of that wallet is for another call
+        if spendable is None:  # the proof is of another payment than the claim
             raise Refusal(explain_key_used(earlier))
         price, payer = Price.parse(earlier.price), spendable.payment.payer
         candidate = (spendable, self.route.operation_prices[0], False)
@@ -364,7 +366,7 @@ class TransactionPayment(CallPayment):
         self._earlier, self._candidates = earlier, (candidate,)
         self._choose(candidate)
 
-    # ---- Claim: the first payment that can give the price.
+    # ---- Claim: the first payment that covers its price.
 
     async def claim(self) -> ProxyResponse | None:
         if self._earlier is not None:
@@ -375,9 +377,8 @@ class TransactionPayment(CallPayment):
         for candidate in self._candidates:
             claim = self._build_claim(candidate)
             price_problem = check_price_max(self.request, self.price, candidate[0].asset)
-            if (
-                price_problem is not None
-            ):  # an open call may cost less; or the first price is granted to another
+            if price_problem is not None:
+                # An open call may hold a lower price. After `NotFirst` the next candidate has the current, higher price.
                 if self.key is None and await self._run_again(claim, candidate):
                     return None
                 last_price_problem = price_problem
@@ -386,7 +387,7 @@ class TransactionPayment(CallPayment):
             if isinstance(outcome, RepeatsOpenCall):
                 if await self._run_open(outcome.call, candidate):
                     return None
-                # It is running, or it may not run any more: this request is another call.
+                # The earlier call is running, or may not run again, so this request is a new call.
                 outcome = await rail.ledger.claim(replace(claim, is_separate_call=True))
             if isinstance(outcome, Claimed):
                 rail.transaction_verifier.mark_spent(candidate[0].payment)
@@ -395,7 +396,7 @@ class TransactionPayment(CallPayment):
             rail.transaction_verifier.forget(self.proof.tx_hash)
             if isinstance(outcome, KeyTaken):
                 return await self._run_keyed(outcome.call)
-            # A key is for a call of its own: it never runs a call that it does not name.
+            # A request with a key runs no call that its key does not name.
             may_repeat = self.key is None and isinstance(outcome, Exhausted | NonceUsed)
             if may_repeat and await self._run_again(claim, candidate):
                 return None
@@ -412,9 +413,9 @@ class TransactionPayment(CallPayment):
 
     def _build_claim(self, candidate: _Candidate) -> Claim:
         self._choose(candidate)
-        assert self.payer is not None  # a candidate's payment has one
+        assert self.payer is not None  # `_choose` sets it
         body_hash, binding = self.body.body_hash, self.proof.binding
-        # A streamed body whose hash is not promised is never the same as another.
+        # Without a declared hash a streamed body has no digest, so no other request repeats this one.
         digest = None if body_hash is None else self.request.digest_for(self.payer, body_hash)
         return build_claim(
             self,
@@ -437,10 +438,10 @@ class TransactionPayment(CallPayment):
         self.call_id, self.claimed = call_id, claimed
         self.transaction = candidate[0].payment.tx_hash
 
-    # ---- Claim: a call that runs again has its claim, at the price that it had.
+    # ---- Claim: an earlier call runs again, under its claim and at its price.
 
     async def _run_again(self, claim: Claim, candidate: _Candidate) -> bool:
-        """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
+        """Runs the earlier call of the same request again where it has no outcome. Only for safe methods."""
         open_call = await self._find_open(claim)
         return open_call is not None and await self._run_open(open_call, candidate)
 
@@ -451,12 +452,12 @@ class TransactionPayment(CallPayment):
         return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
 
     async def _run_open(self, open_call: OpenCall, candidate: _Candidate) -> bool:
-        """Raises Refusal where the call holds a price above the request's maximum."""
+        """Reopens an earlier call. Raises Refusal where its price is above the request's maximum."""
         self._check_held_price(open_call, candidate[0].asset)
         return await self._reopen(open_call, candidate)
 
     async def _run_keyed(self, earlier: KeyedCall) -> ProxyResponse | None:
-        """The call that the key has named since `verify` runs under the claim that it has, where it may."""
+        """Handles a key that has named a call since `verify`: returns its response, or runs the call again where it may."""
         rail, payer = self._rail, self._candidates[0][0].payment.payer
         if not await rail.transaction_verifier.find_key_wallets(self.proof, self.route.entry, (payer,)):
             raise Refusal(BOUND_REQUIRED)
@@ -465,7 +466,7 @@ class TransactionPayment(CallPayment):
             return require(recorded)
         matching = (one for one in self._candidates if one[0].payment.id == recorded.payment_id)
         candidate = next(matching, None)
-        if candidate is None:  # another payment of that wallet is for another call
+        if candidate is None:  # the proof is of another payment than the claim
             raise Refusal(explain_key_used(recorded))
         return await self._reopen_keyed(recorded, candidate)
 
@@ -478,7 +479,7 @@ class TransactionPayment(CallPayment):
         return require(overtaken)
 
     async def _reopen(self, open_call: OpenCall | KeyedCall, candidate: _Candidate) -> bool:
-        """At the price that it had."""
+        """Reopens an earlier call at the price of its claim. False where another request was faster, or it may not run again."""
         now_ms, is_plain = self._rail.clock.now_ms(), self.proof.binding is None
         outcome = await self._rail.ledger.reopen(
             open_call.call_id, epoch=open_call.epoch, now_ms=now_ms, is_plain=is_plain
@@ -498,7 +499,7 @@ class TransactionPayment(CallPayment):
         return write_plain_receipt(transaction, payer=payer, chain_id=asset.chain_id, base_units=base_units)
 
 
-def _is_short(candidate: _Candidate) -> bool:
+def _is_below_price(candidate: _Candidate) -> bool:
     spendable, lowest, _ = candidate
     return spendable.payment.remaining_units < lowest.price.units_in(spendable.asset)
 
@@ -508,12 +509,12 @@ def _is_same_price(one: OperationPrice, other: OperationPrice) -> bool:
 
 
 def _rank_refusal(outcome: ClaimOutcome) -> tuple[int, bool, int]:
-    """Which of several refusals is reported: what only the payer can mend, then the payment that comes nearest. One that
-    is held goes before one that is short, because only the latter may ask for money."""
+    """The rank of a refusal; the highest is reported. Refusals that only the payer can resolve come first, then the payment with the most
+    credit. A held payment ranks above a short one: only the latter may ask for money."""
     match outcome:
         case NotFirst():
             return (0, False, 0)
-        case Exhausted(remaining_units=rest, held_units=held):
-            return (1, held > 0, rest)
+        case Exhausted(remaining_units=remaining, held_units=held):
+            return (1, held > 0, remaining)
         case _:
             return (2, False, 0)
