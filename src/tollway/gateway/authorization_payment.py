@@ -1,10 +1,10 @@
-"""Payment by a signed authorisation (x402, MPP): from the header to the claim, and to the settlement after the head.
+"""Payment by a signed authorisation (x402, MPP): from the header to the claim, and the settlement after the response head.
 
-    check: our own requirement, where a body is still to be read -> (body) -> verify: requirement -> may this wallet? -> can it be settled?
+    check: requirement, where a body is still to be read -> (body) -> verify: requirement -> access of the wallet -> settlement possible?
       -> chain facts, cover -> (connect) -> claim -> (head) -> capture: settle
 
-The presented payment decides nothing but itself: requirements are rebuilt from our own rows. An authorisation that the ledger knows
-is never answered with a quote, because its money may have moved. Whether money moves is decided by `payments.settlement`.
+Requirements are built from the gateway's own records; the members of the presented payment are only compared with them. An
+authorisation in the ledger never gets a quote, because its money may have moved. `payments.settlement` decides whether money moves.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ _SETTLED = Closed(remaining_units=None)
 
 
 class AuthorizationRail:
-    """One per process; safe to use from many tasks at once."""
+    """The rail of signed authorisations. One per process; safe to use from many tasks at once."""
 
     is_settled_here = True
 
@@ -109,7 +109,7 @@ class AuthorizationRail:
         clock: ClockAndEntropy,
         is_x402: bool = True,
     ) -> None:
-        """`challenger` None: MPP is off. `is_x402` False: x402 is."""
+        """`challenger` None: MPP is off. `is_x402` False: x402 is off."""
         self.ledger = ledger
         self.settlement = settlement
         self.idempotency = idempotency
@@ -125,7 +125,7 @@ class AuthorizationRail:
     def find_requirements(
         self, operation_price: OperationPrice, listing: Listing
     ) -> tuple[PaymentRequirement, ...]:
-        """What a 402 offers: the current price, on every rail that can be settled now."""
+        """The payment requirements of a 402: the current price, in every asset that can be settled now."""
         quoted = self._quotes.find(listing, operation_price.price.text)
         if quoted is None:
             quoted = current_requirements(operation_price, self.rules, timeout_s=listing.timeout_s)
@@ -133,7 +133,7 @@ class AuthorizationRail:
         return tuple([one for one in quoted if self.settlement.is_offered(one.asset, one.units, listing.id)])
 
     def list_requirements(self, route: Route) -> tuple[PaymentRequirement, ...]:
-        """What an authorisation may meet: the prices that count now."""
+        """The requirements that an authorisation may meet: those of every price that is valid now."""
         return list_requirements(
             route.operation_prices,
             self.rules,
@@ -152,7 +152,10 @@ class AuthorizationRail:
         )
         is_x402 = isinstance(presented, PresentedAuthorization) and presented.dialect is not Dialect.MPP
         if is_x402 and not self._is_x402:
-            return explain_authorization(AuthorizationReason.SCHEME, "x402 is off at this gateway.")
+            return explain_authorization(
+                AuthorizationReason.SCHEME,
+                "x402 is off at this gateway. Pay with another option of the terms.",
+            )
         return presented
 
     def open(
@@ -162,7 +165,7 @@ class AuthorizationRail:
         return AuthorizationPayment(self, request, route, proof, repeat, active)
 
     def find_key(self, request: ProxyRequest, proof: PresentedAuthorization) -> str | None:
-        """Of its header, or of the `payment-identifier` extension of x402."""
+        """The key of the header, or of the `payment-identifier` extension of x402."""
         key = find_idempotency_key(request)
         return proof.identifier if key is None else key
 
@@ -186,24 +189,25 @@ class AuthorizationRail:
         proof: PresentedAuthorization,
         body: ForwardBody | None,
     ) -> tuple[Address, ...]:
-        """See `KeyReader`. The payer's own key has signed, and for this listing, if only by earlier terms: the payee of an
-        authorisation holds a copy of it too. No call was ever granted under a key whose body is too long to be read first."""
+        """See `KeyReader`. Opens the keys of the payer only if the payer's key signed and the payee is that of a version of this listing:
+        the payee of an authorisation has a copy of it, too. A body over the limit opens no key: no call with a key was granted with
+        such a body."""
         if (request.body.length or 0) > self.limits.bound_body_bytes_max:
             return ()
-        is_for_here = any(
+        is_for_listing = any(
             version.pay_to == proof.payee and proof.chain_id in version.networks for version in entry.versions
         )
-        return (proof.payer,) if is_for_here and self.idempotency.is_signed_by_payer(proof) else ()
+        return (proof.payer,) if is_for_listing and self.idempotency.is_signed_by_payer(proof) else ()
 
 
 class AuthorizationPayment(CallPayment):
-    """One call that shows an authorisation."""
+    """The payment of one call by an authorisation."""
 
     __slots__ = (
         "_authorization",
         "_cover",
         "_earlier",
-        "_is_recognisable",
+        "_has_digest",
         "_lookup",
         "_rail",
         "_requirement",
@@ -227,11 +231,10 @@ class AuthorizationPayment(CallPayment):
         self._authorization: Authorization | None = None
         self._cover: Cover | None = None
         self._earlier: AuthorizedCall | None = None
-        self._is_recognisable = False
+        self._has_digest = False
 
     async def check(self) -> None:
-        """An authorisation that meets none of our requirements is refused before its body is read, which decides nothing about
-        that."""
+        """See `CallPayment`. Refuses an authorisation that meets no requirement before its body is read."""
         bytes_max = self._rail.limits.bound_body_bytes_max
         if self.key is not None and (self.request.body.length or 0) > bytes_max:
             raise Refusal(too_large(bytes_max))
@@ -240,13 +243,13 @@ class AuthorizationPayment(CallPayment):
             self._match()
 
     def _match(self) -> tuple[PaymentRequirement, Authorization]:
-        """Raises Refusal where no requirement is met."""
+        """Finds the requirement that the authorisation meets. Raises Refusal where there is none."""
         matched = match_requirement(self.proof, self._rail.list_requirements(self.route))
         if isinstance(matched, Problem):
             raise Refusal(matched)
         return matched
 
-    # ---- Verify: which requirement, and whether it can be settled.
+    # ---- Verify: the requirement, and whether it can be settled.
 
     async def verify(self) -> ProxyResponse | None:
         repeat = self.repeat
@@ -264,12 +267,12 @@ class AuthorizationPayment(CallPayment):
         return await self._find_by_key(authorization.payer, self.key)
 
     async def _find_by_key(self, payer: Address, key: str) -> ProxyResponse | None:
-        """The second look-up: a contract's wallet is known to have signed only now."""
+        """The second look-up of the key: the signature of a contract wallet is verified only now."""
         found = await self._rail.idempotency.find_by_key(self.request, self.proof, self.body, (payer,), key)
         if isinstance(found, AuthorizedCall):
             await self._verify_repeat(found, is_entitled=True)
             return None
-        assert not isinstance(found, KeyedCall)  # one that an authorisation pays
+        assert not isinstance(found, KeyedCall)  # `find_by_key` has resolved it to its authorisation
         return None if found is None else require(found)
 
     def _choose(self, requirement: PaymentRequirement, authorization: Authorization) -> None:
@@ -279,8 +282,9 @@ class AuthorizationPayment(CallPayment):
         self._requirement, self._authorization = requirement, authorization
 
     async def _check_payer(self, requirement: PaymentRequirement, authorization: Authorization) -> Cover:
-        """A wallet whose key signed is checked before any chain is asked; a contract only once it is known to have
-        signed: another caller must not use up a wallet's rate in its name. Raises Refusal."""
+        """Checks access and the chain, and returns the cover. A wallet whose key signed has its access checked before the chain
+        look-ups. A contract wallet has it checked after them: an unverified request must not use up the rate of a wallet. Raises
+        Refusal."""
         domain = requirement.asset.domain
         is_signed = domain is not None and recover_signer(authorization, domain) == authorization.payer
         if is_signed:
@@ -298,10 +302,10 @@ class AuthorizationPayment(CallPayment):
             raise Refusal(problem)
 
     async def _reconsider(self, refusal: Refusal) -> Refusal:
-        """While the chain was asked, the same authorisation may have been claimed, or have paid; then no further payment is
-        required."""
+        """Replaces a refusal that asks for a payment where another request has claimed the same authorisation during the chain
+        look-ups: no further payment is required then."""
         problem = refusal.problem
-        if problem.payment_state == "released":  # nothing was taken that could be given back
+        if problem.payment_state == "released":  # nothing was taken
             problem = replace(problem, payment_state="none")
         known = await self._rail.idempotency.find_known(self.proof) if may_quote(problem) else None
         return Refusal(problem if known is None else self._rail.idempotency.explain_known(known))
@@ -309,15 +313,17 @@ class AuthorizationPayment(CallPayment):
     async def _check_chain(
         self, requirement: PaymentRequirement, authorization: Authorization
     ) -> Cover | Problem:
-        """Whether it would pay, by the chain as it is now. Raises ChainUnavailable."""
+        """Checks that the settlement would succeed on the chain now. Raises ChainUnavailable."""
         settlement, listing, chain_id = (
             self._rail.settlement,
             self.route.entry.listing,
             requirement.asset.chain_id,
         )
         if not settlement.is_offered(requirement.asset, requirement.units, listing.id):
-            if not settlement.is_reachable(chain_id):  # an outage never asks for another payment
-                raise ChainUnavailable(f"nothing is known of {format_network(chain_id)} at present")
+            if not settlement.is_reachable(chain_id):  # an outage must not ask for another payment
+                raise ChainUnavailable(
+                    f"The nodes of {format_network(chain_id)} do not answer at present. Send the same request again after Retry-After."
+                )
             return RAIL_WITHDRAWN
         return await settlement.check(
             authorization,
@@ -328,8 +334,8 @@ class AuthorizationPayment(CallPayment):
         )
 
     async def _verify_repeat(self, known: AuthorizedCall, *, is_entitled: bool) -> None:
-        """The same request runs under the claim that it has, at the price that it had. `is_entitled`: it shows more than
-        the authorisation."""
+        """Verifies a call that runs again under its own claim and at its price. `is_entitled`: the request proves more than a public
+        authorisation."""
         authorization = known.authorization
         asset = find_token_asset(self._rail.rules, authorization)
         if asset is None:
@@ -347,19 +353,19 @@ class AuthorizationPayment(CallPayment):
         )
         if problem is not None:
             raise Refusal(problem)
-        if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
+        if known.state is CallState.UNKNOWN:  # not settled yet, so the settlement must still be possible
             cover = await self._check_chain(requirement, authorization)
-            # Another sender has landed it: that is paid, as the settlement will find out.
+            # "Already used": the transfer is on the chain, sent by another account. The settlement will find that transfer.
             if isinstance(cover, Problem) and cover.code is not Code.PAYMENT_ALREADY_USED:
-                # An earlier run was sent, and its outcome is unknown: never a demand to pay again.
+                # An earlier run was sent and its outcome is unknown, so no problem here may ask for a payment.
                 raise Refusal(authorization_used(known.call_id, known.state) if may_quote(cover) else cover)
-            if isinstance(cover, Problem) and not is_entitled:  # the chain shows it to everybody
+            if isinstance(cover, Problem) and not is_entitled:  # the authorisation is public on the chain
                 raise Refusal(authorization_public(known.call_id, known.state))
         self._choose(requirement, authorization)
         self._earlier = known
         self.active.payer = authorization.payer
 
-    # ---- The claim, once a connection is held.
+    # ---- Claim, with a held connection.
 
     async def claim(self) -> ProxyResponse | None:
         if self._earlier is not None:
@@ -402,7 +408,7 @@ class AuthorizationPayment(CallPayment):
         self.call_id, self.claimed, self.transaction = known.call_id, outcome, known.transfer
         return None
 
-    # ---- After the head: settle, where it costs. Money that has moved already is not settled again.
+    # ---- Capture, after the head: settle a charged call. A transfer that has happened is not settled again.
 
     @property
     def charged_state(self) -> CallState:
@@ -433,7 +439,7 @@ class AuthorizationPayment(CallPayment):
         assert authorization is not None  # claimed
         assert self.asset is not None
         digest = None if body_hash is None else self.request.digest_for(authorization.payer, body_hash)
-        self._is_recognisable = digest is not None
+        self._has_digest = digest is not None
         return SettlementOrder(
             authorization=authorization,
             asset=self.asset,
@@ -443,9 +449,10 @@ class AuthorizationPayment(CallPayment):
         )
 
     async def _leave_orphaned(self, close: Close, response: StoredResponse | None) -> None:
-        """The response is stored for a repeat of the request. Where the ledger does not know the digest of its body (a streamed
-        body that had not ended at the head), no repeat can be recognised, and the money is better the payer's credit."""
-        if response is not None and self._is_recognisable and self.payer is not None:
+        """Leaves an undecided settlement to recovery. The response is stored for a repeat of the request, unless the ledger has no
+        digest of the body (a streamed body that had not ended at the head): then no repeat can be recognised, and recovery turns the
+        money into credit."""
+        if response is not None and self._has_digest and self.payer is not None:
             await self._rail.idempotency.store_response(close.call_id, self.payer, response)
         await self._rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
 
@@ -469,7 +476,7 @@ class AuthorizationPayment(CallPayment):
 
     @property
     def is_ended_by_close(self) -> bool:
-        """The settlement is between the close and the end of the body."""
+        """False: the settlement happens between the close and the end of the body."""
         return False
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
@@ -481,5 +488,5 @@ class AuthorizationPayment(CallPayment):
 
 
 def build_challenge_route(request: ProxyRequest) -> ChallengeRoute:
-    """What an MPP challenge is bound to."""
+    """The route that an MPP challenge is bound to."""
     return ChallengeRoute(api_id=request.listing_id, method=request.method, target=request.target.signed)

@@ -1,8 +1,8 @@
-"""The request body on its way to the upstream: read ahead, streamed, or streamed under a declared digest.
+"""The request body: read whole before the call, or streamed to the upstream, with or without a declared digest.
 
-A body that a signature covers is never forwarded whole before its digest is known to match: the last chunk is
-withheld until then. Nor is one that is paid by an authorisation, once that is too old: the last byte is. Nothing here
-decides what a body costs.
+The last chunk of a streamed body with a declared digest is withheld until the digest matches, so the upstream gets no complete body
+that the signature does not cover. The last byte of a body that an authorisation pays is withheld while the authorisation may expire
+too early.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -18,15 +18,15 @@ EMPTY_BODY_HASH = keccak256(b"")
 
 @dataclass(slots=True, kw_only=True)
 class RunningHash:
-    """Of a body that is streamed. `body_hash` is there once its last byte has passed."""
+    """The hash of a streamed body. `body_hash` is set after its last byte."""
 
     body_hash: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBody:
-    """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end, and
-    then from `running` where somebody asked for it. `is_discarded`: it was too long to be kept, and cannot be sent."""
+    """A body to forward: its `content`, and its `length` where known. `body_hash` None: the body is streamed; `running` has the hash after
+    the last byte, where the loader computes one. `is_discarded`: the body was too long to keep and cannot be sent."""
 
     content: bytes | AsyncIterator[bytes] | None
     length: int | None
@@ -43,14 +43,14 @@ EMPTY_BODY = ForwardBody(content=None, length=0, body_hash=EMPTY_BODY_HASH)
 
 
 def check_size(body: RequestBody, limits: Limits) -> Problem | None:
-    """A body that says itself that it is too long is refused before anything is read or paid."""
+    """Refuses a declared length over the limit before the body is read or paid."""
     if body.length is not None and body.length > limits.upload_bytes_max:
         return too_large(limits.upload_bytes_max)
     return None
 
 
 async def load_declared(body: RequestBody, declared_hash: bytes | None, *, limits: Limits) -> ForwardBody:
-    """The body of a call whose signature covers it: streamed when it names the hash, else read first (at most 1 MiB).
+    """Loads a body that a signature covers: streamed where the hash is declared, else read whole first (at most 1 MiB).
 
     Raises ClientGone and Refusal from the body itself.
     """
@@ -85,12 +85,12 @@ async def load_declared(body: RequestBody, declared_hash: bytes | None, *, limit
 
 
 async def load_plain(body: RequestBody, *, limits: Limits) -> ForwardBody:
-    """The body of a call whose signature does not cover it: read ahead when it is small, else streamed."""
+    """Loads a body that no signature covers: read whole first where it is small, else streamed."""
     if not body.is_present:
         return EMPTY_BODY
     if body.length is not None and body.length <= limits.buffer_bytes:
         whole = await _read_whole(body, limits.buffer_bytes)
-        assert whole is not None  # the server holds the caller to the length that it gave
+        assert whole is not None  # the server enforces the declared length
         return ForwardBody(content=whole, length=len(whole), body_hash=keccak256(whole))
     return ForwardBody(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
 
@@ -98,10 +98,10 @@ async def load_plain(body: RequestBody, *, limits: Limits) -> ForwardBody:
 async def load_hashed(
     body: RequestBody, *, is_whole: bool, limits: Limits, is_late: Callable[[], bool] = lambda: False
 ) -> ForwardBody:
-    """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
+    """Loads the body of a call that an authorisation pays: read whole first where it is small, else streamed and hashed.
 
-    `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
-    `is_late`: what it pays with may end before it can be settled. One that streams is never whole upstream then.
+    `is_whole`: reads a body of any length first (at most 1 MiB), because it may be compared with the body of an earlier call.
+    `is_late`: whether the authorisation may expire before the settlement. The upstream never gets the last byte of a late stream.
     """
     if not body.is_present:
         return EMPTY_BODY
@@ -122,8 +122,8 @@ async def load_hashed(
 
 
 async def load_compared(body: RequestBody, *, limits: Limits) -> ForwardBody:
-    """The body of a call that is known already: hashed to its end, so that a repeat of any length is recognised. Only a
-    small one (at most 1 MiB) is still there afterwards. Raises Refusal for one that no call can have."""
+    """Loads the body of a repeated call: hashed to its end, so that a repeat of any length is recognised. Only a small body (at most
+    1 MiB) is kept. Raises Refusal for a body over the upload limit."""
     if not body.is_present:
         return EMPTY_BODY
     digest = start_keccak256()
@@ -165,7 +165,7 @@ async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
 async def _stream_hashed(
     body: RequestBody, running: RunningHash, bytes_max: int, is_late: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Of what has come in all but the last byte goes on at once: many an upstream answers as it reads."""
+    """Yields all received bytes but the last one at once: some upstreams respond while they read."""
     digest = start_keccak256()
     withheld = b""
     async for chunk in _stream(body, bytes_max):
@@ -199,7 +199,7 @@ async def _stream_declared(body: RequestBody, declared_hash: bytes, bytes_max: i
 def too_large(bytes_max: int) -> Problem:
     return Problem(
         code=Code.PAYLOAD_TOO_LARGE,
-        detail=f"The body is longer than {bytes_max} bytes.",
+        detail=f"The body is longer than {bytes_max} bytes. Send a smaller one.",
         payment_state="none",
     )
 
@@ -207,7 +207,7 @@ def too_large(bytes_max: int) -> Problem:
 def _mismatch() -> Problem:
     return Problem(
         code=Code.INVALID_REQUEST,
-        detail="The body does not have the bodyHash that X-Signature-Params names.",
+        detail="The body does not match the bodyHash in X-Signature-Params. Sign the hash of the body that you send.",
         reason="body_hash_mismatch",
         errors=(
             FieldError(
@@ -220,10 +220,10 @@ def _mismatch() -> Problem:
     )
 
 
-# Not a 402: whoever pays by itself would only sign another one, as short as this, for the same upload.
+# Not a 402: an automatic client would sign another authorisation, as short as this one, for the same upload.
 _TOO_LATE = Problem(
     code=Code.INVALID_REQUEST,
-    detail="The body came so slowly that its payment could have ended before it was settled, so the call was broken off "
-    "and nothing was charged. Send the body faster, or sign an authorisation with a later validBefore.",
+    detail="The body arrived so slowly that its authorisation could have expired before the settlement, so the call was stopped and "
+    "nothing was charged. Send the body faster, or sign an authorisation with a later validBefore.",
     reason="authorization_outlived",
 )

@@ -1,8 +1,8 @@
 """The circuit breaker of upstream origins, and the health check that closes it again.
 
-After a few dials in a row that failed, calls to an origin are refused before payment, until a health check has reached it. Counts per process; only
-dials count, never a response. Clocks are monotonic. A health check is a connection (resolved, checked, with its TLS) that is closed at once: no
-request, no secret, no payment.
+After several failed connection attempts in a row the breaker is open: calls to that origin are refused before payment until a health
+check has connected. Each process counts for itself. Only connection attempts count, never a response. Clocks are monotonic. A health
+check opens a connection (name resolution, address check, TLS) and closes it at once, without a request.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from tollway.outbound.policy import Endpoint, parse_endpoint
 
 ORIGINS_MAX = 10_000
 UNREQUESTED_PAUSE_S_MAX = 900.0
-"""While nobody asks for an origin that is down, each probe waits twice as long as the one before, and so long at most."""
+"""The longest pause between probes of an origin that is down and that no caller requests. The pause doubles after each probe."""
 IN_USE_S = 3600.0
-"""So long after its last call an origin is dialled by itself, where the operator wants that."""
+"""For this long after its last call an origin is probed regularly, where `probe_interval_s` is set."""
 
 
 @dataclass(slots=True)
 class _FailingOrigin:
-    """`failures`: in a row. `is_requested`: somebody wanted to call it since the last of them."""
+    """`failures`: failed connection attempts in a row. `is_requested`: a call was refused since the last of them."""
 
     failures: int = 0
     failed_s: float = 0.0
@@ -42,7 +42,7 @@ class _UsedOrigin:
 
 
 class CircuitBreaker:
-    """One for all origins. `clock`: monotonic seconds."""
+    """The circuit breaker of all origins. `clock`: monotonic seconds."""
 
     def __init__(self, *, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -51,7 +51,7 @@ class CircuitBreaker:
         self._used: OrderedDict[str, _UsedOrigin] = OrderedDict()
 
     def wait_s(self, origin: str) -> int | None:
-        """Seconds until that origin is probed again; None when it may be dialled now."""
+        """Seconds until the origin is probed again; None where it may be connected to now."""
         known = self._failing.get(origin)
         if known is None or not self._is_down(known):
             return None
@@ -59,7 +59,7 @@ class CircuitBreaker:
         return max(1, math.ceil(known.failed_s + self._limits.dial_pause_s - self._clock()))
 
     def record_reached(self, origin: str) -> None:
-        """A call reached it."""
+        """Records that a call connected to the origin."""
         self._failing.pop(origin, None)
         if self._limits.probe_interval_s:
             now_s = self._clock()
@@ -69,14 +69,14 @@ class CircuitBreaker:
                 self._used.popitem(last=False)
 
     def record_probed(self, origin: str) -> bool:
-        """A probe reached it. True when it was down until now."""
+        """Records that a probe connected to the origin. True where it was down until now."""
         known = self._failing.pop(origin, None)
         if (used := self._used.get(origin)) is not None:
             used.seen_s = self._clock()
         return known is not None and self._is_down(known)
 
     def record_failed(self, origin: str) -> bool:
-        """A dial that failed, of a call or of a probe. True when it is down from now on."""
+        """Records a failed connection attempt of a call or a probe. True where the origin is down from now on."""
         known = self._failing.setdefault(origin, _FailingOrigin())
         was_down = self._is_down(known)
         known.failures += 1
@@ -88,12 +88,12 @@ class CircuitBreaker:
         return self._is_down(known) and not was_down
 
     def count_down(self) -> int:
-        """How many are down now."""
+        """The number of origins that are down now."""
         return sum(self._is_down(known) for known in self._failing.values())
 
     def find_due(self) -> list[str]:
-        """Origins that are to be probed now: those that are down and have had their pause; and those that are in use and
-        were not reached for a while. What somebody asked for comes first."""
+        """Origins to probe now: origins that are down and whose pause is over, then origins in use that were not reached for
+        `probe_interval_s`. Origins that a caller requested come first."""
         now_s = self._clock()
         due = [
             (not known.is_requested, known.failed_s, origin)
@@ -110,7 +110,7 @@ class CircuitBreaker:
             known = self._failing.get(origin)
             if known is None:
                 is_due = now_s - used.seen_s >= self._limits.probe_interval_s
-            else:  # it is soon found out whether that was an accident
+            else:  # probed soon, to learn whether the failure persists
                 is_due = not self._is_down(known) and now_s - known.failed_s >= self._limits.dial_pause_s
             if is_due:
                 unseen.append(origin)
@@ -134,7 +134,8 @@ _log = structlog.get_logger(__name__)
 
 
 class HealthCheck:
-    """One per process. `check_connection` raises UpstreamUnreachable, after a deadline of its own."""
+    """Probes the origins that the breaker lists. One per process. `check_connection` has its own deadline and raises
+    UpstreamUnreachable."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class HealthCheck:
         self._probed: set[str] = set()
 
     async def run(self) -> None:
-        """Until it is cancelled. One that hangs holds up nobody but the last of a crowd."""
+        """Probes until it is cancelled. Probes run concurrently, so a slow one delays others only beyond `PROBES_AT_ONCE`."""
         async with asyncio.TaskGroup() as group:
             while True:
                 for origin in self._breaker.find_due():
@@ -176,14 +177,14 @@ class HealthCheck:
             self._probed.discard(origin)
 
     async def _is_reached(self, origin: str) -> bool:
-        endpoint = parse_endpoint(origin, allow_private=True)  # the client checks it
+        endpoint = parse_endpoint(origin, allow_private=True)  # the HTTP client checks the address
         if not isinstance(endpoint, Endpoint):
             return False
         try:
             await self._check_connection(endpoint)
         except UpstreamUnreachable:
             return False
-        except Exception as exc:  # noqa: BLE001 - a task root: logged, and tried again
+        except Exception as exc:  # noqa: BLE001 - a task root: logged, and probed again
             _log.error("probe_failed", origin=origin, **describe_failure(exc))
             return False
         return True

@@ -1,7 +1,7 @@
-"""Header tables: which request headers are refused, which go to the upstream, which response headers come back. Pure.
+"""Header tables: which request headers are refused, which are forwarded, which response headers are returned. Pure.
 
-On the path of every paid call: the tables are frozen sets, the loops are single. To the upstream goes
-what the list allows; to the caller goes what the list does not forbid. Framing is never copied in either direction.
+Every paid call runs this code: the tables are frozen sets, and each function makes one pass. Requests use an allow-list, responses a
+deny-list. Framing headers are never copied in either direction.
 """
 
 import re
@@ -33,7 +33,7 @@ _PAYMENT = frozenset(
 )
 _AUTHORIZING = frozenset({b"payment-signature", b"x-payment"})
 _PAYS = re.compile(rb"\s*payment(?:\s|$)", re.I)
-# A second value of one of these could mean something else to the gateway than to whoever sent it.
+# The gateway and the sender could read a second value of one of these differently.
 _CONTROL = _PAYMENT | {
     b"host",
     b"idempotency-key",
@@ -63,14 +63,14 @@ _HOP_BY_HOP = frozenset(
 
 
 def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | None:
-    """Refuses (`invalid_request`) headers that break a rule; None when all is well.
+    """Refuses (`invalid_request`) headers that break a rule; None where all are valid.
 
-    Duplicated control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a
-    `Connection` that nominates a control header, a body that is coded in any other way than in chunks, values that are not UTF-8, and everything over the limits. What pays by
-    authorisation may be any bytes: the payment check reads it and says what is wrong, and it is not forwarded.
+    Refused: duplicate control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a `Connection` that
+    names a control header, a transfer coding other than `chunked`, values that are not UTF-8, and everything over the limits. Headers
+    with an authorisation may hold any bytes: the payment check validates them, and they are not forwarded.
     """
     if len(headers) > limits.headers_max:
-        return _refused("headers", f"A request has at most {limits.headers_max} headers.")
+        return _refused("headers", f"A request has at most {limits.headers_max} headers. Send fewer.")
     seen: set[bytes] = set()
     bytes_total = 0
     for raw_name, value in headers:
@@ -80,28 +80,31 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
         if size > limits.header_bytes_max:
             most = limits.payment_header_bytes_max if name in _PAYMENT else limits.header_bytes_max
             if size > most:
-                return _refused(_format_name(name), f"This header is larger than {most} bytes.")
+                return _refused(_format_name(name), f"This header is larger than {most} bytes. Shorten it.")
         if b"_" in name:
-            return _refused(_format_name(name), "Header names hold no underscore.")
+            return _refused(_format_name(name), "Header names must not contain an underscore.")
         if not value.isascii() and not _is_utf8(value) and not _is_authorization_to_pay(name, value):
-            return _refused(_format_name(name), "Header values are UTF-8.")
+            return _refused(_format_name(name), "Header values must be UTF-8.")
         if name == b"transfer-encoding" and not is_chunked_alone(value):
             return _refused(
-                "transfer-encoding", "A body comes with a length or in chunks, and not otherwise coded."
+                "transfer-encoding",
+                "The only transfer coding is chunked. Send the body with it, or with a Content-Length.",
             )
         if name in _CONTROL:
             if name in seen:
-                return _refused(_format_name(name), "This header is given more than once.")
+                return _refused(_format_name(name), "This header is sent more than once. Send it once.")
             seen.add(name)
         elif name == b"connection" and (nominated := _tokens(value) & _CONTROL):
             return _refused("connection", f"Connection must not name {_format_name(min(nominated))}.")
     if bytes_total > limits.headers_bytes_max:
-        return _refused("headers", f"The headers are larger than {limits.headers_bytes_max} bytes.")
+        return _refused(
+            "headers", f"The headers are larger than {limits.headers_bytes_max} bytes. Shorten them."
+        )
     return None
 
 
 def is_chunked_alone(value: bytes) -> bool:
-    """The one transfer coding that is taken. Of two, the server obeys the last, and says nothing of the first."""
+    """Whether `chunked` is the only transfer coding. Of two codings the server applies the last and ignores the first."""
     return value.strip(b" \t").lower() == b"chunked"
 
 
@@ -135,7 +138,7 @@ def _refused(parameter: str, detail: str) -> Problem:
 
 # ---------------------------------------------------------------------- to the upstream
 
-# A listing cannot ask for these: framing, the caller's identity and proofs, and our own words.
+# A listing cannot request these: framing, identity and proofs of the caller, headers of the gateway.
 _NEVER_FORWARDED = (_HOP_BY_HOP | _CONTROL | {b"cookie", b"cookie2", b"expect", b"via", b"cdn-loop"}) - {
     b"authorization",
     b"content-type",
@@ -144,7 +147,7 @@ _NEVER_FORWARDED_PREFIXES = (b"x-payment", b"payment-", b"tollway-", b"x-signatu
 
 
 def is_forwardable(name: str) -> bool:
-    """May a listing ask for this request header, or set it as its secret? (`Authorization` may be asked for.)"""
+    """Whether a listing may request this header, or set it as its secret. (`Authorization` is allowed.)"""
     raw = name.lower().encode("ascii", "replace")
     return _is_token(raw) and raw not in _NEVER_FORWARDED and not raw.startswith(_NEVER_FORWARDED_PREFIXES)
 
@@ -166,16 +169,16 @@ NEUTRAL = frozenset(
         b"user-agent",
     }
 )
-"""Headers that decide nothing about a call: their values are passed on, or not, as they come."""
+"""Headers that no decision about a call depends on. Their values are forwarded unchanged, or not at all."""
 
 
 ForwardedFields = tuple[bytes | int, ...]
-"""The header fields of a request that go upstream: bytes of HTTP/1.1, and in their places the numbers of those headers of the request
-whose values are passed on as they come (`NEUTRAL`)."""
+"""The forwarded header fields of a request: bytes of HTTP/1.1, with the index of a request header in place of each neutral value
+(`NEUTRAL`)."""
 
 
 def render_fields(fields: ForwardedFields, headers: RawHeaders) -> bytes:
-    """The fields of a request with the same headers, but for the values of neutral ones. Those hold no control characters."""
+    """Renders the fields for a request whose headers differ only in neutral values. Header values contain no control characters."""
     return b"".join([headers[part][1] if isinstance(part, int) else part for part in fields])
 
 
@@ -186,10 +189,10 @@ def forward_fields(
     forward_headers: tuple[str, ...] = (),
     secret: tuple[str, str] | None = None,
 ) -> ForwardedFields:
-    """What goes upstream: the allow-list, the listing's `forward_headers`, its secret, and our mark.
+    """Builds the forwarded fields: headers of the allow-list, the listing's `forward_headers`, its secret, `CDN-Loop` and `Via`.
 
-    Expects headers that passed `check_control_headers`. `secret` (name, value) replaces what the caller sent under
-    that name. An `Authorization` that pays (`Payment …`) never leaves. Raises Refusal for what cannot be written as HTTP.
+    The headers must have passed `check_control_headers`. `secret` (name, value) replaces the caller's header of that name. An
+    `Authorization` with a payment (`Payment …`) is not forwarded. Raises Refusal for a field that cannot be written as HTTP.
     """
     table = _forward_table(forward_headers)
     secret_name = secret[0].lower().encode() if secret is not None else b""
@@ -216,7 +219,7 @@ def forward_fields(
         else:
             parts.append(field)
     own = [] if secret is None else [secret]
-    # RFC 8586: a member is never taken off this list, or the next one on it cannot see the loop.
+    # RFC 8586: members are never removed from this list, else the next member could not detect the loop.
     own.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
     # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
     own.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
@@ -225,7 +228,7 @@ def forward_fields(
 
 
 def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
-    """True when this request has been here before (RFC 8586): the listing leads back to this gateway."""
+    """Whether this request has passed this gateway before (RFC 8586): the endpoint of a listing leads back to it."""
     own = gateway_name.lower().encode()
     for name, value in headers:
         if name.lower() == b"cdn-loop":
@@ -239,9 +242,9 @@ def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
 
 
 def proxy_status(gateway_name: str, parameter: str) -> tuple[bytes, bytes]:
-    """RFC 9209 §2: who speaks, and either what went wrong here or the status that was received and relayed.
+    """Builds `Proxy-Status` (RFC 9209 §2): the name of the gateway, and its error or the received status.
 
-    The name is a string, not a token: a host may begin with a digit or a bracket. It holds no quote or backslash.
+    The name is a string, not a token: a host may begin with a digit or a bracket. It contains no quote or backslash.
     """
     return b"proxy-status", f'"{gateway_name}"; {parameter}'.encode()
 
@@ -253,13 +256,13 @@ EXPOSED_HEADERS = (
 )
 _SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    # Provider content is shown under the gateway's origin: it gets no scripts, no storage, no frames of ours.
+    # Provider content has the gateway's origin: the sandbox denies it scripts, storage and frames of that origin.
     (b"content-security-policy", b"sandbox; default-src 'none'"),
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
 )
 _NOT_RETURNED = _HOP_BY_HOP | {
-    # Framing is made anew.
+    # The server writes its own framing.
     b"content-length",
     # State and policies that a browser would keep for the gateway's origin.
     b"set-cookie",
@@ -277,11 +280,11 @@ _NOT_RETURNED = _HOP_BY_HOP | {
     b"origin-agent-cluster",
     b"accept-ch",
     b"critical-ch",
-    # Replaced by our own.
+    # Replaced by headers of the gateway.
     b"content-security-policy",
     b"content-security-policy-report-only",
     b"x-content-type-options",
-    # Words that only the gateway says.
+    # Headers that only the gateway sends.
     b"payment-receipt",
     b"proxy-status",
     b"idempotency-replayed",
@@ -305,7 +308,7 @@ _PAYMENT_CHALLENGE = re.compile(rb"(?:^|,)\s*payment(?:\s|,|$)", re.I)
 
 RETURNED_NAMES_KEPT = 2_048
 RETURNED_NAME_BYTES_MAX = 64
-"""What is known of a longer name is not kept."""
+"""The cache of `_is_returned` holds no longer names."""
 
 
 def _is_token(name: bytes) -> bool:
@@ -313,7 +316,7 @@ def _is_token(name: bytes) -> bool:
 
 
 def _is_returned(name: bytes) -> bool:
-    """Whether an upstream may say a header of this name to the caller. Framing is no matter of this."""
+    """Whether a response header of this name is returned to the caller. Framing headers are handled elsewhere."""
     return not name.startswith(_NOT_RETURNED_PREFIXES) and name not in _NOT_RETURNED_EXACT and _is_token(name)
 
 
@@ -330,13 +333,13 @@ def caller_headers(
     is_private: bool = False,
     secret: UpstreamAuth | None = None,
 ) -> list[tuple[bytes, bytes]]:
-    """What the caller gets of the upstream's headers, names in lower case, plus the guards of proxied content.
+    """Builds the returned headers, names in lower case: those of the upstream, plus the security headers of proxied content.
 
-    `keep_length`: only for an answer to HEAD and for a body that is streamed in more than one message; a length
-    that contradicts a single message would desynchronise the connection. `target`: path and query as sent upstream;
-    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `is_private`: a caller has paid for it, so it is not for a shared
-    cache (RFC 9111 §5.2.2.7), whatever its upstream says. `secret`: the listing's. Its query parameter is
-    taken out of every header that carries URIs; a header that still holds its value is dropped. Bodies are not searched.
+    `keep_length`: only for a response to HEAD and for a body of more than one message; a wrong length beside a single message would
+    desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite
+    `Location`. `is_private`: the response is paid, so it is marked private for shared caches (RFC 9111 §5.2.2.7), whatever the
+    upstream sends. `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
+    still contains its value is dropped. Bodies are not searched.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""
     secret_value = b"" if secret is None else secret.reveal().encode()
@@ -367,7 +370,7 @@ def caller_headers(
                 lambda found: _drop_parameter(found[0].decode("latin-1"), parameter).encode("latin-1"), value
             )
         elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):
-            continue  # a client that pays by itself would pay whoever this names
+            continue  # an automatic client would pay the payee of this challenge
         if secret_value and _contains_secret(value, secret_value):
             continue
         if name == b"cache-control":
@@ -377,7 +380,9 @@ def caller_headers(
     if nominated:
         returned = [header for header in returned if header[0] not in nominated]
     if not has_cache_rule:
-        returned.append((b"cache-control", b"private, no-store"))  # a paid answer is nobody else's by default
+        returned.append(
+            (b"cache-control", b"private, no-store")
+        )  # without a rule of the upstream, no shared cache may store a paid response
     returned.extend(_SECURITY_HEADERS)
     return returned
 
@@ -393,9 +398,9 @@ def _make_private(value: bytes) -> bytes:
 def rewrite_location(
     value: bytes, *, endpoint: Endpoint, target: str, gateway_path: str, secret: str = ""
 ) -> bytes | None:
-    """A `Location` under the endpoint becomes the gateway's path; any other becomes absolute. None: not a URL.
+    """Rewrites a `Location`: under the endpoint to the gateway's path, any other to an absolute URL. None: not a URL.
 
-    Read as the caller's client would read it: relative to the URL that was asked upstream.
+    The value is resolved against the URL of the upstream request, as an HTTP client would do.
     """
     try:
         url = ada_url.URL(value.decode(), base=endpoint.origin + target)
@@ -411,8 +416,8 @@ def rewrite_location(
 
 
 def _contains_secret(value: bytes, secret: bytes) -> bool:
-    """Whether the value holds the secret, as it stands or percent-encoded, up to three times. A secret of a few bytes
-    is a part of ordinary values, and keeps nothing secret."""
+    """Whether the value contains the secret, plain or percent-encoded up to three times. False for a secret below `SECRET_BYTES_MIN`: it
+    would match ordinary values."""
     if len(secret) < SECRET_BYTES_MIN:
         return False
     for _ in range(_DECODES_MAX):

@@ -1,4 +1,4 @@
-"""One request and its response, independent of the server's protocol: what the web server hands to the pipeline, and what the pipeline returns."""
+"""The request and response records of the pipeline, independent of the server: the input of `CallPipeline.handle`, and its outcomes."""
 
 from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientGone(Exception):
-    """The caller closed the connection before its request was whole. `payment_state`: of the call, where its price was taken."""
+    """The caller closed the connection before its request was complete. `payment_state`: the state of the payment, where the price was
+    taken."""
 
     def __init__(self, payment_state: str = "none") -> None:
         self.payment_state = payment_state
@@ -25,9 +26,9 @@ class ClientGone(Exception):
 
 
 class RequestBody(Protocol):
-    """The body as it comes in. `length` is None when the caller did not say; `is_present` False when there is none.
+    """The incoming body. `length`: the declared length; None without one. `is_present`: whether the request has a body.
 
-    `is_broken`: it ended before its end, by the caller's doing.
+    `is_broken`: the caller cut the body before its end.
     """
 
     is_present: bool
@@ -36,21 +37,21 @@ class RequestBody(Protocol):
     is_broken: bool
 
     async def read_chunk(self) -> bytes:
-        """The next bytes; b"" once, at the end. Raises ClientGone, and Refusal when it comes too slowly."""
+        """Reads the next bytes; b"" once, at the end. Raises ClientGone, and Refusal where the body is too slow."""
         ...
 
     def reserve(self, size: int) -> None:
-        """So many bytes of it are kept until the call is over. Raises Refusal where too much is held already."""
+        """Reserves memory for `size` bytes until the call ends. Raises Refusal where the memory limit is reached."""
         ...
 
     async def has_disconnected(self) -> bool:
-        """Whether the caller is known to be gone; False while the body is not wholly here, which tells by itself."""
+        """Whether the caller has closed the connection. False while the body is incomplete: reading it raises ClientGone then."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
-    """A request as it was parsed; nothing of it is checked yet. Header names in lower case."""
+    """A parsed request; its content is not checked yet. Header names are in lower case."""
 
     method: str
     listing_id: ListingId
@@ -70,15 +71,15 @@ class ProxyRequest:
         return self._named.keys()
 
     def find_header(self, name: bytes) -> bytes | None:
-        """The first of that name."""
+        """The value of the first header of that name."""
         return self._named.get(name)
 
     def public_url(self, base: str) -> str:
-        """The URL that was asked for, byte for byte, under the gateway's public one."""
+        """The URL of the request under the public URL of the gateway; path and query byte for byte."""
         return f"{base}/api/v2/gateway/{self.listing_id}{self.target.signed}"
 
     def digest_for(self, payer: Address, body_hash: bytes) -> bytes:
-        """What makes two requests the same: payer, listing, method, target bytes and body."""
+        """The digest that identifies a request: SHA-256 over payer, body hash, listing, method and target bytes."""
         parts = [payer, body_hash]
         for part in (self.listing_id.encode(), self.method.encode(), self.target.signed.encode()):
             parts += len(part).to_bytes(4, "big"), part
@@ -86,26 +87,26 @@ class ProxyRequest:
 
 
 class ResponseBody(Protocol):
-    """The rest of an upstream's answer, on its way."""
+    """The streaming rest of an upstream's response."""
 
     async def read_chunk(self) -> bytes:
-        """The next bytes; b"" once, at the true end. Raises UpstreamBadResponse or UpstreamTimeout when it is cut."""
+        """Reads the next bytes; b"" once, at the end of the body. Raises UpstreamBadResponse or UpstreamTimeout where it is cut."""
         ...
 
     @property
     def is_recorded(self) -> bool:
-        """It is being stored for a repeat: read on although its caller is gone, within limits."""
+        """Whether the body is being stored for a repeat: the server then reads it to its end, within limits, although the caller has left."""
         ...
 
     async def end(self, delivery: Delivery, response_bytes: int) -> None:
-        """Called once, however it ends: frees the connection and records in the ledger what reached the caller."""
+        """Called once at every end of the stream: releases the connection and records in the ledger how much reached the caller."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class ProxyResponse:
-    """The upstream's answer. `first`: the part of the body that came with the head; `rest` None when that is all. `payment_state`: of the
-    call; None for a stored response, which is the answer of another run."""
+    """A response to the caller. `first`: the first part of the body; `rest`: the streaming rest, or None. `payment_state`: the state of the
+    call's payment; None for a stored response, which another run of the call has counted."""
 
     status: int
     headers: Headers
@@ -116,8 +117,8 @@ class ProxyResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The terms that an unpaid call is answered with. `requirements`: what an authorisation (x402, MPP) would have to
-    say, in the listing's order of preference; empty where none can be settled now."""
+    """The terms in the 402 of an unpaid call. `requirements`: the payment requirements of an authorisation (x402, MPP), in the listing's
+    order of preference; empty where none can be settled now."""
 
     entry: CatalogEntry
     price: Price
@@ -129,8 +130,7 @@ class Quote:
 
     @property
     def requirements(self) -> tuple[PaymentRequirement, ...]:
-        """Worked out only where somebody is asked to pay: most calls are not. Once, so that all of an answer says the
-        same."""
+        """Computed on first access, because most calls need no quote. Computed once, so that all parts of a response agree."""
         if not self._requirements:
             self._requirements.append(self.find_requirements())
         return self._requirements[0]
@@ -138,7 +138,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemResponse:
-    """The gateway itself answers. `quote` only with codes that may ask for money (the law about 402)."""
+    """A problem of the gateway as the response. `quote`: only with codes that may ask for a payment (`problems.may_quote`)."""
 
     problem: Problem
     quote: Quote | None = None
@@ -147,8 +147,7 @@ class ProblemResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The request ended before its end, and with it the call. Mostly the caller is gone; what is left of a connection
-    with broken framing is told so."""
+    """The request was cut, and the call with it. Mostly the caller has left; a connection with broken framing gets a 400."""
 
     payment_state: str = "none"
 
@@ -157,7 +156,7 @@ Outcome = ProxyResponse | ProblemResponse | Disconnected
 
 
 class CallRefused(Refusal):
-    """A refusal with what the response says beside its problem: the quote of a 402; the call, its price and its state."""
+    """A refusal whose response has more than its problem: the quote of a 402, or the headers of a claimed call."""
 
     def __init__(
         self, problem: Problem, *, quote: Quote | None = None, headers: Headers | None = None

@@ -1,7 +1,7 @@
-"""Receipts: what a paid response says about its payment, in the dialect that paid.
+"""Receipts: the header of a paid response that describes its payment, in the dialect of the payment.
 
-A receipt of x402 v2 for a signed payment also carries the gateway's signature (extension `offer-receipt`). It says what the
-ledger says, and is written after it.
+An x402 v2 receipt of a signed payment also has the gateway's signature (extension `offer-receipt`). A receipt is built after the
+ledger has written the outcome.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,25 @@ from tollway.payments.offer_receipt import OFFER_RECEIPT, sign_receipt
 from tollway.payments.payment_required import Header, encode_receipt
 
 RECEIPTS_MAX = 8_192
-"""Every call on one payment, at one price, has the same."""
+"""The size of the cache. All calls of one payment at one price have the same receipt."""
 
 
 @lru_cache(maxsize=RECEIPTS_MAX)
 def write_plain_receipt(transaction: TxHash, *, payer: Address, chain_id: ChainId, base_units: int) -> Header:
-    """Of a transaction of the caller's own: it has the shape of x402's too."""
+    """Builds the receipt of a payment by transaction, in the form of x402 v2."""
     return encode_receipt(
         Dialect.X402_V2,
         transaction=transaction,
         network_chain_id=chain_id,
         payer=payer,
         base_units=base_units,
-        now=0,  # this dialect tells no time
+        now=0,  # x402 v2 receipts contain no time
     )
 
 
 class ReceiptWriter:
-    """Of signed payments. One per process; safe to use from many tasks at once. `receipt_signer` None: nothing is signed."""
+    """Builds the receipts of signed payments. One per process; safe to use from many tasks at once. `receipt_signer` None: receipts are
+    not signed."""
 
     def __init__(
         self, *, public_url: str, receipt_signer: ReceiptSigner | None, now_ms: Callable[[], int]

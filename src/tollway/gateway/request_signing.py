@@ -1,8 +1,8 @@
-"""The gateway's signature under each call that it forwards (RFC 9421): a provider can tell calls of this gateway, and their listing and
-payer, from all others. Pure.
+"""The gateway's signature of each forwarded call (RFC 9421). A provider verifies with it that a call comes from this gateway, and for
+which listing and payer. Pure.
 
-It is on the path of every call: the caller gives the time and the nonce, and the signature base is written directly. It contains
-nothing about a payment, and only the public half of a key leaves it.
+Every call runs this code, so the signature base is built directly. Time and nonce are parameters. The signature covers no payment
+data, and a private key never leaves this module.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ LABEL = "tollway"
 DIRECTORY_TAG = "http-message-signatures-directory"
 
 VALID_S = 60
-"""A call is signed when a connection is held already, so its head is there at once; the rest is for clocks that differ. Each
-second more is one in which a provider has to remember its nonce."""
+"""The validity of a signature. The connection is open when a call is signed, so its head arrives at once; the rest allows for clock
+differences. A provider must remember each nonce for this time."""
 
 DIRECTORY_VALID_S = 600
-"""The directory may come out of a cache that is five minutes old."""
+"""The validity of a directory signature. A cache may serve the directory for five minutes."""
 
 NONCE_BYTES = 16
 _PURPOSE = b"tollway upstream signature"
@@ -47,7 +47,7 @@ SignedBody = bytes | AsyncIterator[bytes] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyCoverage:
-    """What a signature says of the body: its digest, or else its length, or neither."""
+    """The part of a signature that covers the body: its digest, else its length, else neither."""
 
     digest: str | None = None
     length: int | None = None
@@ -57,8 +57,8 @@ NO_COVERAGE = BodyCoverage()
 
 
 def cover_body(body: SignedBody, *, length: int | None, declared: bytes | None) -> BodyCoverage:
-    """The digest of a body that is here; of one that streams what the caller says of it (`declared`, a `Content-Digest` that
-    can be read), or else its length where it is known. Of no body there is nothing to say."""
+    """Chooses the coverage of a body: the digest of a whole body; for a stream the caller's valid `Content-Digest` (`declared`), else its
+    length where known. Without a body, no coverage."""
     if not body:
         return NO_COVERAGE
     if isinstance(body, bytes):
@@ -73,7 +73,7 @@ def format_digest(body: bytes) -> str:
 
 
 def _read_declared_digest(declared: bytes | None) -> str | None:
-    """As it was given, where it is one that somebody can check; anything else counts as none (RFC 9530 §2)."""
+    """The declared digest, where it is sha-256 or sha-512; any other counts as none (RFC 9530 §2)."""
     if declared is None or len(declared) > _DECLARED_LENGTH_MAX:
         return None
     text = declared.decode("latin-1").strip(" \t")
@@ -81,7 +81,7 @@ def _read_declared_digest(declared: bytes | None) -> str | None:
 
 
 def name_call(*, api_id: str, call_id: str, payer: Address | None) -> list[tuple[str, str]]:
-    """The headers that say which call this is; each forwarded call carries them. Without a signature they prove nothing.
+    """Builds the headers that identify a call. Every forwarded call has them. Without a signature they prove nothing.
 
     `payer` None: a free call.
     """
@@ -92,12 +92,12 @@ def name_call(*, api_id: str, call_id: str, payer: Address | None) -> list[tuple
 
 
 class SigningKey:
-    """One Ed25519 key of the gateway's, made from one of its secret keys. `keyid` and `jwk` are published."""
+    """An Ed25519 key, derived from a secret key of the gateway. `keyid` and `jwk` are published."""
 
     __slots__ = ("_secret_key", "jwk", "keyid")
 
     def __init__(self, seed: bytes) -> None:
-        # Makes the same bytes as `cryptography` in two thirds of its time.
+        # The same bytes as `cryptography`, in two thirds of its time.
         public_key, self._secret_key = crypto_sign_seed_keypair(seed)
         x = encode_base64url(public_key)
         self.keyid = thumbprint(x)
@@ -112,19 +112,19 @@ class SigningKey:
 
     @classmethod
     def derive(cls, secret: bytes) -> Self:
-        """The same key from the same secret, always: all gateways of one secret sign as one."""
+        """Derives the key deterministically, so all gateways with the same secret sign with the same key."""
         return cls(hmac.digest(secret, _PURPOSE, "sha256"))
 
     def __repr__(self) -> str:
         return f"SigningKey({self.keyid})"
 
     def sign(self, base: bytes) -> str:
-        """A byte sequence of RFC 9651."""
+        """Signs `base`; returns a byte sequence of RFC 9651."""
         return f":{_base64(crypto_sign(base, self._secret_key)[:crypto_sign_BYTES])}:"
 
 
 class UpstreamSigner:
-    """The first key signs; all are published, so that one can take another's place while calls are on their way.
+    """Signs forwarded calls with the first key. All keys are published, so that a key can be replaced while calls are in flight.
 
     Safe to use from many tasks at once.
     """
@@ -137,7 +137,7 @@ class UpstreamSigner:
 
     @classmethod
     def derive(cls, secrets: Sequence[bytes]) -> Self:
-        """`secrets`: the secret keys, the one in use first; at least one."""
+        """`secrets`: at least one secret key, the current one first."""
         return cls([SigningKey.derive(secret) for secret in secrets])
 
     def sign(
@@ -153,10 +153,10 @@ class UpstreamSigner:
         created_s: int,
         nonce: str,
     ) -> list[tuple[str, str]]:
-        """The headers that a forwarded call carries beside its own. `authority` and `target` as they go over the wire.
+        """Builds the headers that identify and sign a forwarded call. `authority` and `target`: as sent.
 
-        `payer` None: a free call. The path, the query and the names of RFC 9421 §2.2 are those of the request line, byte
-        for byte; a query that is not there counts as an empty one.
+        `payer` None: a free call. The path and the query of RFC 9421 §2.2 are those of the request line, byte for byte; a missing query
+        counts as an empty one.
         """
         path, _, query = target.partition("?")
         names = '("@method" "@authority" "@path" "@query" "tollway-call-id" "tollway-api-id"'
@@ -182,12 +182,12 @@ class UpstreamSigner:
         return headers
 
     def describe(self) -> dict[str, list[dict[str, str]]]:
-        """The key directory: a JWK set (RFC 7517 §5), the key in use first."""
+        """The key directory: a JWK set (RFC 7517 §5), the current key first."""
         return {"keys": [key.jwk for key in self.keys]}
 
     def sign_directory(self, *, authority: str, created_s: int, nonce: str) -> dict[str, str]:
-        """The headers of an answer that holds the directory: each key signs for the name under which it is published, so
-        that nobody can pass it off as his own (draft-meunier-webbotauth-httpsig-directory)."""
+        """Builds the signature headers of the key directory. Each key signs the authority that publishes it, so that another site cannot
+        publish it as its own key (draft-meunier-webbotauth-httpsig-directory)."""
         inputs, signatures = [], []
         for number, key in enumerate(self.keys, 1):
             params = (

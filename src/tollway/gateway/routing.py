@@ -1,8 +1,8 @@
-"""Routing: whether a listing serves a call now, the URL that the call goes to, and the price that each version of the terms asks for it. Pure.
+"""Routing: checks that a listing serves a call, builds the upstream URL, and finds the price of the call in each version of the terms. Pure.
 
-In the order of the contract, and before any question of money. The provider's OpenAPI document decides which operations exist and what a request
-must contain. It is untrusted: whatever it contains, nothing here fails, and what is unclear is not required. A request is refused only where the
-provider's own document makes it useless.
+The checks run in the order of the HTTP contract, before any payment check. The provider's OpenAPI document decides which operations
+exist and what a request must contain. The document is untrusted: no content of it raises, and an unclear rule is not enforced. A
+request is refused only where the document clearly requires a missing part.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ _PLAIN_STYLES = (None, "form", "spaceDelimited", "pipeDelimited")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredParts:
-    """What one operation cannot do without."""
+    """The required parts of a request to one operation."""
 
     query: tuple[str, ...]
     headers: tuple[str, ...]
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class DescribedOperations(Generic[T]):
-    """The operations that a document describes, each with a value, found by method and path."""
+    """An index of the operations in a document, each with a value, by method and path."""
 
     def __init__(self) -> None:
         self._exact: dict[str, PathTree[T]] = {}
@@ -69,7 +69,7 @@ class DescribedOperations(Generic[T]):
         """`path` in normal form."""
         tree = self._exact.get(method)
         found = None if tree is None else tree.find(path)
-        if found is None and method == "HEAD":  # where GET is, HEAD is too (RFC 9110 §9.3.2)
+        if found is None and method == "HEAD":  # an operation with GET has HEAD too (RFC 9110 §9.3.2)
             return self.find(method="GET", path=path)
         return found
 
@@ -77,14 +77,14 @@ class DescribedOperations(Generic[T]):
         return self.find(method=method, path=normal_path(rest)) is not None
 
     def may_match(self, *, method: str, reading: str) -> bool:
-        """Whether a server that ignores case and decodes could take that reading of a path for one of the operations."""
+        """Whether a server that ignores case and decodes the path could match that reading of it to an operation."""
         verbs = ("HEAD", "GET") if method == "HEAD" else (method,)
         trees = (self._loose.get(verb) for verb in verbs)
         return any(tree is not None and tree.find(reading.casefold()) is not None for tree in trees)
 
 
 class RequestSchema:
-    """One listing's document."""
+    """The required parts of requests, from the document of one listing."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
@@ -104,7 +104,7 @@ class RequestSchema:
         headers: Sequence[tuple[bytes, bytes]],
         has_body: bool = True,
     ) -> Problem | None:
-        """Refuses (`validation_failed`) a call without what is required; an operation unknown here passes."""
+        """Refuses (`validation_failed`) a request without a required part. An operation that the document does not describe passes."""
         operation = self.operations.find(method=method.upper(), path=normal_path(rest))
         if operation is None:
             return None
@@ -116,14 +116,14 @@ class RequestSchema:
         lacks_body = required.has_body and not has_body
         if not missing and not lacks_body:
             return None
-        detail = "the provider's document requires it"
+        detail = "required by the provider's API document"
         errors = [FieldError(code="required", detail=detail, parameter=name) for name in missing]
         if lacks_body:
             missing.append("the request body")
             errors.append(FieldError(code="required", detail=detail, pointer=""))
         return Problem(
             code=Code.VALIDATION_FAILED,
-            detail=f"Missing: {', '.join(missing)}. Nothing was paid or sent.",
+            detail=f"The request lacks {', '.join(missing)}. Nothing was paid or sent; add them, then send it again.",
             errors=tuple(errors),
             payment_state="none",
         )
@@ -131,7 +131,7 @@ class RequestSchema:
     # ---- Reading the document.
 
     def _read(self, operation: DocumentOperation) -> RequiredParts:
-        """When it is first called: a document has many operations, and most are not."""
+        """Reads the required parts on the first call of an operation, because most operations of a document are never called."""
         key = (operation.method, operation.path)
         required = self._required.get(key)
         if required is None:
@@ -149,14 +149,14 @@ class RequestSchema:
             return False
         if parameter.place != "query":
             return parameter.place == "header"
-        # An object is spread over names of its own, and `content` may mean anything.
+        # An object is spread over several parameter names, and `content` allows any encoding: neither can be checked by name.
         schema = self._document.resolve(parameter.content.get("schema"))
         kind = schema.get("type") if schema is not None else None
         return kind in _PLAIN_TYPES and parameter.content.get("style") in _PLAIN_STYLES
 
 
 class RequestSchemas:
-    """Each document read once per revision of its listing. One per process; safe to use from many tasks at once."""
+    """A cache of request schemas, one per revision of a listing. One per process; safe to use from many tasks at once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], RequestSchema] = {}
@@ -181,8 +181,8 @@ PRICES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A call that its listing takes. `target`: path and query at `endpoint`. `operation_prices`: of each version of the terms that
-    sells this call, the current one first."""
+    """A call that its listing serves. `target`: path and query at `endpoint`. `operation_prices`: one of each version of the terms that
+    serves this call, the current version first."""
 
     entry: CatalogEntry
     endpoint: Endpoint
@@ -199,12 +199,12 @@ class Route:
 
 
 class Router:
-    """One per process; safe to use from many tasks at once."""
+    """Matches requests to routes. One per process; safe to use from many tasks at once."""
 
     def __init__(
         self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, schemas: RequestSchemas
     ) -> None:
-        """`wait_s`: seconds until an upstream that is known to be down is tried again."""
+        """`wait_s`: seconds until an upstream that is down is tried again."""
         self._schemas = schemas
         self._wait_s = wait_s
         self._allow_private = allow_private
@@ -213,7 +213,7 @@ class Router:
         self._prices: RevisionCache[OperationPrice] = RevisionCache(PRICES_MAX)
 
     def match(self, entry: CatalogEntry, request: ProxyRequest) -> Route | Problem:
-        """The route of a request at a listing; why it has none: 410, 503, 405, 404, in this order."""
+        """The route of a request at a listing, or the problem of a request without one: 410, 503, 405, 404, in this order."""
         problem = check_listing(entry, request, find_wait_s=self._find_origin_wait_s)
         if problem is not None:
             return problem
@@ -236,8 +236,8 @@ class Router:
         return Route(entry=entry, endpoint=endpoint, target=target, operation_prices=operation_prices)
 
     def renew(self, route: Route, request: ProxyRequest) -> Route | None:
-        """A route that was matched for the same listing, method and path, for the query of this request. None where it has to be matched
-        anew: the upstream is known to be down, or the query cannot be written."""
+        """Adapts a route of the same listing, method and path to the query of this request. None where it must be matched again: the
+        upstream is down, or the query is invalid."""
         if self._wait_s(route.endpoint) is not None:
             return None
         target = _build_target(request, route.listing, route.endpoint)
@@ -246,8 +246,7 @@ class Router:
         return route if target == route.target else replace(route, target=target)
 
     def _list_older_prices(self, entry: CatalogEntry, request: ProxyRequest) -> list[OperationPrice]:
-        """Of the versions that would have served this call. One that would have refused it has never sold it: its price
-        is of other calls."""
+        """The prices of the older versions that would have served this call. A version that would have refused it has no price for it."""
         operation_prices: list[OperationPrice] = []
         for index, version in enumerate(entry.versions[1:]):
             if not version.is_active or check_method(version.methods, request.method) is not None:
@@ -263,8 +262,8 @@ class Router:
         return operation_prices
 
     def _find_price(self, entry: CatalogEntry, index: int, request: ProxyRequest) -> OperationPrice | Problem:
-        """What a version of the terms asks for this very operation, if it sells it. `index` of that version in this state of the
-        listing."""
+        """The price of this operation in a version of the terms, or a problem. `index`: the position of the version in this revision of
+        the listing."""
         version = entry.versions[index]
         operation = match_operation(version.operations, request.method, request.target.rest)
         if isinstance(operation, Problem):
@@ -279,14 +278,14 @@ class Router:
     def _find_old_description(
         self, listing: Listing, index: int, version: Terms
     ) -> DescribedOperations[bool] | None:
-        """`index` of that version among those of this state of the listing."""
+        """The described operations of an older version. `index`: its position among the older versions of this revision."""
         if not version.described:
             return None
         found = self._old_descriptions.find(listing, index)
         if found is None:
             found = self._old_descriptions.put(listing, index, DescribedOperations())
             for method, path in version.described:
-                if accepts_method(version.methods, method):  # as the document of the current version is read
+                if accepts_method(version.methods, method):  # the same rule as for the current version
                     found.add(method=method, path=path, value=True)
         return found
 
@@ -295,7 +294,7 @@ class Router:
         return None if isinstance(endpoint, EndpointRefused) else self._wait_s(endpoint)
 
     def _find_endpoint(self, listing: Listing) -> Endpoint | EndpointRefused:
-        """Parsed once per URL; policy was checked when it was listed, and is again at every socket."""
+        """Parses each URL once. The address policy is checked at publication and again at every connection."""
         endpoint = self._endpoints.get(listing.endpoint)
         if endpoint is None:
             if len(self._endpoints) >= ENDPOINTS_MAX:
@@ -306,7 +305,7 @@ class Router:
 
 
 def _build_target(request: ProxyRequest, listing: Listing, endpoint: Endpoint) -> str | Problem:
-    """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
+    """The path and query for the upstream, byte for byte, with the secret query parameter of the listing, if it has one."""
     query, auth = request.target.query, listing.upstream_auth
     if auth is not None and auth.location == "query":
         query = add_query_secret(query, name=auth.name, value=auth.reveal())
@@ -316,8 +315,8 @@ def _build_target(request: ProxyRequest, listing: Listing, endpoint: Endpoint) -
 def _check_is_served(
     operations: Sequence[Operation], described: DescribedOperations[Any] | None, request: ProxyRequest
 ) -> Problem | None:
-    """Only operations with a price, and those of the document, are served: as the path is written, and under every
-    other reading that a server could give it."""
+    """Refuses a path that matches no priced operation and no operation of the document, as written or in any other reading that a server
+    could apply."""
     method, rest = request.method, request.target.rest
     priced = filter_by_method(operations, method)
     is_described = described is not None and described.describes(method=method, rest=rest)

@@ -1,7 +1,7 @@
-"""The target of a call: which listing a raw path names, which URL that is upstream, which operation it buys. Pure.
+"""The target of a call: the listing in a raw path, the upstream URL, and the priced operation. Pure.
 
-The bytes that the caller sent are forwarded as they are, or refused; they are never joined, never normalised.
-What a path means is decided separately, under every reading that a server could give it.
+The bytes of the caller's path are forwarded unchanged or refused; they are never normalised. The operation is matched separately,
+under every reading that a server could apply to the path.
 """
 
 import re
@@ -25,9 +25,9 @@ _PREFIX = GATEWAY_PREFIX.encode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The part of a gateway call's URL that belongs to the listing, as sent.
+    """The part of a call's URL after the listing id, as sent.
 
-    `rest` is empty or starts with a slash; `query` is without its question mark. Both raw.
+    `rest` is empty or starts with a slash; `query` has no question mark. Both are raw.
     """
 
     api_id: str
@@ -36,26 +36,26 @@ class Target:
 
     @property
     def signed(self) -> str:
-        """What a bound signature covers: raw path and query after `/gateway/{apiId}`."""
+        """The part that a bound signature covers: raw path and query after `/gateway/{apiId}`."""
         return f"{self.rest}?{self.query}" if self.query else self.rest
 
 
 def split_target(raw_path: bytes, query: bytes) -> Target | Problem | None:
-    """`/api/v2/gateway/{apiId}/{rest}` -> its parts. None for a path of another shape; Problem for unreadable bytes."""
+    """Splits `/api/v2/gateway/{apiId}/{rest}`. None for a path of another form; Problem for bytes that are not UTF-8."""
     if not raw_path.startswith(_PREFIX):
         return None
     try:
         tail = raw_path[len(_PREFIX) :].decode()
         query_text = query.decode()
     except UnicodeDecodeError:
-        return _refused("The URL is not valid UTF-8.")
+        return _refused("The URL is not valid UTF-8. Percent-encode its UTF-8 bytes.")
     api_id, slash, rest = tail.partition("/")
     if not api_id:
         return None
     return Target(api_id=api_id, rest=slash + rest, query=query_text)
 
 
-# Nothing here can change a path's meaning: no escape, no dot segment, no parameter, no foreign separator.
+# No reading changes such a path: it has no escape, no dot segment, no matrix parameter, no other separator.
 _PLAIN = re.compile(r"(?:/(?!\.)[A-Za-z0-9._~!$&'()*+,=:@-]*)*")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _OVERLONG = re.compile(
@@ -68,25 +68,26 @@ _DECODES = 2
 
 
 def build_upstream_target(endpoint: Endpoint, rest: str, query: str) -> str | Problem:
-    """Path and query for the upstream: the endpoint's path without its final slash, then the raw rest, untouched.
+    """Builds path and query for the upstream: the path of the endpoint without its final slash, then the raw rest, unchanged.
 
-    An empty rest is the endpoint itself. Refused (`invalid_request`) unless the path stays under the endpoint's own
-    as it stands, after one and after two percent-decodes, with backslashes and encoded slashes read as slashes and
-    matrix parameters dropped.
+    An empty rest is the endpoint itself. Refused (`invalid_request`) unless the path stays under the path of the endpoint as written
+    and after one and two percent-decodes, with backslashes and encoded slashes read as slashes and matrix parameters removed.
     """
     if _UNWRITABLE_QUERY.search(query):
-        return _refused("The query holds characters that need percent-encoding.")
+        return _refused("The query contains characters that must be percent-encoded.")
     path = endpoint.base_path + rest if rest else endpoint.path or "/"
     if not _PLAIN.fullmatch(rest):
         if rest[:1] != "/" or _UNWRITABLE.search(rest):
-            return _refused("The path holds characters that need percent-encoding.")
+            return _refused("The path contains characters that must be percent-encoded.")
         if not all(_stays_under(reading) for reading in _readings(rest)):
-            return _refused("The path leaves the API, or hides control characters.")
+            return _refused(
+                "The path leads out of the API, or contains encoded control characters. Remove them."
+            )
     return f"{path}?{query}" if query else path
 
 
 def _readings(rest: str) -> list[bytes]:
-    """The path as it stands and after each decode that a server may perform; fewer when nothing is left to decode."""
+    """The path as written and after each percent-decode that a server may apply, until decoding changes nothing."""
     readings = [rest.encode()]
     for _ in range(_DECODES):
         decoded = unquote_to_bytes(readings[-1])
@@ -108,14 +109,14 @@ def _stays_under(reading: bytes) -> bool:
             depth -= 1
             if depth < 0:
                 return False
-        # An empty segment counts as none: servers that merge slashes climb further than those that do not.
+        # Empty segments do not count: servers that merge slashes would climb further.
         elif name not in (b"", b"."):
             depth += 1
     return True
 
 
 def add_query_secret(query: str, *, name: str, value: str) -> str:
-    """The query with the listing's own parameter; the caller's parameters of that name are dropped."""
+    """Adds the secret parameter of the listing to the query, and removes the caller's parameters of that name."""
     pair = f"{quote(name, safe='')}={quote(value, safe='')}"
     if not query:
         return pair
@@ -126,11 +127,10 @@ def add_query_secret(query: str, *, name: str, value: str) -> str:
 def match_operation(
     operations: Sequence[PricedOperationT], method: str, rest: str
 ) -> PricedOperationT | Problem | None:
-    """The operation that this call buys; None when none is named and the listing's own price holds.
+    """The priced operation of a call; None where no operation matches and the listing's own price applies.
 
-    The most specific template wins. HEAD costs what GET costs; a method is compared in upper case, as it is sent.
-    A path is refused (`invalid_request`) when an upstream that ignores case, decodes once more or resolves dot
-    segments would serve it as another operation, of another price, than the one it is written as.
+    The most specific template wins. HEAD costs the same as GET. A path is refused (`invalid_request`) where an upstream that ignores
+    case, decodes again or resolves dot segments would serve it as an operation with another price.
     """
     if not operations:
         return None
@@ -144,7 +144,7 @@ def match_operation(
 
 
 def other_readings(rest: str) -> set[str]:
-    """What servers could make of a path, each in normal form; how it is written is one of them."""
+    """All readings of a path that a server could apply, in normal form, the written one included."""
     readings = {tidy_path(_text(reading.replace(b"\\", b"/"))) for reading in _readings(rest or "/")}
     return readings | {_resolve_dots(reading) for reading in readings if "/." in reading}
 
@@ -171,6 +171,4 @@ def _refused(detail: str) -> Problem:
     )
 
 
-AMBIGUOUS_PATH = _refused(
-    "The path can be read as more than one operation; write it as the API's documents do."
-)
+AMBIGUOUS_PATH = _refused("The path can be read as more than one operation. Write it as in the API document.")
