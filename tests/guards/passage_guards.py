@@ -181,7 +181,7 @@ PASSAGE_GUARDS = (
         "H2",
         "framing of an answer is made anew",
         "gateway.headers:_NOT_RETURNED",
-        '    # Framing is made anew.\n    b"content-length",\n',
+        '    # The server writes its own framing.\n    b"content-length",\n',
         "",
         test=NEVER_SAID,
     ),

@@ -147,7 +147,7 @@ class ProblemResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The request was cut, and the call with it. Mostly the caller has left; a connection with broken framing gets a 400."""
+    """The request was cut, and the call with it. Mostly the caller has left; else the framing of its body was broken."""
 
     payment_state: str = "none"
 
