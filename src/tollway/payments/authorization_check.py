@@ -1,8 +1,8 @@
-"""A payment by authorisation as a request shows it, in any of three dialects: read, matched with a requirement, checked. Pure.
+"""Parses the authorisation of a request (three dialects), matches it with a requirement, and checks it against chain facts. Pure.
 
-A closed set of outcomes, and the default refuses. Nothing the caller says about itself counts here: only the signed
-fields, our own requirement, and the facts of the chain. The order matters to the caller's money: read, then look the
-authorisation up in the ledger, and only then match. A payment that the ledger knows must never be answered with new terms.
+The outcomes are a closed set, and the default refuses. Only the signed fields, the gateway's own requirement and the chain's
+facts count; other statements of the caller do not. The order protects the caller's money: parse, look the authorisation up in
+the ledger, and only then match. The response to an authorisation that is in the ledger never offers new terms.
 """
 
 import re
@@ -38,21 +38,21 @@ def parse_presented(
     now_s: float,
     limits: Limits = DEFAULT_LIMITS,
 ) -> PresentedAuthorization | Problem | None:
-    """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
+    """The authorisation in the headers (names in lower case), the problem with it, or None when the headers have none.
 
-    `challenger` None: MPP is off. `find_route`: what an MPP challenge has to be bound to. Never raises.
+    `challenger` None: MPP is off. `find_route` returns the route that an MPP challenge must be bound to. Never raises.
     """
-    shown = [(name, value) for name, value in headers if name in _RAILS]
+    x402_headers = [(name, value) for name, value in headers if name in _RAILS]
     credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]
     payments = [match[1] or b"" for match in credentials if match is not None]
-    if not shown and not payments:
+    if not x402_headers and not payments:
         return None
-    if len(shown) + len(payments) > 1:
+    if len(x402_headers) + len(payments) > 1:
         return explain_authorization(AuthorizationReason.MORE_THAN_ONE)
     try:
         if payments:
             return _parse_mpp(payments[0], challenger, find_route, now_s, limits)
-        name, value = shown[0]
+        name, value = x402_headers[0]
         parse = x402.parse_payment_v1 if name == x402.PAYMENT_HEADER_V1 else x402.parse_payment
         return parse(value, limits=limits)
     except Refusal as refusal:
@@ -76,19 +76,20 @@ def _parse_mpp(
 def match_requirement(
     presented: PresentedAuthorization, requirements: Sequence[PaymentRequirement]
 ) -> tuple[PaymentRequirement, Authorization] | Problem:
-    """The requirement that it meets exactly, and the authorisation as the ledger will know it; else the nearest miss.
+    """The requirement that the authorisation meets exactly, and the authorisation as the ledger stores it; otherwise the problem
+    of the nearest requirement.
 
-    Network and token as meant, then payee and amount of one and the same requirement.
+    Network and token are those that the payment names; payee and amount must be of one and the same requirement.
     """
     if presented.fault is not None:
         return presented.fault
-    here = [one for one in requirements if one.asset.chain_id == presented.chain_id]
-    if not here:
+    on_network = [one for one in requirements if one.asset.chain_id == presented.chain_id]
+    if not on_network:
         return explain_authorization(AuthorizationReason.NETWORK)
-    meant = [one for one in here if presented.token is None or one.asset.token == presented.token]
-    if not meant:
+    of_token = [one for one in on_network if presented.token is None or one.asset.token == presented.token]
+    if not of_token:
         return explain_authorization(AuthorizationReason.TOKEN)
-    to_payee = [one for one in meant if one.pay_to == presented.payee]
+    to_payee = [one for one in of_token if one.pay_to == presented.payee]
     if not to_payee:
         return explain_authorization(AuthorizationReason.RECIPIENT)
     if presented.payee == presented.payer:
@@ -102,7 +103,7 @@ def match_requirement(
 def _choose(
     presented: PresentedAuthorization, exact: Sequence[PaymentRequirement]
 ) -> tuple[PaymentRequirement, Authorization]:
-    """The first; but where several tokens fit, as with version 1 of x402, the one that the payer's key signed for."""
+    """The first match. Version 1 of x402 names no token: where several tokens match, the token that the payer's key signed for."""
     choices = [(requirement, _authorize_for(presented, requirement)) for requirement in exact]
     if len(choices) > 1:
         for requirement, authorization in choices:
@@ -114,12 +115,12 @@ def _choose(
 
 def _authorize_for(presented: PresentedAuthorization, requirement: PaymentRequirement) -> Authorization:
     token = requirement.asset.token
-    assert token is not None  # a requirement is of a token
+    assert token is not None  # every requirement has a token
     return to_authorization(presented, token)
 
 
 def to_authorization(presented: PresentedAuthorization, token: Address) -> Authorization:
-    """What was shown, as an authorisation of that token."""
+    """The presented fields as an authorisation of that token."""
     return Authorization(
         chain_id=presented.chain_id,
         token=token,
@@ -137,13 +138,13 @@ def to_authorization(presented: PresentedAuthorization, token: Address) -> Autho
 
 def _describe_amount(presented: PresentedAuthorization, requirement: PaymentRequirement) -> str:
     return (
-        f"The authorisation must be over exactly {requirement.base_units} base units of "
-        f"{requirement.asset.symbol}; it is over {presented.base_units}."
+        f"The authorisation must be for exactly {requirement.base_units} base units of "
+        f"{requirement.asset.symbol}; it is for {presented.base_units}."
     )
 
 
 SETTLE_WITHIN_S = 30
-"""An authorisation must outlive the upstream's time by this much: then its transfer can still be mined."""
+"""An authorisation must be valid for this long after the upstream's deadline, so that its transfer can still be mined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,16 +153,16 @@ class AuthorizationRefused:
 
 
 def is_late(valid_before: int, *, now_s: float, timeout_s: int) -> bool:
-    """Whether it could end before its transfer is mined, were an upstream asked now to take all its time."""
+    """Whether the authorisation could expire before its transfer is mined, when the upstream uses its whole deadline from now."""
     return valid_before < now_s + timeout_s + SETTLE_WITHIN_S
 
 
 def check_times(
     authorization: Authorization, *, now_s: float, timeout_s: int, validity_s_max: int
 ) -> AuthorizationRefused | None:
-    """By our own clock, before any chain is asked; the chain's clock is looked at in `check_authorization`.
+    """Checks validity by the gateway's clock, before any request to a chain; `check_authorization` checks it by the chain's clock.
 
-    What is undecided stays so until `validBefore`, so nobody may choose a time that never comes.
+    An undecided settlement stays undecided until `validBefore`, so `validBefore` has a maximum.
     """
     if is_late(authorization.valid_before, now_s=now_s, timeout_s=timeout_s):
         return AuthorizationRefused(reason=AuthorizationReason.EXPIRED)
@@ -180,12 +181,12 @@ def check_authorization(
     signer: Address | None,
     timeout_s: int,
 ) -> Cover | AuthorizationRefused:
-    """The balance that covers it, or why it does not count. `signer`: whose key made the signature, None where no key
-    did (`eip3009.recover_signer`).
+    """The balance that covers the authorisation, or the reason of the refusal. `signer`: the address whose key made the signature,
+    or None (`eip3009.recover_signer`).
 
-    A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here
-    (`find_precheck_refusal` calls it once more, within limits).
-    A used nonce comes before the clock, because it means that money has moved: nobody is asked to pay again.
+    For a wallet with code the key is not checked here: the token calls the wallet within the simulation, and
+    `find_precheck_refusal` calls it once more, within limits.
+    A used nonce is reported before an expired time: it means that money has moved, and the caller must not pay again.
     """
     reason = _find_fault(authorization, requirement, facts, signer, timeout_s)
     if reason is not None:
@@ -195,7 +196,7 @@ def check_authorization(
 
 
 def find_failure_reason(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
-    """Why a transfer that would have paid when it was claimed is refused in simulation now."""
+    """Why the simulation refuses a transfer now that it accepted before the claim."""
     if facts.head_time >= authorization.valid_before:
         return AuthorizationReason.EXPIRED
     if facts.balance < authorization.base_units:

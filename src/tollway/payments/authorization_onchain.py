@@ -1,12 +1,12 @@
 """Authorisations on their chain: the simulation of a transfer, the use of a nonce, a contract wallet's signature, a
 facilitator's check, and the quota of such look-ups.
 
-It only reads: it changes no ledger. The wallet with code and the facilitator are checked last, for an authorisation that the token
-would accept; the facilitator's answer decides only whether the call may be forwarded.
+The module only reads: it changes no ledger. A wallet with code and the facilitator are called last, for an authorisation that the
+token would accept; the facilitator's response decides only whether the call may be forwarded.
 
-Every look-up counts per client address and per signer, unless its call was charged. A look-up whose call still runs counts
-only up to the number of look-ups of the same address or signer that found no payment lately: so a payer can have any number of
-calls at once. No money depends on it.
+Every look-up counts per client address and per signer, unless its call was charged. A look-up of a running call counts only
+up to the number of recent look-ups of the same address or signer that found no payment, so a payer can have any number of
+calls at once. No money depends on this quota.
 """
 
 import math
@@ -35,26 +35,26 @@ from tollway.rate_limits.limiter import RateLimiter, client_bucket
 from tollway.rate_limits.windows import LocalWindows
 
 BACK_BLOCKS = 64
-"""One node named the block to search from, and the node that lists uses can be behind it or on a fork."""
+"""How far the search goes back: one node named the first block, and the node that lists uses can be behind it or on a fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFound:
-    """The authorisation moved its money there: the same from, to and value."""
+    """The authorisation moved its money in this transfer: the same from, to and value."""
 
     transfer: SettledTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Cancelled, or another call used its nonce: it can never pay."""
+    """The authorisation was cancelled, or another transfer used its nonce: it can never pay."""
 
     tx_hash: TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseNotFound:
-    """No use is known yet, or none that lies deep enough."""
+    """No use is known yet, or none has enough confirmations."""
 
 
 AuthorizationUse = TransferFound | Cancelled | UseNotFound
@@ -68,7 +68,7 @@ async def simulate_transfer(
     gas: int,
     quorum: Quorum,
 ) -> AuthorizationFacts:
-    """The transfer of the authorisation, simulated with at most `gas`, sent by the key of `sequence`, or by the zero address
+    """Simulates the transfer of the authorisation with at most `gas`. The sender is the key of `sequence`, or the zero address
     where no key can send. Raises `ChainUnavailable`."""
     return await chains.fetch_authorization(
         authorization.chain_id,
@@ -91,7 +91,7 @@ async def find_use(
     depth: int,
     quorum: Quorum = Quorum.AGREED,
 ) -> AuthorizationUse:
-    """The use in `from_block` or later, or a few blocks before. Raises `ChainUnavailable`."""
+    """Finds the use of the nonce since `BACK_BLOCKS` before `from_block`, `depth` confirmations deep. Raises `ChainUnavailable`."""
     tx_hash = await find_end(chains, authorization, from_block=from_block, quorum=quorum)
     if tx_hash is None:
         return UseNotFound()
@@ -101,7 +101,7 @@ async def find_use(
     transfer = find_transfer(facts, authorization, quorum=quorum)
     if transfer is not None:
         return TransferFound(transfer=transfer)
-    # A receipt without this nonce proves nothing: the node's two answers contradict each other.
+    # A receipt without this nonce proves nothing: the node's two responses contradict each other.
     is_ended = facts.succeeded and has_ended(
         facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
     )
@@ -111,7 +111,7 @@ async def find_use(
 async def find_end(
     chains: SettlementChain, authorization: Authorization, *, from_block: int, quorum: Quorum = Quorum.AGREED
 ) -> TxHash | None:
-    """The transaction that used or cancelled it, however shallow. Raises `ChainUnavailable`."""
+    """The transaction that used or cancelled the nonce, at any depth. Raises `ChainUnavailable`."""
     return await chains.find_authorization_use(
         authorization.chain_id,
         token=authorization.token,
@@ -125,7 +125,7 @@ async def find_end(
 def find_transfer(
     facts: ChainFacts, authorization: Authorization, *, quorum: Quorum
 ) -> SettledTransfer | None:
-    """The transfer that this authorisation made in that transaction; None when it made none. One node alone makes none final: a
+    """The transfer that this authorisation made in that transaction, or None. One node's response makes no transfer final: a
     final payment is never checked again."""
     is_settled = facts.succeeded and has_settled(
         facts.logs,
@@ -177,8 +177,8 @@ async def find_precheck_refusal(
 def _needs_wallet_check(
     authorization: Authorization, facts: AuthorizationFacts, signer: Address | None, limits: Limits
 ) -> bool:
-    """An account that delegates (EIP-7702) has code and a key. Where the key signed, and the whole transfer needs no more gas
-    than a wallet may use for its answer, the wallet's answer decides nothing."""
+    """A delegated account (EIP-7702) has code and a key. Where the key signed, and the whole transfer needs no more gas
+    than a wallet may use for its check, the wallet's own check decides nothing."""
     if facts.code_size == 0:
         return False
     is_cheap = facts.gas_estimate is not None and facts.gas_estimate <= limits.erc1271_gas
@@ -188,15 +188,15 @@ def _needs_wallet_check(
 async def _is_signed_by_wallet(
     chains: ChainReader, authorization: Authorization, asset: Asset, limits: Limits
 ) -> bool:
-    """ERC-1271. The token makes the same call in the simulation, but with all the gas of a transfer; this gateway pays no
-    transaction of a wallet that needs so much gas for its answer."""
-    assert asset.domain is not None  # the check has refused the others
+    """Calls ERC-1271 `isValidSignature` within limits. The token makes the same call in the simulation, but with all the gas of a
+    transfer; the gateway pays no transaction of a wallet that needs more gas than the limit."""
+    assert asset.domain is not None  # `check_authorization` has refused the others
     answer = await chains.call_contract(
         authorization.chain_id,
         to=authorization.payer,
         calldata=encode_is_valid_signature(
             digest=authorization_digest(authorization, asset.domain),
-            signature=_as_shown_by_token(authorization.signature),
+            signature=_normalize_v(authorization.signature),
         ),
         gas=limits.erc1271_gas,
         bytes_max=limits.erc1271_bytes_max + 1,
@@ -207,21 +207,21 @@ async def _is_signed_by_wallet(
 
 
 _WALLET_REFUSES = (
-    "The paying wallet does not say yes to the signature, within the limits for its answer (ERC-1271)."
+    "The paying wallet does not confirm the signature within the limits for its answer (ERC-1271)."
 )
 
 
-def _as_shown_by_token(signature: bytes) -> bytes:
-    """v of 0 or 1 is shown as 27 or 28, as in the transfer (`tokens.encode_transfer_with_authorization`)."""
+def _normalize_v(signature: bytes) -> bytes:
+    """Replaces v of 0 or 1 by 27 or 28, as the transfer does (`tokens.encode_transfer_with_authorization`)."""
     is_old = len(signature) == _KEY_SIGNATURE_BYTES and signature[64] < 2
     return signature[:64] + bytes([signature[64] + 27]) if is_old else signature
 
 
 UNRESOLVED_S = 10
-"""A look-up that no chain resolved is not its caller's fault, so it counts for a shorter time than a worthless authorisation. It does
-count: without a limit, a node that refuses requests because there are too many would get even more."""
+"""A look-up that no chain resolved is not the caller's fault, so it counts for a shorter time than a worthless authorisation. It
+counts at all because an overloaded node would otherwise get even more requests."""
 REMEMBERED_MINUTES = 10
-"""For this long the failed look-ups of a caller limit its running calls."""
+"""Failed look-ups limit the running calls of their caller for this long."""
 
 
 def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
@@ -230,8 +230,8 @@ def quota_keys(client_address: str, signer: str) -> tuple[str, str]:
 
 
 class UnresolvedQuota:
-    """Limits look-ups that end without an answer of the chain: as many in ten seconds as worthless authorisations in a minute.
-    Counted in this process alone."""
+    """Limits look-ups without a response of the chain: as many in ten seconds as worthless authorisations in a minute. Each
+    process counts its own."""
 
     def __init__(self, limits: Limits) -> None:
         self._item = RateLimitItemPerSecond(limits.lookups_per_minute, UNRESOLVED_S, namespace="unresolved")
@@ -249,7 +249,7 @@ class UnresolvedQuota:
 
 
 class AuthorizationQuota:
-    """Safe to use from many tasks at once."""
+    """Limits the look-ups of authorisations per client address and signer. Safe to use from many tasks at once."""
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         self._per_minute = limits.lookups_per_minute
@@ -313,8 +313,8 @@ class AuthorizationQuota:
 
 
 class AuthorizationLookup:
-    """The look-up of one request: taken at its first request to a chain, and counted when the call ends, unless `give_back` was
-    called."""
+    """The look-up of one request: taken at the first request to a chain, counted when the call ends unless `give_back` was
+    called. A context manager."""
 
     __slots__ = ("_is_given_back", "_is_unresolved", "_keys", "_quota", "client_address")
 
@@ -341,7 +341,7 @@ class AuthorizationLookup:
             self._quota.count_unpaid(keys)
 
     async def take(self, signer: str) -> Problem | None:
-        """The refusal of a look-up for this signer; None when it is allowed. Further look-ups of the same call are free."""
+        """Takes the look-up for this signer; returns the refusal, or None. Further look-ups of the same call are free."""
         if self._keys is not None:
             return None
         keys = quota_keys(self.client_address, signer)
@@ -351,9 +351,9 @@ class AuthorizationLookup:
         return problem
 
     def give_back(self) -> None:
-        """The call was charged."""
+        """Records that the call was charged: the look-up does not count."""
         self._is_given_back = True
 
     def leave_unresolved(self) -> None:
-        """The chain, or the ledger, did not answer."""
+        """Records that the chain or the ledger did not respond."""
         self._is_unresolved = True

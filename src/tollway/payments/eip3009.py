@@ -1,6 +1,6 @@
-"""What an EIP-3009 authorisation's signature signs, and which key made it. Pure.
+"""The digest of an EIP-3009 authorisation, and the key that signed it. Pure.
 
-It knows nothing of contract wallets: those are asked by the token itself.
+Contract wallets have no key: the token calls them itself.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ _WRAPPED = bytes.fromhex("6492" * 16)
 
 
 def authorization_digest(authorization: Authorization, domain: TokenDomain) -> bytes:
-    """The 32 bytes under the signature (EIP-3009, EIP-712 under the token's own domain)."""
+    """The 32 bytes that the payer signs (EIP-3009; EIP-712 under the token's domain)."""
     struct = b"".join(
         (
             _TRANSFER_TYPE,
@@ -36,12 +36,12 @@ def authorization_digest(authorization: Authorization, domain: TokenDomain) -> b
 
 
 def recover_signer(authorization: Authorization, domain: TokenDomain) -> Address | None:
-    """The wallet whose key made the signature; None where no key did: another length, a high s, a bad v."""
+    """The wallet whose key made the signature; None for another length, a high s or a bad v, which no key makes."""
     return recover(authorization_digest(authorization, domain), authorization.signature)
 
 
 def is_wrapped(signature: bytes) -> bool:
-    """Whether the signature is dressed by ERC-6492: its wallet is a contract that may not stand yet."""
+    """Whether the signature is in the ERC-6492 wrapper: its wallet is a contract that may not be deployed yet."""
     return signature.endswith(_WRAPPED)
 
 

@@ -1,8 +1,8 @@
-"""A facilitator by URL: whether it would settle an authorisation, the order to settle, and whether it answers at all.
+"""The client of an x402 facilitator: `/verify`, `/settle`, and a health probe.
 
-Its report of the outcome decides nothing: only the token's own state and the chain's logs do. It sees the
-authorisation, never the request that is paid with it. The transport is a port with one adapter: one request, a deadline, a
-maximum; no environment proxies, no redirects, no cookies. The operator names the URL, so no outbound policy applies.
+The facilitator's report of an outcome decides nothing: only the token's state and the chain's logs do. The facilitator receives
+the authorisation, never the request that it pays for. The transport is a port with one adapter: one request, a deadline, a
+maximum size; no environment proxies, no redirects, no cookies. The operator configures the URL, so no outbound policy applies.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ _log = structlog.get_logger(__name__)
 
 
 class FacilitatorTransport(Protocol):
-    """One bounded request to a facilitator. Safe to use from many tasks at once."""
+    """A port for one bounded request to a facilitator. Safe to use from many tasks at once."""
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        """The body of the answer within a deadline and a maximum. Raises `ChainUnavailable`, also for an error of the
-        server's own (5xx); any other status is as good as 200."""
+        """The body of the response, within a deadline and a maximum size. Raises `ChainUnavailable`, also for a server
+        error (5xx); every other status is treated as 200."""
         ...
 
     async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
-        """The status that a GET is answered with. Raises `ChainUnavailable` as `post` does."""
+        """The status of the response to a GET. Raises `ChainUnavailable` as `post` does."""
         ...
 
 
 class FacilitatorClient:
-    """Safe to use from many tasks at once."""
+    """A client of one facilitator. Safe to use from many tasks at once."""
 
     def __init__(self, rules: FacilitatorRules, transport: FacilitatorTransport) -> None:
         self._rules = rules
@@ -52,12 +52,12 @@ class FacilitatorClient:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it answered the last request; False before the first one. The content of the answer does not count, or one
-        caller's faulty payment could close the rail for others. Nor does the time that it takes to settle."""
+        """Whether the facilitator responded to the last request; False before the first one. The content of the response does not
+        count, or one caller's faulty payment could close the rail for others. The time to settle does not count either."""
         return self._is_healthy
 
     async def probe(self, *, deadline_s: float) -> None:
-        """Where it is not healthy: checks again, by any answer to `GET /supported` but a server error (5xx). Never raises."""
+        """Checks an unhealthy facilitator again: any response to `GET /supported` below 500 makes it healthy. Never raises."""
         if self._is_healthy:
             return
         with contextlib.suppress(ChainUnavailable, TimeoutError):
@@ -68,7 +68,7 @@ class FacilitatorClient:
             self._is_healthy = True
 
     async def verify(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> str | None:
-        """The facilitator's reason to refuse, or None when it would settle. Raises `ChainUnavailable` without a usable answer."""
+        """The facilitator's reason to refuse, or None when it would settle. Raises `ChainUnavailable` without a usable response."""
         content = _encode(authorization, asset, timeout_s)
         try:
             answer = await self._transport.post(
@@ -86,8 +86,8 @@ class FacilitatorClient:
         return _text(response.get("invalidReason")) or "facilitator_refused"
 
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
-        """Requests the settlement. Returns the transaction that the facilitator names, which proves nothing; None when it names
-        none. Never raises for the facilitator's failures: from here on money can move."""
+        """Requests the settlement. Returns the transaction that the facilitator names, or None; the name proves nothing.
+        Never raises for a failure of the facilitator: from this request on money can move."""
         content = _encode(authorization, asset, timeout_s)
         try:
             answer = await self._transport.post(
@@ -111,9 +111,9 @@ def _encode(authorization: Authorization, asset: Asset, timeout_s: int) -> bytes
 
 
 def _parse(answer: bytes) -> dict[str, Any]:
-    """Raises `ChainUnavailable` on what is no JSON object."""
+    """Raises `ChainUnavailable` when the body is not a JSON object."""
     try:
-        response = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
+        response = from_json(answer, allow_inf_nan=False)  # refuses deep nesting by itself
     except ValueError as exc:
         raise ChainUnavailable("the facilitator gave no usable answer") from exc
     if not isinstance(response, dict):
@@ -122,7 +122,7 @@ def _parse(answer: bytes) -> dict[str, Any]:
 
 
 def facilitator_request_json(authorization: Authorization, asset: Asset, *, timeout_s: int) -> dict[str, Any]:
-    """The body of `/verify` and `/settle` (x402 v2, scheme `exact`, EIP-3009), whatever dialect the caller spoke."""
+    """The body of `/verify` and `/settle` (x402 v2, scheme `exact`, EIP-3009), the same for every dialect of the caller."""
     assert asset.domain is not None
     requirements = {
         "scheme": "exact",
@@ -153,7 +153,7 @@ def facilitator_request_json(authorization: Authorization, asset: Asset, *, time
 
 
 def _text(raw: object) -> str:
-    """The facilitator's text, short and printable."""
+    """The facilitator's text, cut to its maximum and to printable ASCII."""
     text = raw if isinstance(raw, str) else ""
     return "".join(c for c in text[:REASON_LENGTH_MAX] if c.isascii() and c.isprintable())
 
@@ -163,7 +163,7 @@ _ACCEPT = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
 class HttpFacilitatorTransport:
-    """Open it inside the loop that uses it: `open` and `close`."""
+    """The transport by aiohttp. `open` and `close` run in the event loop that uses it."""
 
     def __init__(self, *, limits: Limits) -> None:
         self._limits = limits
@@ -176,7 +176,7 @@ class HttpFacilitatorTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=self._limits.facilitator_deadline_s),
             )
-            # A POST is never repeated by itself, but nothing here rests on what the library thinks is safe.
+            # Never send a request twice: aiohttp repeats the methods that it considers safe.
             self._session._retry_connection = False
 
     async def close(self) -> None:
@@ -185,13 +185,13 @@ class HttpFacilitatorTransport:
             await session.close()
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        answer_max = self._limits.facilitator_answer_bytes_max
+        body_bytes_max = self._limits.facilitator_answer_bytes_max
         async with self._request("POST", url, headers=headers, content=content) as response:
-            answer = await response.content.read(answer_max + 1)
-            while len(answer) <= answer_max and (more := await response.content.read(answer_max)):
+            answer = await response.content.read(body_bytes_max + 1)
+            while len(answer) <= body_bytes_max and (more := await response.content.read(body_bytes_max)):
                 answer += more
-        if len(answer) > answer_max:
-            raise ChainUnavailable("the facilitator answers at too great a length")
+        if len(answer) > body_bytes_max:
+            raise ChainUnavailable("the facilitator's response is too long")
         return answer
 
     async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
@@ -202,13 +202,13 @@ class HttpFacilitatorTransport:
     async def _request(
         self, method: str, url: str, *, headers: tuple[tuple[str, str], ...], content: bytes | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        assert self._session is not None, "the line is not open"
+        assert self._session is not None, "the transport is not open"
         try:
             async with self._session.request(
                 method, url, data=content, headers={**dict(headers), **_ACCEPT}, allow_redirects=False
             ) as response:
                 if response.status >= _SERVER_ERROR:
-                    raise ChainUnavailable("the facilitator has an error of its own")
+                    raise ChainUnavailable("the facilitator returned a server error")
                 yield response
         except (aiohttp.ClientError, TimeoutError, asyncio.LimitOverrunError, ValueError) as exc:
             raise ChainUnavailable("the facilitator does not answer") from exc

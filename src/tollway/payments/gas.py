@@ -1,7 +1,7 @@
 """The gas budget: gas prices, balances of gas keys, budgets of listings and networks, refreshed at an interval.
 
-It decides whether a price can be settled, so that a 402 offers no other; which rails are withdrawn, and why; and which key's nonces
-are used. It signs nothing, sends nothing, and never makes a call wait: its state is that of the last refresh. The metrics are
+It decides whether a price can be settled (a 402 offers no other price), which rails are withdrawn and why, and which key's nonces
+are used. It signs and sends nothing and never makes a call wait: its state is that of the last refresh. The metrics are
 callables from the app: each returns at once and never raises.
 """
 
@@ -33,19 +33,19 @@ from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR, SettlementR
 
 
 class OutcomeLabel(StrEnum):
-    """Public (a label of the metrics). How a settlement ended while its caller waited, or in settlement recovery later."""
+    """How a settlement ended, while its caller waited or later in settlement recovery. Public (a label of the metrics)."""
 
     SETTLED = "settled"
     FAILED = "failed"  # refused before anything was broadcast
-    UNDECIDED = "undecided"  # unknown when the time to wait was over
+    UNDECIDED = "undecided"  # still unknown at the deadline
     SWEPT = "swept"  # an undecided one that paid after all
     RELEASED = "released"  # an undecided one that can never pay any more
 
 
 class WithdrawalReason(StrEnum):
-    """Public (a label of the metrics, and in the log). Why prices are not offered for settling now."""
+    """Why prices are not offered for settlement now. Public (a label of the metrics, and in the log)."""
 
-    GAS_UNKNOWN = "gas_unknown"  # the chain has not answered with fees or balances lately
+    GAS_UNKNOWN = "gas_unknown"  # no recent fees or balances from the chain
     GAS_TOO_DEAR = "gas_too_dear"
     GAS_KEYS_LOW = "gas_keys_low"
     LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: its transactions are not mined
@@ -63,9 +63,9 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementMetrics:
-    """`mined`: seconds from a transaction's signature to its receipt. `unmined`: how many transactions of that key are
-    signed and not mined yet. `orphaned`: calls that settlement recovery found, its batch at most. `withdrawn`: how many rails of
-    that network for that reason."""
+    """The callables of the metrics. `mined`: seconds from a transaction's signature to its receipt. `unmined`: transactions of that
+    key that are signed and not mined yet. `orphaned`: calls that settlement recovery found, at most its batch. `withdrawn`: rails
+    of that network withdrawn for that reason."""
 
     end: Callable[[ChainId, OutcomeLabel], None] = _ignore
     mined: Callable[[ChainId, float], None] = _ignore
@@ -83,8 +83,7 @@ _log = structlog.get_logger(__name__)
 
 
 class WithdrawnRail(NamedTuple):
-    """`subject`: the token, the listing, the gas key or the code hash where it is not the whole network; empty where it
-    is."""
+    """A withdrawn rail. `subject`: the token, listing, gas key or code hash that it concerns; empty for the whole network."""
 
     chain_id: ChainId
     reason: WithdrawalReason
@@ -92,7 +91,7 @@ class WithdrawnRail(NamedTuple):
 
 
 class RailStatus:
-    """Used from one event loop."""
+    """Logs and counts rails that are withdrawn and that come back. Used from one event loop."""
 
     def __init__(self, chain_ids: Iterable[ChainId], metrics: SettlementMetrics) -> None:
         self._chain_ids = tuple(chain_ids)
@@ -172,7 +171,7 @@ class _Spending:
 
 @dataclass(slots=True)
 class _WalletGas:
-    """The same for payers with code alone, and the codes that reverted. `is_known`: the ledger was read."""
+    """The cost of settling for payers with code, and the codes that reverted. `is_known`: the ledger was read."""
 
     spending: _Spending = field(default_factory=_Spending)
     codes: dict[bytes, CodeRecord] = field(default_factory=dict)
@@ -185,7 +184,7 @@ class _WalletGas:
 
 
 class GasBudget:
-    """Used from one event loop. `clock`: monotonic seconds."""
+    """The gas budget of all networks. Used from one event loop. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class GasBudget:
     # ---- Read by calls, from the last refresh.
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        """Whether a price can be settled now. False withdraws the rail from what a 402 offers."""
+        """Whether a price can be settled now. False removes the rail from the offers of a 402."""
         rules = self._rules.get(asset.chain_id)
         if rules is None or asset.domain is None or asset.token is None:
             return False
@@ -295,13 +294,13 @@ class GasBudget:
         )
 
     def is_reachable(self, chain_id: ChainId) -> bool:
-        """Whether a network where authorisations may be taken has answered lately, and its facilitator where there is one;
-        others are always in sight."""
+        """Whether a network that takes authorisations responded lately, and its facilitator where one is configured. True for
+        every other network."""
         network_gas = self._network_gas.get(chain_id)
         return network_gas is None or not (self._is_stale(network_gas) or self._is_facilitator_away(chain_id))
 
     def price_max_wei(self, chain_id: ChainId) -> int:
-        """The highest price of gas that is signed."""
+        """The highest gas price that is signed."""
         return self._rules[chain_id].gas_price_max_wei
 
     def wait_s(self, chain_id: ChainId, *, depth: int) -> float:
@@ -335,7 +334,7 @@ class GasBudget:
         if attempt.code_hash is not None and is_reverted:
             self._wallets[attempt.chain_id].note_reverted(attempt.code_hash)
 
-    # ---- Refreshing.
+    # ---- Refresh.
 
     async def run(self) -> None:
         """Refreshes at the interval, and soon after a failure, until it is cancelled."""
@@ -349,14 +348,14 @@ class GasBudget:
                     await self._has_failure.wait()
 
     async def refresh(self) -> None:
-        """Refreshes every network and the sums of costs. Raises `StorageUnavailable`; a chain that does not answer keeps its last
+        """Refreshes every network and the sums of costs. Raises `StorageUnavailable`; a chain that does not respond keeps its last
         state."""
-        counts = [partial(self._refresh_network, chain_id) for chain_id in self._rules]
-        asks = [
+        refreshes = [partial(self._refresh_network, chain_id) for chain_id in self._rules]
+        probes = [
             partial(one.probe, deadline_s=self._limits.rpc_deadline_s) for one in self._facilitators.values()
         ]
         try:
-            await run_all([*counts, *asks])
+            await run_all([*refreshes, *probes])
             await self._refresh_budgets()
         finally:
             self._rail_status.update(self._find_withdrawn_rails())
@@ -402,8 +401,8 @@ class GasBudget:
         self._metrics.unmined(sequence.chain_id, sender, max(0, signed - account.mined_nonce))
 
     async def _close_mined(self, network_gas: _NetworkGas, sequence: NonceSequence, mined_nonce: int) -> None:
-        """Closes transactions that were mined some checks ago. Opens those again that a reorganisation undid all the same, also at
-        the first check of a process: it does not know what happened before."""
+        """Closes transactions that were mined some checks ago, and reopens closed ones that a reorganisation undid. The first check
+        of a process reopens too, because earlier reorganisations are unknown to it."""
         sender = sequence.key.address
         counts = network_gas.mined.setdefault(sender, [])
         counts.append(mined_nonce)
@@ -425,7 +424,7 @@ class GasBudget:
         return -1 if account is None else account.mined_nonce
 
     async def _check_domain(self, network_gas: _NetworkGas, asset: Asset) -> None:
-        """Once for each token: under another EIP-712 domain than the configured one every authorisation would be refused."""
+        """Checks each token once: under another EIP-712 domain than the configured one the token refuses every authorisation."""
         if asset.token is None or asset.domain is None or asset.token in network_gas.verified:
             return
         fault = await find_domain_fault(self._chains, asset, deadline_s=self._limits.rpc_deadline_s)
@@ -503,7 +502,7 @@ class GasBudget:
                 yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
 
     def _find_reason(self, rules: SettlementRules, network_gas: _NetworkGas) -> WithdrawalReason | None:
-        """Why no price at all is offered on a network. Where a facilitator settles, gas does not count."""
+        """Why no price is offered on a network at all. Where a facilitator settles, gas does not count."""
         if self._is_stale(network_gas) or network_gas.fees is None:
             return WithdrawalReason.GAS_UNKNOWN
         if rules.facilitator is not None:
@@ -520,7 +519,7 @@ class GasBudget:
         return None
 
     def _is_facilitator_away(self, chain_id: ChainId) -> bool:
-        """A facilitator settles on this network, and does not answer."""
+        """Whether this network has a facilitator and it does not respond."""
         facilitator = self._facilitators.get(chain_id)
         is_delegated = self._rules[chain_id].facilitator is not None
         return is_delegated and (facilitator is None or not facilitator.is_healthy)
@@ -543,7 +542,7 @@ class GasBudget:
         return min(able, key=lambda sequence: sequence.in_flight, default=None)
 
     def _find_funded(self, chain_id: ChainId, *, floor_wei: int) -> list[NonceSequence]:
-        """The sequences of keys that have gas, and that no node has refused since the last refresh."""
+        """The sequences of keys that have gas and that no node has refused since the last refresh."""
         network_gas = self._network_gas[chain_id]
         return [
             sequence

@@ -1,8 +1,8 @@
-"""MPP on the wire: method `evm`, intent `charge`, credential type `authorization`. Challenges out, credentials in. Pure.
+"""Makes MPP challenges and parses MPP credentials: method `evm`, intent `charge`, credential type `authorization`. Pure.
 
-A challenge is its own record: its id is an HMAC over everything in it, the route among that, so any gateway with the
-same secret recognises it and nothing is stored. That it is used once is the ledger's business, by the authorisation's
-nonce, which is bound to the challenge. Sources: the Payment HTTP authentication scheme; its EVM charge method.
+A challenge is not stored: its id is an HMAC over all its parts, including the route, so every gateway with the same secret
+recognises it. The ledger ensures that it is used once, by the authorisation's nonce, which is bound to the challenge.
+Sources: the Payment HTTP authentication scheme; its EVM charge method.
 """
 
 import hmac
@@ -49,7 +49,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeRoute:
-    """What a challenge is good for: one method and one target (raw path and query after `/gateway/{apiId}`)."""
+    """The route that a challenge is bound to: one method and one target (raw path and query after `/gateway/{apiId}`)."""
 
     api_id: str
     method: str
@@ -63,9 +63,9 @@ class ChallengeRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """Makes and recognises challenges. `secret` is shared by all gateways of one public URL; `realm`: its host.
+    """Makes and recognises challenges. All gateways of one public URL share `secret`. `realm`: the host of that URL.
 
-    `other_secrets`: what was made with one of them is recognised all the same, while the secret is changed."""
+    `other_secrets`: challenges made with these are recognised too, while the secret is being changed."""
 
     secret: bytes = field(repr=False)
     realm: str
@@ -76,8 +76,8 @@ class Challenger:
     ) -> bytes:
         """The value of `WWW-Authenticate`. It expires when the authorisation made for it would.
 
-        `salt` makes it one of its kind: the nonce of the authorisation follows from the challenge, so a wallet that is
-        challenged twice alike could pay for one call only."""
+        `salt` makes the challenge unique: the nonce of the authorisation is derived from it, so two equal challenges could pay for
+        one call only."""
         request = _encode_request(requirement)
         expires = format_moment(int(now_s) + requirement.max_timeout_s)
         opaque = encode_urlsafe(f'{{"route":"{route.digest}","salt":"{salt.hex()}"}}'.encode())
@@ -90,8 +90,8 @@ class Challenger:
     def parse(
         self, value: bytes, route: ChallengeRoute, *, now_s: float, limits: Limits
     ) -> PresentedAuthorization:
-        """The value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for what cannot be read, and for
-        other methods; what is wrong with a challenge that can be read stands in `fault`."""
+        """Parses the value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for an unreadable value and for
+        other methods; `fault` holds the problem of a readable challenge."""
         content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
         challenge, payload = take_object(content, "challenge"), take_object(content, "payload")
         kind = (take_text(challenge, "method"), take_text(challenge, "intent"))
@@ -119,32 +119,32 @@ class Challenger:
     def _find_fault(
         self, challenge: dict[str, Any], nonce: bytes, route: ChallengeRoute, now_s: float
     ) -> Problem | None:
-        given = {
+        members = {
             name: challenge.get(name, "")
             for name in ("id", "realm", "request", "expires", "opaque", "digest")
         }
-        if not all(isinstance(text, str) for text in given.values()):
+        if not all(isinstance(text, str) for text in members.values()):
             return explain_authorization(AuthorizationReason.CHALLENGE)
-        if not self._is_ours(given) or given["realm"] != self.realm or given["digest"]:
+        if not self._is_own(members) or members["realm"] != self.realm or members["digest"]:
             return explain_authorization(AuthorizationReason.CHALLENGE)
-        if not _is_of(route, given["opaque"]):
+        if not _is_bound_to(route, members["opaque"]):
             return explain_authorization(AuthorizationReason.CHALLENGE)
-        if parse_moment(given["expires"]) <= now_s:
+        if parse_moment(members["expires"]) <= now_s:
             return explain_authorization(AuthorizationReason.CHALLENGE_EXPIRED)
-        if nonce != keccak256(f"{given['id']}{self.realm}".encode()):
+        if nonce != keccak256(f"{members['id']}{self.realm}".encode()):
             return explain_authorization(AuthorizationReason.CHALLENGE_NONCE)
         return None
 
-    def _is_ours(self, given: dict[str, str]) -> bool:
-        shown = given["id"].encode("utf-8", "replace")
-        parts = {name: given[name] for name in ("request", "expires", "opaque")}
+    def _is_own(self, members: dict[str, str]) -> bool:
+        challenge_id = members["id"].encode("utf-8", "replace")
+        parts = {name: members[name] for name in ("request", "expires", "opaque")}
         return any(
-            hmac.compare_digest(self._sign(secret, **parts).encode(), shown)
+            hmac.compare_digest(self._sign(secret, **parts).encode(), challenge_id)
             for secret in (self.secret, *self.other_secrets)
         )
 
     def _sign(self, secret: bytes, *, request: str, expires: str, opaque: str) -> str:
-        """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`; we ask for no digest."""
+        """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`, with an empty digest."""
         slots = "|".join((self.realm, METHOD, INTENT, request, expires, "", opaque))
         return encode_urlsafe(hmac.digest(secret, slots.encode("utf-8", "replace"), "sha256"))
 
@@ -165,8 +165,8 @@ def _encode_request(requirement: PaymentRequirement) -> str:
     )
 
 
-def _is_of(route: ChallengeRoute, opaque: str) -> bool:
-    """Of our own texts only."""
+def _is_bound_to(route: ChallengeRoute, opaque: str) -> bool:
+    """`opaque` must be a text of this gateway: its HMAC was checked."""
     content = decode_object(opaque.encode(), bytes_max=len(opaque))
     return content.get("route") == route.digest
 
@@ -178,12 +178,12 @@ def _take_chain(request: dict[str, Any]) -> ChainId:
     return ChainId(chain_id)
 
 
-@lru_cache(maxsize=64)  # many are asked for in one second
+@lru_cache(maxsize=64)  # many challenges are made in one second
 def format_moment(seconds: int) -> str:
     """Unix seconds as RFC 3339 in UTC."""
     return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def parse_moment(text: str) -> int:
-    """The reverse, of our own texts only."""
+    """The reverse of `format_moment`, for its own texts only."""
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(seconds=1)

@@ -1,8 +1,8 @@
-"""The nonces of one gas key in this process: the nonce of its next transaction, so that many can be signed at once; and whether
-they are mined. Pure.
+"""The nonces of one gas key in this process: predicts the next nonce, so that many transactions can be signed at once, and detects
+nonces that are not mined. Pure.
 
-The ledger decides which transaction has a nonce; a sequence only predicts it, so that the ledger rarely refuses one. It reads
-nothing and signs nothing: between issuing a nonce and passing its transaction to the ledger, no code may await.
+The ledger decides which transaction has a nonce; a sequence only predicts it, so that the ledger rarely refuses one. A caller must
+not await between issuing a nonce and passing its transaction to the ledger.
 """
 
 from typing import NamedTuple
@@ -32,8 +32,8 @@ class NonceProgress:
         self._checks = 0
 
     def record_check(self, *, mined_nonce: int, next_nonce: int, now_s: float, interval_s: float) -> None:
-        """One check of the chain. `next_nonce`: the ledger's next one; `interval_s`: the usual time between two checks, so that
-        checks in quick succession, and a gateway that was paused itself, do not count."""
+        """Records one check of the chain. `next_nonce`: the ledger's next nonce. `interval_s`: the usual time between two checks, so
+        that checks in quick succession and checks after a pause of the gateway do not count."""
         if next_nonce <= mined_nonce or mined_nonce != self._mined_nonce:
             self._mined_nonce, self._since_s, self._checks, self.is_stuck = mined_nonce, now_s, 0, False
             return
@@ -43,7 +43,7 @@ class NonceProgress:
 
 
 class NonceSequence:
-    """Used from one event loop. `in_flight`: settlements between their nonce and their receipt."""
+    """Issues the nonces of one key. Used from one event loop. `in_flight`: settlements between their nonce and their receipt."""
 
     def __init__(self, chain_id: ChainId, key: GasKey) -> None:
         self.chain_id = chain_id
@@ -58,7 +58,7 @@ class NonceSequence:
         return self._next is not None
 
     def start_at(self, nonce: int) -> None:
-        """The ledger's next nonce, unless another task has started the sequence in the meantime."""
+        """Starts at the ledger's next nonce, unless another task has started the sequence meanwhile."""
         if self._next is None:
             self._next = nonce
 
@@ -69,13 +69,13 @@ class NonceSequence:
         return taken
 
     def correct(self, refused: IssuedNonce, *, next_nonce: int) -> None:
-        """The ledger refused it and names its next nonce. Of several that were refused together the first one corrects."""
+        """Corrects the sequence after the ledger refused a nonce. Only the first of several nonces refused together corrects it."""
         if refused.generation == self._generation:
             self._generation += 1
             self._next = next_nonce
 
     def forget(self, lost: IssuedNonce) -> None:
-        """It is unknown whether the ledger took it: the next one is read from the ledger again."""
+        """Forgets the next nonce, because the ledger may have stored this one: it is read from the ledger again."""
         if lost.generation == self._generation:
             self._generation += 1
             self._next = None

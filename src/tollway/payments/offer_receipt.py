@@ -1,8 +1,7 @@
-"""Signed offers and receipts (x402 extension `offer-receipt`, format `eip712`): what a gateway signs to stand by its word.
+"""Signed offers and receipts of the gateway (x402 extension `offer-receipt`, format `eip712`). Pure: the caller passes a `Sign`.
 
-An offer says that this resource is sold at this price until then; a receipt, that it was paid and delivered. Pure: the key
-is not here, a `Sign` is handed in. Source: the x402 extension `offer-receipt`, version 1; its domains name chain 1 whatever
-the network of the payment.
+An offer states the price of a resource and until when it holds; a receipt states that the resource was paid and delivered.
+Source: the x402 extension `offer-receipt`, version 1; its EIP-712 domains name chain 1 on every network.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,8 @@ _DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chain
 def sign_offers(
     requirements: Sequence[PaymentRequirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
 ) -> list[dict[str, Any]]:
-    """What goes into `OFFERS_EXTENSION`: an offer for each requirement, in the order of `accepts`. `valid_s`: for how
-    long the price is sure to count."""
+    """The offers of `OFFERS_EXTENSION`: one for each requirement, in the order of `accepts`. `valid_s`: how long the price is
+    guaranteed."""
     offers = []
     for index, requirement in enumerate(requirements):
         offer: dict[str, str | int] = {
@@ -98,12 +97,12 @@ def sign_receipt(
 
 
 def offer_digest(offer: dict[str, str | int]) -> bytes:
-    """What is signed of an offer: EIP-712 `TransferOffer` under the domain `x402 offer`."""
+    """The digest of an offer: EIP-712 `Offer` under the domain `x402 offer`."""
     return _digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
 
 
 def receipt_digest(receipt: dict[str, str | int]) -> bytes:
-    """What is signed of a receipt: EIP-712 `Receipt` under the domain `x402 receipt`."""
+    """The digest of a receipt: EIP-712 `Receipt` under the domain `x402 receipt`."""
     return _digest("x402 receipt", "Receipt", _RECEIPT_FIELDS, receipt)
 
 
@@ -113,7 +112,7 @@ def _digest(domain: str, name: str, fields: dict[str, str], values: dict[str, st
     return keccak256(b"\x19\x01" + _hash_domain(domain) + keccak256(b"".join(words)))
 
 
-@cache  # there are two
+@cache  # two domains exist
 def _hash_domain(domain: str) -> bytes:
     return keccak256(_DOMAIN_TYPE + _encode(domain) + _encode("1") + _encode(1))
 
@@ -124,7 +123,7 @@ def _encode(value: str | int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _hash_text(text: str) -> bytes:
-    """Networks, tokens, wallets and amounts come again and again."""
+    """Cached, because networks, tokens, wallets and amounts repeat."""
     return keccak256(text.encode())
 
 

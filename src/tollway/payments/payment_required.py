@@ -1,8 +1,7 @@
-"""The 402 in x402 v2 and v1, encoded from a JSON template, and the receipts in each dialect. Pure.
+"""Encodes the 402 of x402 v2 and v1 from JSON templates, and the receipts of each dialect. Pure. `mpp` makes MPP challenges.
 
-The requirements say what is owed; MPP's challenge is made in `mpp`. The `PAYMENT-REQUIRED` header is kept small, because clients
-and proxies refuse large ones; what a client can do without goes first. A template is JSON that is the same each time but for a
-few slots: encoded once, filled in as often as needed.
+Clients and proxies refuse large headers, so a `PAYMENT-REQUIRED` that is too large loses its least important parts first. A
+template is JSON that is constant except for a few slots: it is encoded once and filled for each response.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +25,13 @@ from tollway.payments.x402 import (
 
 
 class TemplateSlot(str):
-    """Stands where a value is not known yet, in any content. Its text is its name."""
+    """A placeholder for a value that is known later. Its text is its name."""
 
     __slots__ = ()
 
 
 class JsonTemplate:
-    """Made from content with slots in it. May be filled by many at once."""
+    """Encoded JSON with slots. Immutable, so many tasks may fill it at once."""
 
     __slots__ = ("_fixed_bytes", "_names", "_pieces")
 
@@ -52,16 +51,16 @@ class JsonTemplate:
         return len(self._names)
 
     def fill(self, values: Mapping[str, bytes]) -> bytes:
-        """The whole. `values`: JSON for each slot, by its name; others are passed over."""
+        """The complete JSON. `values`: encoded JSON for each slot by its name; other names are ignored."""
         return b"".join([piece if isinstance(piece, bytes) else values[piece] for piece in self._pieces])
 
     def count(self, values: Mapping[str, bytes]) -> int:
-        """How many bytes `fill` would give."""
+        """The number of bytes that `fill` returns."""
         return self._fixed_bytes + sum([len(values[name]) for name in self._names])
 
 
 def _walk(content: object) -> Iterator[bytes | TemplateSlot]:
-    """As `encode_json` writes it, piece by piece."""
+    """The pieces of what `encode_json` returns, in order."""
     if isinstance(content, TemplateSlot):
         yield content
     elif isinstance(content, Mapping):
@@ -82,19 +81,19 @@ def _walk(content: object) -> Iterator[bytes | TemplateSlot]:
 
 
 REQUIRED_BYTES_MAX = 4 * 1024
-"""Of the base64 in `PAYMENT-REQUIRED`. Node refuses 16 KiB of headers in all, some proxies 4 KiB."""
+"""The maximum of the base64 in `PAYMENT-REQUIRED`. Node refuses 16 KiB of headers in total, some proxies 4 KiB."""
 _DESCRIPTION_MAX, _DESCRIPTION_SHORT = 500, 100
 _PATH_KEPT = 512
 
 Header = tuple[bytes, bytes]
 
 URL, ERROR = TemplateSlot("url"), TemplateSlot("error")
-"""What differs between requests: the public URL that was asked for, and the code or the protocol's reason."""
+"""The slots that differ between requests: the requested public URL, and the code or the protocol's reason."""
 
 
 class PaymentRequiredEncoder:
-    """One 402 in the dialects of x402, written but for its slots. `members`: those of version 1, for the body; empty where
-    its clients would choke. `requirements` is not empty."""
+    """One 402 in the dialects of x402, encoded except for its slots. `members`: the members of version 1 for the body; empty where
+    clients of version 1 would fail to parse them. `requirements` is not empty."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class PaymentRequiredEncoder:
         *,
         extensions: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """`resource`: its URL is filled in later. `extensions`: each with `info` and `schema`; may have slots of its own."""
+        """`resource`: its URL becomes a slot. `extensions`: each with `info` and `schema`, and possibly with slots."""
         resource = replace(resource, url=URL)
         accepts_v1 = [requirement_json_v1(requirement, resource) for requirement in requirements]
         kept = [accepted for accepted in accepts_v1 if accepted is not None]
@@ -114,10 +113,12 @@ class PaymentRequiredEncoder:
             extensions=extensions,
         )
         self._drafts = _shrink(draft)
-        self._templates = [JsonTemplate(next(self._drafts))]  # the others are made when a long URL needs them
+        self._templates = [
+            JsonTemplate(next(self._drafts))
+        ]  # shorter ones are made when a long URL needs them
 
     def encode_required(self, url: str, values: Mapping[str, bytes]) -> bytes:
-        """The value of `PAYMENT-REQUIRED`: the fullest form that fits. `values`: for all slots but the URL's."""
+        """The value of `PAYMENT-REQUIRED`: the longest draft that fits. `values`: for all slots except the URL."""
         values = {**values, URL: encode_json(url)}
         for template in self._list_templates():
             if _encoded_bytes(template.count(values)) <= REQUIRED_BYTES_MAX:
@@ -130,7 +131,7 @@ class PaymentRequiredEncoder:
         return encode_base64(template.fill(values))
 
     def _list_templates(self) -> Iterator[JsonTemplate]:
-        """From the fullest to the barest."""
+        """From the longest to the shortest."""
         yield from self._templates
         for content in self._drafts:
             self._templates.append(JsonTemplate(content))
@@ -139,7 +140,7 @@ class PaymentRequiredEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PaymentRequiredDraft:
-    """A `PaymentRequired` while it is being made to fit."""
+    """A `PaymentRequired` that `_shrink` shortens."""
 
     requirements: Sequence[PaymentRequirement]
     resource: Resource
@@ -158,14 +159,14 @@ class _PaymentRequiredDraft:
 
 
 def _shrink(draft: _PaymentRequiredDraft) -> Iterator[dict[str, Any]]:
-    """Less and less of it: what goes first is what a client misses least; of the extensions the largest."""
+    """Shorter and shorter drafts: the parts that clients need least go first, of the extensions the largest."""
     yield draft.to_json()
     extensions = {name: _without_details(extension) for name, extension in draft.extensions.items()}
     yield (draft := replace(draft, extensions=extensions)).to_json()
     yield (draft := replace(draft, resource=replace(draft.resource, tags=()))).to_json()
     resource = _describe_shortly(draft.resource, _DESCRIPTION_SHORT)
     yield (draft := replace(draft, resource=resource)).to_json()
-    # What is filled in later is more than all that stands there now: offers, each with a signature.
+    # Slots first: a slot of signed offers grows beyond every other extension.
     sizes = {name: (JsonTemplate(one).slots, len(encode_json(one))) for name, one in extensions.items()}
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
         del extensions[name]
@@ -175,7 +176,7 @@ def _shrink(draft: _PaymentRequiredDraft) -> Iterator[dict[str, Any]]:
 
 
 def _encoded_bytes(raw_bytes: int) -> int:
-    """Of base64 with padding."""
+    """The length of base64 with padding."""
     return -(-raw_bytes // 3) * 4
 
 
@@ -186,7 +187,7 @@ def _describe_shortly(resource: Resource, length_max: int) -> Resource:
 
 
 def _without_details(extension: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema that still says yes to `info`: an object."""
+    """The extension with a minimal schema that still accepts `info`."""
     return {**extension, "schema": {"type": "object"}}
 
 
@@ -204,7 +205,7 @@ def encode_receipt(
     now: float,
     extensions: Mapping[str, Any] | None = None,
 ) -> Header:
-    """The receipt of a transfer that is mined, in the dialect that paid. `extensions`: of x402 v2 only."""
+    """The receipt of a mined transfer, in the dialect of the payment. `extensions`: for x402 v2 only."""
     if dialect is Dialect.MPP:
         receipt: dict[str, Any] = {
             "status": "success",
@@ -229,7 +230,7 @@ def encode_receipt(
 def encode_failure(
     dialect: Dialect, *, reason: str, network_chain_id: ChainId, payer: Address
 ) -> Header | None:
-    """`success: false`: surely nothing moved. MPP has no such thing: its 402 is all."""
+    """The response header with `success: false`: no money moved. None for MPP, which has only its 402."""
     content: dict[str, Any] = {"success": False, "errorReason": reason, "transaction": ""}
     if dialect is Dialect.X402_V2:
         content |= {"network": format_network(network_chain_id), "payer": str(payer)}

@@ -1,11 +1,10 @@
-"""What a call costs, and to whom, over time; and what an authorisation must say to pay for it. Pure.
+"""The price and the payees of a call over time, and the requirements that an authorisation must meet. Pure.
 
-A listing may be edited between the moment a caller reads a price and the moment the payment is shown. The rule makes
-sure that no such edit costs the caller: a call costs the lowest paid price in force lately, and a payment counts if
-its payee was the listing's `payTo` lately.
+A provider may edit a listing between the quote and the payment. Such an edit costs the caller nothing: a call costs the lowest
+paid price that was recently in force, and a payment counts if its payee was recently the listing's `payTo`.
 
-A requirement is network, token, amount and payee, rebuilt from our own rows: nothing that a caller sent takes part in it. Every
-requirement is of one version of a listing's terms, whole: the network of one version never goes with the price of another.
+A requirement is network, token, amount and payee, built from the gateway's own rows and never from what a caller sent. Every
+requirement comes from one version of a listing's terms: the network of one version is never combined with the price of another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ REQUIREMENTS_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationPrice:
-    """One version of a listing's terms with the price that it asks for one particular operation."""
+    """One version of a listing's terms, with its price for one operation."""
 
     terms: Terms
     price: Price
@@ -32,7 +31,7 @@ class OperationPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payee:
-    """A wallet whose payments count, and since when (unix seconds) it has been the listing's."""
+    """A wallet whose payments count. `since_s`: the first time (unix seconds) that it was the listing's `payTo`."""
 
     address: Address
     since_s: int
@@ -46,10 +45,10 @@ def find_lowest_price(
     limits: Limits,
     first_block_s: int | None,
 ) -> OperationPrice | None:
-    """The lowest paid price in `asset`'s currency in force within the last ten minutes, with the version that asks it.
+    """The lowest paid price in `asset`'s currency that was in force within the last ten minutes, with its version.
 
     `first_block_s`: the block time of a payment that has bought nothing yet; its first call costs the lowest price
-    since ten minutes before that block. None when no version in that time asked for this currency.
+    since ten minutes before that block. None when no version in that time has a price in this currency.
     """
     moment_ms = now_ms if first_block_s is None else min(now_ms, first_block_s * 1000)
     since_ms = moment_ms - limits.price_memory_s * 1000
@@ -66,8 +65,8 @@ def find_lowest_price(
 
 
 def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int, limits: Limits) -> float:
-    """The next moment at which `find_lowest_price` may give another answer for the same versions: when the first of those that count
-    now leaves its window. `inf`: none does."""
+    """When the result of `find_lowest_price` may change for the same versions: the first version leaves its window then. `inf`:
+    never."""
     memory_ms = limits.price_memory_s * 1000
     ends = (
         operation_price.terms.until_ms + memory_ms + 1
@@ -78,7 +77,7 @@ def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int
 
 
 def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:
-    """Every wallet that was the listing's `payTo` at any moment from 24 hours before the payment's block until now."""
+    """Every wallet that was the listing's `payTo` at any time since 24 hours before the payment's block."""
     since_ms = (block_time_s - limits.payee_memory_s) * 1000
     first_seen: dict[Address, int] = {}
     for version in versions:
@@ -91,8 +90,8 @@ def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits)
 def find_assets(
     versions: Sequence[Terms], rules: ChainRules, *, block_time_s: int, limits: Limits
 ) -> tuple[Asset, ...]:
-    """The assets on one network in which the listing was for sale at any moment from 24 hours before the payment's
-    block until now, the current ones first."""
+    """The assets on one network in which the listing was sold at any time since 24 hours before the payment's block, the
+    current ones first."""
     assets = (
         asset
         for version in versions
@@ -106,8 +105,8 @@ def find_assets(
 def find_chains(versions: Sequence[Terms], rules: Mapping[ChainId, ChainRules]) -> tuple[ChainId, ...]:
     """The configured networks of all given versions, the current ones first.
 
-    Play money never buys what is now sold for real money: a network counts only while the current terms name one of
-    its kind (main or test).
+    Money of a test network never buys calls that are sold on a main network: a network counts only while the current terms
+    name a network of its kind (main or test).
     """
     current = [rules[chain_id].kind for chain_id in versions[0].networks if chain_id in rules]
     named = dict.fromkeys(chain_id for version in versions for chain_id in version.networks)
@@ -117,8 +116,8 @@ def find_chains(versions: Sequence[Terms], rules: Mapping[ChainId, ChainRules]) 
 def does_credit_count(
     versions: Sequence[Terms], *, payee: Address, chain_id: ChainId, block_time_s: int, limits: Limits
 ) -> bool:
-    """Whether a payment that is in the ledger counts for a listing: the rule of `find_payees`, but without its
-    beginning. Credit buys calls of every listing that pays the same wallet, whenever it was published."""
+    """Whether a payment in the ledger counts for a listing: the rule of `find_payees` without `since_s`. Credit buys calls of
+    every listing that pays the same wallet, also of a listing that is newer than the payment."""
     since_ms = (block_time_s - limits.payee_memory_s) * 1000
     counting = [version for version in versions if version.is_in_force_since(since_ms)]
     return any(version.pay_to == payee for version in counting) and any(
@@ -128,9 +127,10 @@ def does_credit_count(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentRequirement:
-    """One way to pay a call by authorisation. `units` of the ledger; `asset.domain` is never None.
+    """One way to pay for a call by authorisation. `units`: ledger units. `asset.domain` is never None.
 
-    `charge_on`: the rule of the version whose price it is. `max_timeout_s`: for how long from now to sign.
+    `charge_on`: the rule of the version that the price comes from. `max_timeout_s`: how long from now the authorisation must be
+    valid.
     """
 
     asset: Asset
@@ -157,8 +157,8 @@ def list_requirements(
     now_ms: int,
     limits: Limits,
 ) -> tuple[PaymentRequirement, ...]:
-    """What counts now: of every version in force within the last ten minutes, the current one (the first of `operation_prices`)
-    first; then in the order of the version's networks, then of its assets. Each once."""
+    """The requirements that count now, without duplicates: of every version in force within the last ten minutes, the current one
+    (the first of `operation_prices`) first; within a version in the order of its networks, then of its assets."""
     if not operation_prices:
         return ()
     since_ms = now_ms - limits.price_memory_s * 1000
@@ -174,7 +174,7 @@ def list_requirements(
 def current_requirements(
     operation_price: OperationPrice, rules: Mapping[ChainId, ChainRules], *, timeout_s: int
 ) -> tuple[PaymentRequirement, ...]:
-    """What a 402 quotes: the given version's, in the order of its networks, then of its assets."""
+    """The requirements that a 402 quotes: those of the given version, in the order of its networks, then of its assets."""
     return tuple(
         _requirements_of(operation_price, rules, find_chains([operation_price.terms], rules), timeout_s)
     )

@@ -1,6 +1,6 @@
-"""What a caller shows as proof of payment on the `tx` rail: header text -> a frozen record. Pure.
+"""Parses the proof of payment on the `tx` rail from header text into a frozen record. Pure.
 
-It says nothing about whether the proof is any good: that is for the rules.
+The proof is not verified here: `transaction_verifier` does that.
 """
 
 import re
@@ -20,7 +20,7 @@ CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
 
 BOUND_REQUIRED = Problem(
     code=Code.INVALID_REQUEST,
-    detail="This payment or API counts only with a signature bound to the request: X-Signature-Params is missing.",
+    detail="This payment or API requires a signature that is bound to the request. Send X-Signature-Params.",
     reason="bound_signature_required",
     errors=(FieldError(code="missing", detail="is required here", parameter="X-Signature-Params"),),
     payment_state="released",
@@ -46,7 +46,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """A transaction hash and a signature that is said to be its payer's. `binding` None: the plain form."""
+    """A transaction hash and a signature, claimed to be the payer's. `binding` None: the plain form."""
 
     tx_hash: TxHash
     signature: bytes = field(repr=False)
@@ -55,26 +55,26 @@ class Proof:
 
 
 def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | None:
-    """The proof in a request's headers (names in lower case): a proof, None when none is shown, or what is wrong.
+    """The proof in a request's headers (names in lower case), the problem with it, or None when the headers have none.
 
     Source: the HTTP contract, "Gateway call"; duplicated, malformed and incomplete headers are `invalid_request`.
     """
-    shown: dict[bytes, bytes] = {}
+    proof_headers: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _PROOF_HEADERS:
-            if name in shown:
-                return _malformed(name, "duplicated", "stands more than once; send exactly one")
-            shown[name] = value
-    if not shown:
+            if name in proof_headers:
+                return _malformed(name, "duplicated", "is sent more than once; send it exactly once")
+            proof_headers[name] = value
+    if not proof_headers:
         return None
-    if TX_HEADER not in shown and SIGNATURE_HEADER not in shown and PARAMS_HEADER not in shown:
-        return None  # X-Payment-Network alone proves nothing and asks for nothing
+    if proof_headers.keys() == {NETWORK_HEADER}:
+        return None  # X-Payment-Network alone is no proof
     for name in (TX_HEADER, SIGNATURE_HEADER):
-        if name not in shown:
+        if name not in proof_headers:
             return _malformed(name, "missing", "is missing; X-Payment-Tx and X-Signature go together")
-    # A plain proof is shown again and again, and means the same each time; a bound one is shown once.
-    parse = _parse_shown if PARAMS_HEADER in shown else _parse_again
-    return parse(tuple(shown.items()))
+    # Callers send the same plain proof with many requests, so its parsed form is cached; a bound proof is sent once.
+    parse = _parse_headers if PARAMS_HEADER in proof_headers else _parse_cached
+    return parse(tuple(proof_headers.items()))
 
 
 _PROOF_HEADERS = frozenset({TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER, NETWORK_HEADER})
@@ -86,11 +86,11 @@ _DISPLAY = {
 }
 
 
-def _parse_shown(shown: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
-    foreign = next((name for name, value in shown if not value.isascii()), None)
-    if foreign is not None:
-        return _malformed(foreign, "malformed", "holds bytes that are no ASCII")
-    text = {name: value.decode("ascii") for name, value in shown}
+def _parse_headers(headers: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
+    non_ascii = next((name for name, value in headers if not value.isascii()), None)
+    if non_ascii is not None:
+        return _malformed(non_ascii, "malformed", "contains bytes that are not ASCII")
+    text = {name: value.decode("ascii") for name, value in headers}
     try:
         tx_hash = TxHash.parse(text[TX_HEADER])
     except ValueError:
@@ -98,7 +98,7 @@ def _parse_shown(shown: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
     try:
         signature = parse_signature(text[SIGNATURE_HEADER])
     except ValueError as exc:
-        return _malformed(SIGNATURE_HEADER, "malformed", f"cannot count: {exc}")
+        return _malformed(SIGNATURE_HEADER, "malformed", f"is not valid: {exc}")
     binding: Binding | None = None
     if PARAMS_HEADER in text:
         try:
@@ -114,11 +114,11 @@ def _parse_shown(shown: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
     return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
 
 
-_parse_again = lru_cache(maxsize=PROOFS_KEPT)(_parse_shown)
+_parse_cached = lru_cache(maxsize=PROOFS_KEPT)(_parse_headers)
 
 
 def parse_binding(text: str) -> Binding:
-    """`v=1;validUntil=<unix s>;nonce=0x…[;bodyHash=0x…]`, each member once. Raises ValueError saying what is wrong."""
+    """`v=1;validUntil=<unix s>;nonce=0x…[;bodyHash=0x…]`, each member once. Raises ValueError with the problem."""
     members: dict[str, str] = {}
     for part in text.split(";"):
         key, separator, value = part.strip(" ").partition("=")
@@ -152,7 +152,8 @@ def format_binding(binding: Binding) -> str:
 
 
 def check_form(proof: Proof, *, is_bound_required: bool, now_s: int, validity_s_max: int) -> Problem | None:
-    """Refuses the plain form where a bound one is required, and a bound one outside its time: `validity_s_max` ahead at most."""
+    """Refuses the plain form where the bound one is required, and a bound form that has expired or is valid for more than
+    `validity_s_max`."""
     if proof.binding is None:
         return BOUND_REQUIRED if is_bound_required else None
     if proof.binding.valid_until < now_s:
@@ -164,7 +165,7 @@ def check_form(proof: Proof, *, is_bound_required: bool, now_s: int, validity_s_
     if proof.binding.valid_until > now_s + validity_s_max + CLOCK_SLACK_S:
         return Problem(
             code=Code.SIGNATURE_EXPIRED,
-            detail=f"validUntil lies more than {validity_s_max} seconds ahead.",
+            detail=f"validUntil is more than {validity_s_max} seconds ahead; sign with an earlier time.",
             reason="valid_until_too_far",
             payment_state="none",
         )

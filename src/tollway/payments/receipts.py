@@ -1,10 +1,10 @@
-"""Polls the receipts of transactions until they are mined deep enough: one request a chain and round, for all waiters.
+"""Polls the receipts of transactions until they are mined deep enough: one request per chain and round, for all waiters.
 
-Transactions of one sender are mined in order, so most rounds poll only the first of each sender, and the others once that one is
-mined.
+Transactions of one sender are mined in order, so most rounds poll only the first transaction of each sender, and the others once
+that one is mined.
 
-It reports the facts of a transaction that is mined deep enough, and nothing else: not whether it paid. It polls an unavailable
-chain again; the waiter brings the deadline.
+The poller returns the facts of a transaction that is deep enough; it does not decide whether it paid. It polls an unavailable
+chain again; the waiter sets the deadline.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ PAUSE_MAX_S = 1.0
 PAUSE_GROWTH = 1.5
 BATCH_MAX = 100
 ROUNDS_UNTIL_ALL = 5
-"""A round polls all waiters after this many: a first one that can never be mined (another transaction took its nonce) must not hide
-the others."""
+"""Every round of this number polls all waiters: a first transaction that can never be mined, because another one took its nonce,
+must not block the others."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,7 +46,7 @@ class _WaiterQueue:
 
 
 class ReceiptPoller:
-    """Used from one event loop; `run` is a background task of the app."""
+    """Polls receipts for all waiting settlements. Used from one event loop; `run` is a background task of the app."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class ReceiptPoller:
         depth: int,
         quorum: Quorum = Quorum.AGREED,
     ) -> ChainFacts:
-        """The transaction, once it lies `depth` blocks deep on the canonical chain, by `quorum` of the nodes. Waits without an
-        end: bring a deadline. The waiters of one `sender` come about in the order of their nonces."""
+        """Waits until the transaction is `depth` blocks deep on the canonical chain by `quorum` of the nodes. Has no deadline of its
+        own. The waiters of one `sender` must come roughly in the order of their nonces."""
         queue = self._queues[chain_id]
         future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(tx_hash=tx_hash, sender=sender, depth=depth, quorum=quorum, future=future)
@@ -144,7 +144,7 @@ class ReceiptPoller:
 
 
 def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:
-    """Whether a receipt counts: on the canonical chain, and deep enough."""
+    """Whether the transaction is on the canonical chain and deep enough."""
     return (
         isinstance(facts, ChainFacts)
         and facts.canonical_hash == facts.block_hash
@@ -153,7 +153,7 @@ def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts
 
 
 async def _sleep_until(event: asyncio.Event, timeout_s: float) -> None:
-    """A new waiter ends the pause, but not before the shortest pause: many come at once."""
+    """Waits for a new waiter or the timeout. A new waiter still waits for the shortest pause, because many come at once."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

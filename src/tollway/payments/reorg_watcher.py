@@ -1,13 +1,12 @@
-"""Reads the blocks of payments that are not final again, until they are final or gone.
+"""Checks the blocks of payments that are not final, until each payment is final or gone.
 
-One check of a block decides for all payments in it: as long as the chain has the same hash at that height, they stand.
-Receipts are read only where a block has changed, or where one node was enough to accept a payment: a final payment is never
-checked again, so a false report would stand for ever. For every value, as many nodes as the network requires must agree.
+One check of a block covers all payments in it: they are valid while the chain has the same hash at that height. Receipts are
+read only where a block has changed, or where one node was enough to accept a payment: a final payment is never checked again, so
+a false report would remain. For every value, as many nodes as the network requires must agree.
 
-It changes the ledger only on a positive answer of nodes, and marks a payment gone only after two checks in a row with that answer,
-and never while an authorisation has made the same transfer in another transaction. A chain that does not answer changes nothing.
-Where nodes disagree again and again, the unspent part of a payment is held until they agree. The watcher never decides what a
-payment may buy.
+The watcher changes the ledger only on a positive response of nodes. It marks a payment gone only after two checks in a row with
+that response, and never while an authorisation has made the same transfer in another transaction. A chain that does not respond
+changes nothing. Where nodes disagree repeatedly, the unspent part of a payment is held until they agree.
 """
 
 import asyncio
@@ -46,22 +45,22 @@ from tollway.payments.authorization_onchain import TransferFound, find_use
 from tollway.payments.transaction_rules import NoLongerPays, NotCanonical, StillPays, recheck_payment
 
 CHECKS_UNTIL_GONE = 2
-"""One node that lags or answers falsely for a moment must not make debts."""
+"""A node that lags or returns a false response for a moment must not create debts."""
 CHECKS_WITHOUT_LOGS_MAX = 30
-"""After this many checks without logs from the nodes the watcher no longer waits for the transaction to which the money moved: the
-payment is gone, and its calls are debt until it is found."""
+"""After this many checks without logs from the nodes the payment is gone, although its money may have moved to another transaction:
+its calls are debt until that transaction is found."""
 AUTHORIZATIONS_MAX = 100
-"""Of one transaction, at one check."""
+"""The maximum of authorisations of one transaction per check."""
 REORG_BLOCKS_MAX = 128
-"""An authorisation may move its money in a lower block than the one at which its call was claimed."""
+"""After a reorganisation an authorisation may be used in a lower block than the head at its claim."""
 RECHECK_S = 300.0
-"""A block is read at least this often, also while a block above it proves that it stands."""
+"""A block is read at least this often, also while an unchanged block above it proves that it is unchanged."""
 BLOCKS_PER_PAGE = 2_000
-"""Blocks that are read from the ledger at once."""
+"""The blocks per page of the ledger."""
 RECEIPTS_AT_ONCE = 40
-"""Payments whose receipts are read in one request."""
+"""The payments whose receipts one request reads."""
 HELD_MAX = 10_000
-"""Payments held for a dispute that one check may free."""
+"""The maximum of payments held for a dispute that one check may free."""
 
 _log = structlog.get_logger(__name__)
 
@@ -79,10 +78,10 @@ class BlockComparison(Enum):
 
 
 class ReorgWatcher:
-    """One per process; of several gateways one runs it for all. Two at once do no harm: each move names the state that it
-    expects. The networks are checked together, so an unavailable one delays the others by its deadlines at most.
+    """Watches the payments of all networks. One of several gateways runs it for all; two at once do no harm, because each move names
+    the state that it expects. The networks are checked together, so an unavailable one delays the others by its deadlines at most.
 
-    `on_gone` is called with each payment that left its chain, once the ledger says so. `clock` is monotonic seconds.
+    `on_gone` is called with each payment that left its chain, after the ledger has recorded it. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -112,10 +111,10 @@ class ReorgWatcher:
         }
 
     async def run(self) -> None:
-        """Looks again and again, until it is cancelled."""
+        """Checks at the interval, until it is cancelled."""
         self._task.interval_s = self._interval_s
         for network in self._networks.values():
-            network.forget()  # another gateway may have checked since it last ran here: not in a row any more
+            network.forget()  # another gateway may have checked since the last run here, so checks are not in a row
         self._running_since_s = self._clock()
         try:
             while True:
@@ -131,7 +130,7 @@ class ReorgWatcher:
         await run_all([network.check for network in self._networks.values()])
 
     def check_age_s(self, chain_id: ChainId) -> float:
-        """The age of the last check that read every payment of that network which is not final. 0 where this gateway does not
+        """The age of the last complete check of that network: it read every payment that is not final. 0 where this gateway does not
         lead."""
         if self._running_since_s is None:
             return 0.0
@@ -140,7 +139,7 @@ class ReorgWatcher:
 
 
 class NetworkWatcher:
-    """Checks the payments of one network. `checked_s`: the start of the last check that read all of them."""
+    """Checks the payments of one network. `checked_s`: the start of the last complete check."""
 
     def __init__(
         self,
@@ -170,7 +169,9 @@ class NetworkWatcher:
 
     def forget(self) -> None:
         self.checked_s: float | None = None
-        self._seen: dict[UnfinalBlock, float] = {}  # blocks that stood at their last check, and its time
+        self._seen: dict[
+            UnfinalBlock, float
+        ] = {}  # blocks that were unchanged at their last check, and its time
         self._missed = ConsecutiveCounter[tuple[BlockId, int]]()  # payments that were not found
         self._disputes = ConsecutiveCounter[
             int | UnfinalBlock
@@ -246,24 +247,24 @@ class NetworkWatcher:
                 case BlockComparison.DISPUTED:
                     disputed.append(block)
                 case None:
-                    pass  # a block above it stands, or nothing is known of it
+                    pass  # a block above it is unchanged, or no node reported it
         await self._count_disputed_blocks(disputed)
 
     def _forget_missed(self, comparisons: Mapping[UnfinalBlock, BlockComparison]) -> None:
-        """Payments whose block is back were not missed in a row; but a receipt of their own may be read below."""
+        """Resets the count of payments whose block is unchanged again, except where their receipts are read below."""
         back = {
             (block.number, block.block_hash)
             for block, comparison in comparisons.items()
-            if comparison is BlockComparison.UNCHANGED and not self._is_to_be_read(block)
+            if comparison is BlockComparison.UNCHANGED and not self._needs_receipts(block)
         }
         self._missed.drop_if(lambda key: key[0] in back)
 
-    def _is_to_be_read(self, block: UnfinalBlock) -> bool:
-        """One node's word was enough to sell for some payment in it, and no more nodes have said it since."""
+    def _needs_receipts(self, block: UnfinalBlock) -> bool:
+        """Whether one node was enough to accept a payment in this block, and not enough nodes have agreed since."""
         return self._is_one_node_enough and not block.is_agreed
 
     def _find_final(self, tip: ChainTip) -> int:
-        """The highest block that counts as final. Depth counts only as long as the nodes have never named one."""
+        """The highest final block. Depth counts only while the nodes have never named a final block."""
         if tip.finalized_number is not None:
             self._has_final_tag = True
             return tip.finalized_number
@@ -274,9 +275,9 @@ class NetworkWatcher:
     async def _compare_hashes(
         self, blocks: Sequence[UnfinalBlock], held: Iterable[BlockId], final_number: int
     ) -> dict[UnfinalBlock, BlockComparison]:
-        """Reads those that are due, and the newest that stood before: while that one stands, a chain has the blocks below
-        it, too. Where it does not, every block is read."""
-        now_s, held_places = self._clock(), set(held)
+        """Reads the blocks that are due, and the newest block of earlier checks: while it is unchanged, the blocks below it are
+        unchanged too. When it has changed, every block is read."""
+        now_s, held_blocks = self._clock(), set(held)
         self._seen = {block: self._seen[block] for block in blocks if block in self._seen}
         newest = max(self._seen, key=lambda block: block.number, default=None)
         due = [
@@ -285,8 +286,8 @@ class NetworkWatcher:
             if block == newest
             or block.number <= final_number
             or self._seen.get(block, -RECHECK_S) <= now_s - RECHECK_S
-            or (block.number, block.block_hash) in held_places
-            or self._is_to_be_read(block)
+            or (block.number, block.block_hash) in held_blocks
+            or self._needs_receipts(block)
         ]
         comparisons = await self._read_hashes(due)
         if newest is not None and comparisons.get(newest) is not BlockComparison.UNCHANGED:
@@ -314,8 +315,8 @@ class NetworkWatcher:
         return comparisons
 
     async def _confirm(self, block: UnfinalBlock, *, held_ids: Sequence[int], is_final: bool) -> None:
-        """The chain has that block. What one node's word was enough for is read once more before that counts."""
-        if self._is_to_be_read(block):
+        """Records that the block is unchanged. Payments that one node was enough to accept are read once more before."""
+        if self._needs_receipts(block):
             await self._review_block(block, is_unchecked_only=True)
         elif held_ids:
             await self._free(held_ids)
@@ -365,7 +366,7 @@ class NetworkWatcher:
             await self._review(page)
 
     async def _review(self, payments: Sequence[Payment]) -> None:
-        """Some requests at a time. One that fails does not end the others; the first failure is raised after them."""
+        """Reads the receipts in bounded requests. A failure does not stop the other requests; the first one is raised at the end."""
         parts = [
             payments[start : start + RECEIPTS_AT_ONCE] for start in range(0, len(payments), RECEIPTS_AT_ONCE)
         ]
@@ -382,7 +383,7 @@ class NetworkWatcher:
         except ChainUnavailable as exc:
             self._mark_away(exc)
             return
-        standing_at: dict[BlockId, list[Payment]] = {}
+        paying_in: dict[BlockId, list[Payment]] = {}
         disputed: list[Payment] = []
         for payment in payments:
             facts = reports.get(payment.tx_hash)
@@ -393,12 +394,12 @@ class NetworkWatcher:
                     disputed.append(payment)
                 elif await self._recheck(payment, facts):
                     assert isinstance(facts, ChainFacts)
-                    standing_at.setdefault((facts.block_number, facts.block_hash), []).append(payment)
+                    paying_in.setdefault((facts.block_number, facts.block_hash), []).append(payment)
             except StorageUnavailable:
                 raise
             except Exception as exc:  # noqa: BLE001 - a task root: one bad payment must not stop the others
                 _log.error("payment_check_failed", transaction=str(payment.tx_hash), **describe_failure(exc))
-        for (number, block_hash), found in standing_at.items():
+        for (number, block_hash), found in paying_in.items():
             self._forget_found(found)
             await self._finality.mark_checked(
                 [one.id for one in found], block_number=number, block_hash=block_hash, now_ms=self._now_ms()
@@ -419,8 +420,8 @@ class NetworkWatcher:
         await self._hold([one for one in payments if checks[one.id] >= self._limits.disputed_looks_max])
 
     async def _recheck(self, payment: Payment, facts: ChainFacts | NotMined | Disputed) -> bool:
-        """The basic rules once more, for what is recorded: a block may have changed its mind with its place. True:
-        it stands where the facts say."""
+        """Checks the recorded payment by the basic rules: in another block its transaction may have another effect. True: the payment
+        is valid in the block of the facts."""
         if isinstance(facts, Disputed):
             return False
         if isinstance(facts, NotMined):
@@ -438,13 +439,13 @@ class NetworkWatcher:
                     await self._bring_back(payment, outcome.payment)
                 return False
             case StillPays() if outcome.payment.value_units < payment.value_units:
-                # When it is gone, it may come back at its new value.
+                # Once it is gone, it may come back at its new value.
                 await self._count_missing(payment, "worth_less")
                 return False
             case StillPays() if is_worth_more(payment, outcome.payment):
                 if outcome.is_deep:
                     await self._raise(payment, outcome.payment)
-                return outcome.is_deep  # else it is read once more
+                return outcome.is_deep  # otherwise the next check reads it again
             case StillPays():
                 return True
             case _:
@@ -455,7 +456,7 @@ class NetworkWatcher:
         _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
 
     async def _raise(self, payment: Payment, found: NewPayment) -> None:
-        """Before it is final: then it stays as it is."""
+        """Raises the value of a payment before it is final, because a final payment never changes."""
         await self._payments.record_payments((found,), now_ms=self._now_ms())
         _log.info(
             "payment_worth_more",
@@ -483,8 +484,8 @@ class NetworkWatcher:
         return missed < CHECKS_WITHOUT_LOGS_MAX if is_moved is None else is_moved
 
     async def _find_moved_transfers(self, payment: Payment) -> bool | None:
-        """Whether authorisations of that payment have moved their money in other transactions: then the ledger says so
-        too, and what is left here is for the next check. None: no node says."""
+        """Whether authorisations of that payment have made their transfers in other transactions. The ledger then records the move,
+        and the next check handles the rest of the payment. None: the nodes did not return the logs."""
         is_moved, is_seen = False, True
         for call in await self._finality.authorizations_in(payment.id, limit=AUTHORIZATIONS_MAX):
             try:
@@ -503,8 +504,8 @@ class NetworkWatcher:
         return is_moved or (False if is_seen else None)
 
     async def _find_transfer(self, payment: Payment, call: AuthorizedCall) -> SettledTransfer | None:
-        """To stay paid it is enough to be mined, as for a payment that changes its block; to be paid again it takes as
-        deep a block as for a new one."""
+        """The transfer of the authorisation in another transaction. A payment that is still recorded keeps its state when that
+        transaction is mined at all; a payment that is gone needs the depth of a new payment."""
         asset = next((asset for asset in self._rules.assets if asset.key == payment.asset), None)
         if asset is None:
             return None
@@ -520,14 +521,14 @@ class NetworkWatcher:
 
 
 class ConsecutiveCounter(Generic[K]):
-    """Counts checks in a row. A whole check forgets every key that it did not count; an incomplete one forgets none."""
+    """Counts checks in a row by key. A complete check drops every key that it did not count; an incomplete check drops none."""
 
     def __init__(self) -> None:
         self._before: dict[K, int] = {}
         self._now: dict[K, int] = {}
 
     def count(self, key: K) -> int:
-        """Once in this check. Returns how many checks in a row have counted it."""
+        """Counts the key once for this check. Returns the number of checks in a row that have counted it."""
         self._now[key] = checks = self._before.get(key, 0) + 1
         return checks
 
@@ -542,7 +543,7 @@ class ConsecutiveCounter(Generic[K]):
 
 
 def _is_disputed(facts: ChainFacts | NotMined | Disputed, payment: Payment) -> bool:
-    """Also where nodes contradict themselves: a block that their own chain does not have."""
+    """Whether nodes disagree about the payment, or name a block that their own chain does not have."""
     if payment.state is not PaymentState.UNFINAL or isinstance(facts, NotMined):
         return False
     return isinstance(facts, Disputed) or facts.canonical_hash != facts.block_hash

@@ -1,8 +1,8 @@
 """Settles an authorisation at the upstream's head: decide -> sign and store -> broadcast -> wait for the receipt -> record the end.
 
-The ledger stores the signed transaction in a durable commit before any node receives it: money can move from that commit on,
-and never before it. A failed settlement is one that the simulation refused and that this gateway never broadcast; every other
-unclear outcome is undecided. The transaction is built here from the signed fields alone; no byte of it comes from the payer.
+The ledger stores the signed transaction in a durable commit before any node receives it: money can move only after that commit.
+A settlement fails only when the simulation refused it and this gateway never broadcast it; every other unclear outcome is
+undecided. The transaction is built from the signed fields alone; no byte of it comes from the payer.
 
 A settlement whose waiter left before its end becomes orphaned, and settlement recovery finishes it (`Orphans`).
 """
@@ -62,10 +62,10 @@ RESEND_AFTER_S = 2.0
 """A node that received a later nonce first can have dropped the transaction. After this time the transaction goes to all nodes
 once more, with the transactions that it waits behind."""
 USE_POLL_S = 0.5
-"""Between two look-ups of what a facilitator did."""
+"""The time between two look-ups of a settlement by a facilitator."""
 ORPHAN_AFTER_S = 300.0
-"""The caller of an undecided settlement stores the upstream's response first and marks the call orphaned itself. After this
-time it has surely left."""
+"""The call of an undecided settlement stores the upstream's response first and then becomes orphaned. After this time the call
+has certainly ended."""
 
 Send = Callable[[ChainId, bytes], Awaitable[SendRefused | None]]
 
@@ -74,8 +74,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementOrder:
-    """A call whose upstream's head costs. `close`: the move into `settling`. `digest`: replaces the claim's digest where the
-    body's hash is known only now."""
+    """A call whose upstream's head is charged. `close`: the move into `settling`. `digest`: replaces the claim's digest where the
+    body's hash was unknown at the claim."""
 
     authorization: Authorization
     asset: Asset
@@ -115,8 +115,8 @@ SettlementOutcome = Settled | NotSettled | Undecided | Fenced
 
 
 class Settlement:
-    """One per process, for all networks; safe to use from many tasks at once. Its receipt poller, its gas budget and
-    `orphans.mark_due` must run beside it."""
+    """Checks and settles authorisations on all networks. One per process; safe to use from many tasks at once. Its receipt poller,
+    its gas budget and `orphans.mark_due` must run as background tasks."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class Settlement:
         return self._gas_budget.is_offered(asset, units, listing_id)
 
     def is_reachable(self, chain_id: ChainId) -> bool:
-        """Whether the last refresh reached this network. Of an unreachable one it is unknown whether a price can be settled."""
+        """Whether the last refresh reached this network. Without it, the gateway cannot tell whether a price can be settled."""
         return self._gas_budget.is_reachable(chain_id)
 
     def open_lookup(self, client_address: str) -> AuthorizationLookup:
-        """The chain look-ups of one call, counted against its caller's quota; a context, open for as long as the call runs."""
+        """The chain look-ups of one call, counted against its caller's quota. A context manager that lasts as long as the call."""
         return self._quota.open(client_address)
 
     async def check(
@@ -175,8 +175,8 @@ class Settlement:
         lookup: AuthorizationLookup,
         listing_id: ListingId,
     ) -> Cover | Problem:
-        """Whether the authorisation would pay, by the chain's present state: one round trip, and another one for a wallet with
-        code. Raises `ChainUnavailable`."""
+        """Checks the authorisation against the chain's present state: one round trip, and one more for a wallet with code. Returns
+        the balance that covers it, or the problem. Raises `ChainUnavailable`."""
         asset = requirement.asset
         early = check_times(
             authorization,
@@ -219,7 +219,7 @@ class Settlement:
     # ---- At the upstream's head.
 
     async def settle(self, order: SettlementOrder) -> SettlementOutcome:
-        """Moves the money and waits until it has moved, as deep as its value requires.
+        """Settles the authorisation and waits until the transfer is as deep as its value requires.
 
         Raises `StorageUnavailable`: then, as after a cancellation, the ledger decides the call's state, and settlement recovery
         finishes it.
@@ -279,7 +279,7 @@ class Settlement:
     async def _sign_and_store(
         self, order: SettlementOrder, sequence: NonceSequence, gas: int, code_hash: bytes | None
     ) -> SettlementAttempt | Undecided | Fenced:
-        """A signed transaction with the sequence's next nonce, stored with the move into `settling`."""
+        """Signs a transaction with the sequence's next nonce, and stores it with the move into `settling`."""
 
         async def store(attempt: SettlementAttempt) -> bool | NonceUnavailable:
             stored = await self._ledger.settle(order.close, attempt=attempt, digest=order.digest)
@@ -302,7 +302,7 @@ class Settlement:
         return signed or await self._leave_settling(order)
 
     async def _broadcast(self, attempt: SettlementAttempt, send: Send) -> None:
-        """The transaction is public from here on, also where a node answers with an error."""
+        """Sends the transaction. It is public from here on, also when a node responds with an error."""
         try:
             refused = await send(attempt.chain_id, attempt.raw)
         except ChainUnavailable as exc:
@@ -323,7 +323,7 @@ class Settlement:
     async def _wait_for_receipt(
         self, order: SettlementOrder, attempt: SettlementAttempt
     ) -> ChainFacts | None:
-        """The receipt, deep enough; None when the time to wait is over."""
+        """The receipt when it is deep enough; None at the deadline."""
         wait_s = self._gas_budget.wait_s(attempt.chain_id, depth=self._depth(order))
         first_s = min(RESEND_AFTER_S, wait_s / 2)
         receipt = await self._poll_receipt(order, attempt, first_s)
@@ -351,12 +351,12 @@ class Settlement:
             return None
 
     async def _resend(self, attempt: SettlementAttempt) -> None:
-        """To all nodes, with the transactions that it waits behind: the gateway that stored those can have stopped, or its node
-        can have lost them."""
+        """Sends the transaction to all nodes again, with the transactions before it: the gateway that stored those may have stopped,
+        or its node may have lost them."""
         try:
             await self._broadcast(attempt, self._chains.resend_transaction)
             await self._replacer.resend_before(attempt)
-        except Exception:  # noqa: BLE001 - a task root: it only helps, and the call waits on
+        except Exception:  # noqa: BLE001 - a task root: resending is optional, and the call still waits
             _log.exception("settlement_resend_failed", call_id=attempt.call_id)
 
     async def _record_end(
@@ -368,7 +368,7 @@ class Settlement:
             self._gas_budget.record_cost(attempt, receipt.fee_wei, is_reverted=not receipt.succeeded)
         if transfer is not None:
             return await self._conclude(order, transfer)
-        # It reverted. The authorisation is public now, and any account can still settle it: only its use decides.
+        # The transaction reverted, but the authorisation is public and any account can still settle it: only the nonce decides.
         outcome = await self._conclude_use(order, from_block=from_block)
         return Undecided(tx_hash=attempt.tx_hash) if isinstance(outcome, Undecided) else outcome
 
@@ -392,16 +392,16 @@ class Settlement:
         return await self._conclude(order, use.transfer) if isinstance(use, TransferFound) else Undecided()
 
     async def _leave_settling(self, order: SettlementOrder) -> Undecided | Fenced:
-        """Into `settling` without a transaction: settlement recovery signs one when it can."""
+        """Moves the call into `settling` without a transaction: settlement recovery signs one when it can."""
         stored = await self._ledger.settle(order.close, attempt=None, digest=order.digest)
         return Undecided() if isinstance(stored, Closed) else Fenced()
 
     async def _fail(self, order: SettlementOrder, reason: AuthorizationReason) -> NotSettled | Fenced:
-        """Into `released`: this gateway broadcast nothing, so no money moved."""
+        """Moves the call into `released`: this gateway broadcast nothing, so no money moved."""
         close = replace(
             order.close,
             after=CallState.RELEASED,
-            http_status=None,  # no caller gets the upstream's response
+            http_status=None,  # the caller does not get the upstream's response
             error=Code.PAYMENT_SETTLEMENT_FAILED.value,
         )
         closed = await self._ledger.close(close)
@@ -410,7 +410,7 @@ class Settlement:
     # ---- Authorisations that this gateway does not broadcast.
 
     async def _settle_used(self, order: SettlementOrder) -> SettlementOutcome:
-        """Another transaction has used the authorisation. With the same from, to and value it paid, and nothing is broadcast."""
+        """Settles an authorisation that another transaction has used: a transfer with the same from, to and value pays the call."""
         known = await self._ledger.find_authorized_call(order.authorization.key)
         try:
             use = await self._find_use(order, from_block=0 if known is None else known.seen_block)
@@ -432,8 +432,8 @@ class Settlement:
     async def _delegate(
         self, order: SettlementOrder, facilitator: FacilitatorClient, facts: AuthorizationFacts
     ) -> SettlementOutcome:
-        """A facilitator gives no hash before it broadcasts, and its report of the outcome does not count: the token's state does.
-        It received the authorisation when it verified it, so a simulation that fails now is no proof that the transfer is never
+        """Settles by the facilitator. It names no hash before it broadcasts, and its report does not count: only the token's state
+        does. It has had the authorisation since `/verify`, so a simulation that fails now does not prove that the transfer is never
         mined."""
         unsettled = await self._leave_settling(order)
         if isinstance(unsettled, Fenced) or facts.simulation.reverted:
@@ -465,7 +465,7 @@ class Settlement:
 
 
 def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
-    """The metric's label; None where another gateway counts the end."""
+    """The label of the metric; None where another gateway counts the end."""
     match outcome:
         case Settled():
             return OutcomeLabel.SETTLED
@@ -480,7 +480,7 @@ def outcome_label(outcome: SettlementOutcome) -> OutcomeLabel | None:
 
 
 def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
-    """The outcome's fields for the log: none of them is a secret."""
+    """The fields of the outcome for the log, without secrets."""
     end = outcome_label(outcome)
     tx_hash = outcome.tx_hash if isinstance(outcome, Undecided) else None
     if isinstance(outcome, Settled):
@@ -493,8 +493,8 @@ def describe_outcome(outcome: SettlementOutcome) -> dict[str, str | None]:
 
 
 class Orphans:
-    """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds; a clock
-    that is set back must not keep a call waiting."""
+    """Settlements that this gateway may have to mark orphaned. Used from one event loop. `clock`: monotonic seconds, so that a
+    wall clock that is set back delays no call."""
 
     def __init__(self, ledger: SettlementLedger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -506,7 +506,7 @@ class Orphans:
         self._due_s[close.call_id] = (close, self._clock() + (ORPHAN_AFTER_S if is_waited_for else 0))
 
     async def mark_due(self) -> None:
-        """Marks the due ones orphaned. Raises `StorageUnavailable`; the rest stay for the next run."""
+        """Marks due settlements orphaned. Raises `StorageUnavailable`; the others stay for the next run."""
         now_s = self._clock()
         for call_id, (close, due_s) in list(self._due_s.items()):
             if due_s <= now_s:
@@ -517,7 +517,7 @@ class Orphans:
         if await self._ledger.mark_orphaned(close.call_id, epoch=close.epoch):
             _log.info("settlement_adrift", call_id=close.call_id)
             return
-        # Not in `settling`: finished meanwhile, or it never got there. Then its bytes left, and its outcome is unknown.
+        # Not in `settling`: the call has ended, or the move was never written. Then the request was sent and its outcome is unknown.
         error = close.error or Interruption.OUTCOME_LOST.value
         unknown = replace(close, after=CallState.UNKNOWN, http_status=None, upstream_status=None, error=error)
         await self._ledger.close(unknown)

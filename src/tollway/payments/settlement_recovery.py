@@ -1,9 +1,9 @@
-"""Finishes orphaned settlements: calls that a crash, a deadline or an unavailable chain has left in `settling`. It also ends, by
-reading the chain, calls without an outcome that an authorisation was to pay.
+"""Finishes orphaned settlements: calls that a crash, a deadline or an unavailable chain left in `settling`. It also reads the chain
+to end calls by authorisation that have no outcome.
 
-A call is `released` only when its authorisation can never pay any more; every other call waits. One gateway recovers for all, and
-two at once do no harm: the ledger decides which one moves a call, and the token accepts an authorisation once. Every transaction is
-stored before it is sent.
+A call is `released` only when its authorisation can never pay any more; every other call waits. One gateway recovers for all.
+Two at once do no harm: the ledger decides which one moves a call, and the token accepts an authorisation once. Every transaction
+is stored before it is sent.
 """
 
 import asyncio
@@ -53,15 +53,15 @@ from tollway.payments.transactions import (
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverted this often in blocks is not signed again."""
 POSTPONE_MIN_MS, POSTPONE_MAX_MS = 5_000, 900_000
-"""The limits of the delay until a call that can only wait is checked again: half as long as it waits already, and not beyond its
-end."""
+"""The minimum and maximum delay until the next check of a call that can only wait. The delay is half of its past waiting time and
+ends at the end of its authorisation."""
 EXPIRY_SLACK_S = 60
-"""A node can return a new head together with an older state. This much later no state that it can still return is from a time when
-the authorisation was valid."""
+"""A node can return a new head with an older state. After this time, every state that it can return is from after the end of the
+authorisation."""
 EXPIRY_BLOCKS = 10_000
 """How far back recovery searches for a use before it releases a call: a node that lacks an older block does not count."""
 SETTLE_AGAIN_MS = 30_000
-"""Between two requests to a facilitator to settle the same authorisation."""
+"""The time between two requests to a facilitator to settle the same authorisation."""
 REMEMBERED_MAX = 10_000
 
 _log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class _OrphanedCall:
 
 
 class SettlementRecovery:
-    """One per process. The leading gateway runs `run_once` at an interval."""
+    """Recovers orphaned settlements. One per process; the leading gateway calls `run_once` at an interval."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class SettlementRecovery:
         self._requested_ms: dict[CallId, int] = {}
 
     async def run_once(self) -> None:
-        """Checks the nonces of our keys, and the orphaned calls. Raises `StorageUnavailable`."""
+        """Checks the nonces of the gas keys and the orphaned calls. Raises `StorageUnavailable`."""
         nonce_failure = await run_contained(self._replacer.run_once)
         calls = await self._ledger.unsettled(limit=self._limits.sweep_batch_max)
         self._metrics.orphaned(sum(call.state is CallState.SETTLING for call in calls))
@@ -162,9 +162,9 @@ class SettlementRecovery:
         elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
             await self._conclude_expired(orphan, facts_now)
         elif facts_now.head_time >= call.authorization.valid_before:
-            return  # it can no longer be used; whether it was used is unknown yet
+            return  # it can no longer be used, but the present state may not include its use yet
         elif call.state is not CallState.SETTLING:
-            # Its upstream's head may never have cost: recovery only checks it, until it has expired.
+            # The upstream's head may not have been charged, so recovery signs nothing and waits until the authorisation expires.
             await self._postpone(call, since_ms=call.created_ms)
         else:
             self._expired.pop(call.call_id, None)
@@ -189,17 +189,17 @@ class SettlementRecovery:
             facts = receipts.get(attempt.tx_hash)
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
                 self._gas_budget.record_cost(attempt, facts.fee_wei, is_reverted=not facts.succeeded)
-        carrying = tuple(attempt for attempt in attempts if not is_filler(attempt))
+        transfers = tuple(attempt for attempt in attempts if not is_filler(attempt))
         return _OrphanedCall(
             call=call,
             asset=asset,
             depth=rules.confirmations_for(asset, call.price_units),
             quorum=quorum,
-            attempts=carrying,
-            receipts={one.tx_hash: receipts[one.tx_hash] for one in carrying if one.tx_hash in receipts},
+            attempts=transfers,
+            receipts={one.tx_hash: receipts[one.tx_hash] for one in transfers if one.tx_hash in receipts},
         )
 
-    # ---- Ends.
+    # ---- Recording the end.
 
     async def _conclude(self, orphan: _OrphanedCall, transfer: SettledTransfer | None) -> None:
         call = orphan.call
@@ -243,9 +243,10 @@ class SettlementRecovery:
                 return
 
     async def _conclude_expired(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
-        """The token accepts no authorisation in a block that is not before `validBefore`. The state counts at a later check only,
-        when the first head lies as deep as a payment must, and no use is found besides: within one check the state can be
-        older than the head, and a released call that was paid after all was served for nothing."""
+        """Releases a call whose authorisation has expired unused. The token accepts no authorisation from `validBefore` on.
+
+        Within one check the state can be older than the head, and a released call that was paid would be lost money. So the
+        state counts only at a later check, when the first head is as deep as a payment must be, and no use is found."""
         call_id, head = orphan.call.call_id, facts.head_number
         first = self._expired.get(call_id)
         if first is None or head < first:
@@ -261,7 +262,7 @@ class SettlementRecovery:
             else:
                 await self._conclude_used(orphan)
 
-    # ---- Not used and still valid: resend it, or sign a new transaction.
+    # ---- Unused and still valid: send the transaction again, or sign a new one.
 
     async def _advance(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
         facilitator = self._facilitators.get(orphan.chain_id)
@@ -280,8 +281,8 @@ class SettlementRecovery:
             await self._sign_new(orphan, facts, facts.gas_estimate, without=stuck_senders)
 
     async def _is_stuck(self, orphan: _OrphanedCall, attempt: SettlementAttempt) -> bool:
-        """Sends the attempt again. It is stuck when, long after its signature, no node accepts it for lack of gas, or its sequence
-        does not move: then another key may carry the authorisation. If both are mined, the token accepts it once."""
+        """Sends the attempt again, and returns whether it is stuck: long after its signature every node refuses it for lack of gas,
+        or its sequence does not move. Then another key may send the authorisation; if both are mined, the token accepts one."""
         receipt = orphan.receipts.get(attempt.tx_hash)
         first = next(
             one for one in orphan.attempts if (one.sender, one.nonce) == (attempt.sender, attempt.nonce)
@@ -291,15 +292,15 @@ class SettlementRecovery:
         if isinstance(receipt, NotMined) and receipt.is_pending:
             return False
         refused = await resend(self._chains, attempt)
-        is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
-        return is_broke and self._is_late(attempt)
+        is_unfunded = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
+        return is_unfunded and self._is_late(attempt)
 
     def _is_late(self, attempt: SettlementAttempt) -> bool:
         age_ms = self._now_ms() - attempt.created_ms  # below 0: the clock was set back since
         return not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
 
     async def _postpone(self, call: AuthorizedCall, *, since_ms: int) -> None:
-        """The call can only wait: it must not take a place in the batches of calls that need an action."""
+        """Delays the next check of a call that can only wait, so that it takes no place in the batches of other calls."""
         now_ms = self._now_ms()
         end_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
         rest_ms = min((now_ms - since_ms) // 2, POSTPONE_MAX_MS, end_ms - now_ms)
@@ -329,8 +330,8 @@ class SettlementRecovery:
     async def _sign_new(
         self, orphan: _OrphanedCall, facts: AuthorizationFacts, estimate: int, *, without: Collection[Address]
     ) -> None:
-        """A first transaction, or one after others that can never be mined, or not soon, or that reverted. A transaction and its
-        replacements at a higher price count as one."""
+        """Signs a first transaction, or one after others that reverted or cannot be mined soon. A transaction and its replacements at
+        a higher price count as one."""
         sequence = self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True, without=without)
         signed = {(attempt.sender, attempt.nonce) for attempt in orphan.attempts}
         if sequence is None or len(signed) >= self._limits.settlement_attempts_max:

@@ -1,6 +1,6 @@
-"""The rules of settling on each network: keys, prices, budgets. Pure records and their defaults.
+"""The settlement rules of each network: keys, prices, budgets, and their defaults. Pure records.
 
-A network with neither a gas key nor a facilitator takes no authorisations. Nothing here reads a file or a chain, or prints a key.
+A network with neither a gas key nor a facilitator accepts no authorisations.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,25 @@ WEI_PER_COIN = 10**18
 NETWORK_BUDGET_FACTOR = 10
 """The default budget of a network is this many times the budget of one listing."""
 BLOCK_TIME_S = 2.0
-"""Of a network without a preset."""
+"""The block time of a network without a preset."""
 WEI_PER_NANO = 10**9
-"""A nano is 10^-9 of a currency, and the native one has 18 decimals where gas keys are used."""
+"""A nano is 10^-9 of a currency; the native currency has 18 decimals on every network with gas keys."""
 SETTLEMENT_GAS = 90_000
 """The usual gas of one transfer by authorisation."""
 MIN_COST_FACTOR = 10
-"""By default a price is offered for settling only when it is this many times the cost of the settlement."""
+"""By default a price is offered for settlement only when it is this many times the cost of the settlement."""
 WALLET_BUDGET_DIVISOR = 4
-"""Payers with code (contract wallets, delegated accounts) can use this part of each gas budget, and no more: their code can pass
-every simulation and revert in every block, and another proxy of the same code is cheap."""
+"""Payers with code (contract wallets, delegated accounts) can use at most this part of each gas budget: their code can pass every
+simulation and revert in every block, and another proxy of the same code is cheap."""
 CODE_REVERTS_MAX = 5
 CODE_REVERTS_FACTOR = 4
-"""One code may revert this often, or in one of this many of its transactions; within the window of the budgets."""
+"""Within the window of the budgets, one code may revert `CODE_REVERTS_MAX` times, or in one of `CODE_REVERTS_FACTOR` of its
+transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FacilitatorRules:
-    """A facilitator by URL. Headers often hold a token, so they never show in a repr."""
+    """The settings of a facilitator. Headers often hold a token, so the repr omits them."""
 
     url: str
     verify_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -43,14 +44,14 @@ class FacilitatorRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementRules:
-    """One network. `min_nano`: the least price that is settled, in 10^-9 of the listing's currency; the operator's own
-    (`is_min_own`) holds at every price of gas, a default rises with it.
+    """The settlement rules of one network. `min_nano`: the lowest price that is settled, in 10^-9 of the listing's currency. A
+    minimum set by the operator (`is_min_own`) holds at every gas price; a default rises with the gas price.
 
-    `native_price_nano`: 10^-9 of the listing's currency for one coin of the native one; 0 where gas costs nothing, None
-    where nothing is known.
-    `gas_price_max_wei`: above it nothing new is offered, and nothing is ever signed for more. `gas_floor_wei`: a key
-    with less signs nothing. `listing_budget_wei`: what settling may cost for one listing in 24 hours;
-    `network_budget_wei`: for all of them. `block_time_s`: what to expect.
+    `native_price_nano`: the price of one native coin in 10^-9 of the listing's currency; 0 where gas is free, None where the price
+    is unknown.
+    `gas_price_max_wei`: above it no price is offered, and no transaction is signed. `gas_floor_wei`: a key with less signs nothing
+    new. `listing_budget_wei`: the maximum cost of settling for one listing in 24 hours; `network_budget_wei`: for all listings.
+    `block_time_s`: the expected time.
     """
 
     chain_id: ChainId
@@ -70,33 +71,33 @@ class SettlementRules:
         return bool(self.gas_keys) or self.facilitator is not None
 
     def is_worth(self, asset: Asset, units: int, *, gas_price_wei: int) -> bool:
-        """Whether a price of `units` ledger units reaches the least that is settled here while gas costs so much."""
+        """Whether a price of `units` ledger units reaches the minimum at this gas price."""
         nano: int = units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
         return nano >= self.min_nano_at(gas_price_wei)
 
     def min_nano_at(self, gas_price_wei: int) -> int:
-        """The least price that is settled while gas costs so much. A facilitator pays for its gas itself."""
+        """The lowest price that is settled at this gas price. A facilitator pays for its own gas."""
         if self.is_min_own or self.facilitator is not None:
             return self.min_nano
         return max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))
 
     def cost_nano(self, gas_price_wei: int) -> int:
-        """What one settlement costs, in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
+        """The cost of one settlement in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
         return -(-SETTLEMENT_GAS * gas_price_wei * (self.native_price_nano or 0) // WEI_PER_COIN)
 
     def wait_s(self, depth: int, *, limits: Limits) -> float:
-        """How long to wait for a settlement that has to lie `depth` blocks deep: for its own block, and those on top."""
+        """How long to wait for a settlement that must be `depth` blocks deep: for its own block and the blocks above it."""
         return min(limits.settle_wait_s + (depth - 1) * self.block_time_s, _wait_s_max(limits))
 
     def is_in_time(self, depth: int, *, limits: Limits) -> bool:
-        """Whether that is as long as it takes."""
+        """Whether that wait is long enough for the expected block time."""
         return limits.settle_wait_s + (depth - 1) * self.block_time_s <= _wait_s_max(limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementDefaults:
-    """As the operator would write them: in the listing's currency, in gwei, and in the native currency. `native_price`
-    None: nothing is known of this network's coin."""
+    """Defaults in the units of the settings: the listing's currency, gwei, and the native currency. `native_price` None: the
+    price of this network's coin is unknown."""
 
     settlement_min: str
     native_price: str | None
@@ -110,7 +111,7 @@ def _wait_s_max(limits: Limits) -> float:
 
 
 _ETHER_PRICE = "3000"
-"""Dollars for one ether. It goes out of date; the operator sets `native_price`."""
+"""Dollars for one ether. The value becomes outdated; the operator sets `native_price`."""
 _OTHER = SettlementDefaults(
     settlement_min="0.01",
     native_price=None,
@@ -119,7 +120,7 @@ _OTHER = SettlementDefaults(
     listing_gas_budget="0.1",
 )
 _ROLLUP = replace(_OTHER, native_price=_ETHER_PRICE)
-"""A settlement is some 90,000 gas: around 10^-5 ETH at a tenth of a gwei, so the floor pays for fifty of them."""
+"""A settlement needs some 90,000 gas: about 10^-5 ETH at 0.1 gwei, so the floor pays for fifty settlements."""
 _TEST = SettlementDefaults(
     settlement_min="0.001",
     native_price="0",
@@ -149,20 +150,20 @@ _BY_CHAIN: Mapping[int, SettlementDefaults] = {
 
 
 def is_code_trusted(record: CodeRecord | None) -> bool:
-    """Whether payers with this code are settled for: not when it reverts often, and more often than now and then. None: it
-    has never reverted."""
+    """Whether settlements for payers with this code are allowed: False when it reverts at least `CODE_REVERTS_MAX` times and in too
+    large a part of its transactions. None: it has never reverted."""
     if record is None or record.reverted < CODE_REVERTS_MAX:
         return True
     return record.reverted * CODE_REVERTS_FACTOR <= record.signed
 
 
 def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:
-    """The defaults where the operator sets nothing. Gas of a test network is free."""
+    """The defaults of a network. Gas of a test network is free."""
     return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _OTHER)
 
 
 def is_development_key(address: Address) -> bool:
-    """Whether it is a publicly known key: of the mnemonic that development chains start with."""
+    """Whether the key of this address is public: it is derived from the mnemonic of development chains."""
     return address in _DEVELOPMENT_WALLETS
 
 

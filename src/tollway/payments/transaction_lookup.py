@@ -1,8 +1,8 @@
-"""Looks up transactions on their chains: one request to the nodes for many callers, and the quota of a caller.
+"""Looks up transactions on their chains: one request to the nodes for many callers, within the quota of each caller.
 
-It reports the facts of a chain; it verifies and records nothing. The next waiting caller repeats a look-up that broke off: one
-caller's disconnect never refuses another caller. `TransactionStatusReader` reads the status of a transaction that the ledger does not
-hold yet, on request of its payer.
+The module returns the facts of a chain; it verifies and records nothing. When a look-up is cancelled, the next waiting caller
+repeats it: the disconnect of one caller never refuses another. `TransactionStatusReader` reads the status of a transaction that is
+not in the ledger yet, for `GET /payments/{transaction}`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tollway.ids import Address, ChainId, TxHash
 
 
 class LookupCharge:
-    """The one look-up that a request costs, taken at its first request to a chain. One object per request."""
+    """The quota charge of one request, taken at its first request to a chain. One object per request."""
 
     def __init__(self, quota: LookupQuota, *, client_address: str, signer: str) -> None:
         self._quota = quota
@@ -24,7 +24,7 @@ class LookupCharge:
         self._signer = signer
         self._is_taken = False
         self._is_kept = False
-        self._lock = asyncio.Lock()  # several networks are read at once for one charge
+        self._lock = asyncio.Lock()  # several networks are read at once under one charge
 
     async def take(self) -> None:
         """Raises `Refusal` (`rate_limited`) when the address or the signer has used up its quota."""
@@ -47,17 +47,17 @@ class LookupCharge:
         self._is_taken = True
 
     def give_back(self) -> None:
-        """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for worthless proofs."""
+        """Returns the charge of a look-up that found a valid payment, unless it is kept: the limit is for worthless proofs."""
         if self._is_taken and not self._is_kept:
             self._is_taken = False
             self._quota.give_back(client_address=self._client_address, signer=self._signer)
 
     def keep(self) -> None:
-        """It counts, whatever it finds."""
+        """Makes the charge count whatever the look-up finds."""
         self._is_kept = True
 
     def count_unresolved(self) -> None:
-        """The chain, or the ledger, did not answer."""
+        """Counts the look-up as unresolved: the chain or the ledger did not respond."""
         if self._is_taken:
             self._is_taken = False
             self._quota.count_unresolved(client_address=self._client_address, signer=self._signer)
@@ -67,7 +67,7 @@ _LookupKey = tuple[ChainId, TxHash, Quorum]
 
 
 class TransactionLookup:
-    """Single flight: while a transaction is being looked up, every other caller of the same one waits for that result."""
+    """Single-flight look-ups: all callers of one transaction wait for the result of the same request."""
 
     def __init__(self, chains: ChainReader) -> None:
         self._chains = chains
@@ -76,7 +76,7 @@ class TransactionLookup:
     async def fetch(
         self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        """Raises `ChainUnavailable`, and `Refusal` when `charge` raises it; waiting for another caller's look-up costs nothing."""
+        """Raises `ChainUnavailable`, and `Refusal` when `charge` raises it. Waiting for another caller's look-up is not charged."""
         key = (chain_id, tx_hash, quorum)
         while (flight := self._flights.get(key)) is not None:
             found = await asyncio.shield(flight)
@@ -101,7 +101,7 @@ class TransactionLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionStatus:
-    """`unseen`: on no chain, or mined and never presented here. `chain_id`: the chain that has it."""
+    """The status of one transaction. `unseen`: on no chain, or mined and never presented here. `chain_id`: the chain that has it."""
 
     state: Literal["unseen", "pending", "refused"]
     reason: str | None = None
@@ -116,7 +116,7 @@ class TransactionStatusReader:
         self._quota = quota
 
     async def read_status(self, tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
-        """None when a chain did not answer and no other knew it. Raises `Refusal` (`rate_limited`)."""
+        """None when a chain did not respond and no other chain has the transaction. Raises `Refusal` (`rate_limited`)."""
         wait_s = await self._quota.charge(client_address=f"wallet {payer}", signer=str(payer))
         if wait_s is not None:
             raise Refusal(
@@ -150,8 +150,8 @@ _UNSEEN = TransactionStatus(state="unseen", reason="unknown_transaction")
 
 
 def _choose_status(statuses: Iterable[TransactionStatus | None]) -> TransactionStatus | None:
-    answers = list(statuses)
-    found = [answer for answer in answers if answer is not None and answer.chain_id is not None]
+    read = list(statuses)
+    found = [status for status in read if status is not None and status.chain_id is not None]
     if found:
         return found[0]
-    return None if None in answers or not answers else _UNSEEN
+    return None if None in read or not read else _UNSEEN

@@ -1,9 +1,9 @@
-"""The rules for a payment by transaction: does it pay for this listing, how much, and is it settled enough; and each
-refusal in words. Pure.
+"""The rules for a payment by transaction: whether it pays for this listing, how much, and whether it is deep enough; and the
+problem of each refusal. Pure.
 
-A closed set of outcomes; what is not clearly accepted is refused or pending. The checks read as a list. Nothing the caller
-says counts here: only the facts of the chain, the listing's terms, and the signers. The law about 402 decides the codes: what
-may still turn out to pay for the call is never `402`-like here.
+The outcomes are a closed set: a transaction that is not clearly accepted is refused or pending. Only the facts of the chain, the
+listing's terms and the signers count; other statements of the caller do not. A transaction that may still pay for the call never
+gets a code whose status is 402, because the caller would pay twice.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tollway.payments.pricing import Payee
 
 
 class TransactionReason(StrEnum):
-    """Why a transaction is not a payment for this listing. Public (`reason` of `payment_verification_failed`)."""
+    """Why a transaction does not pay for this listing. Public (`reason` of `payment_verification_failed`)."""
 
     TRANSACTION_FAILED = "transaction_failed"
     WRONG_CHAIN = "wrong_chain"
@@ -40,11 +40,11 @@ class TransactionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationInput:
-    """What a verification is given: the payments of one transaction to one listing on one network.
+    """The input of a verification, besides the facts: the rules of one network and the terms of one listing.
 
-    `assets`: accepted ones on that chain. `age_credit_s`: for how long of the payment's life no gateway was ready.
-    `is_admitted`: the operator or the provider lets it be shown late. `held_before_s`: a restore of the database
-    makes older transactions suspect until they are admitted.
+    `assets`: the accepted assets on that chain. `age_credit_s`: the part of the payment's age in which no gateway was ready.
+    `is_admitted`: the operator or the provider accepts the transaction although it is late. `held_before_s`: after a restore of
+    the database, older transactions count only when they are admitted.
     """
 
     rules: ChainRules
@@ -58,14 +58,14 @@ class VerificationInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What the signer paid, a row per asset and payee; never empty."""
+    """The payments of the signer, one per asset and payee; never empty."""
 
     payments: tuple[NewPayment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Not deep enough to be believed, or its block is not the canonical one any more. Ask again."""
+    """The transaction is not deep enough, or its block is no longer canonical. The caller retries."""
 
     confirmations: int
     needed: int
@@ -73,30 +73,32 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInFuture:
-    """It pays, but its block's time lies further in the future than clocks may differ. Ask again."""
+    """The transaction pays, but the time of its block is further ahead than clocks may differ. The caller retries."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotThePayer:
-    """It does pay for the listing, but another wallet paid."""
+    """The transaction pays for the listing, but none of the signers paid it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooOld:
-    """First shown too long after its block."""
+    """The transaction was presented too long after its block."""
 
     age_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByRestore:
-    """Mined before the database was restored: it may have been spent in the part that is lost."""
+    """The transaction was mined before the database was restored: the lost part of the ledger may contain its use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
+    """The transaction does not pay for this listing and never will."""
+
     reason: TransactionReason
 
 
@@ -105,7 +107,7 @@ VerificationResult = Accepted | Pending | BlockInFuture | NotThePayer | TooOld |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """Value that one wallet moved to one payee in one asset; `base_units` net of what came straight back."""
+    """The value that one wallet moved to one payee in one asset. `base_units`: less the value that the payee returned."""
 
     asset: Asset
     payer: Address
@@ -115,7 +117,7 @@ class Movement:
 
 
 def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movement, ...]:
-    """Every (asset, payer, payee) of the transaction with an accepted asset and a payee that counts."""
+    """The movements of the transaction in an accepted asset to a payee that counts, one per asset, payer and payee."""
     found: list[Movement] = []
     for asset in given.assets:
         found += (
@@ -129,11 +131,10 @@ def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movemen
 def verify_transaction(
     facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], *, limits: Limits
 ) -> VerificationResult:
-    """The result for one mined transaction for a caller who is any of `signers`.
+    """The result for one mined transaction. The caller controls the wallets in `signers`.
 
-    Nothing that a shallow block says is final, its refusals no more than its payments: it may be mined again
-    elsewhere and do otherwise. Shapes: amounts become ledger units, floored once per sum. Source: the payments
-    design, "The verdict".
+    A transaction that is not deep enough is pending, whether it pays or not: it may be mined again in another block with another
+    effect. Amounts become ledger units, rounded down once per sum.
     """
     if facts.chain_id != given.rules.chain_id:
         return Refused(reason=TransactionReason.WRONG_CHAIN)
@@ -149,7 +150,7 @@ def verify_transaction(
 def _find_worth(
     facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], limits: Limits
 ) -> "list[_Worth] | NotThePayer | Refused":
-    """What it pays to this listing, whatever its depth and age; never an empty list."""
+    """The payments of the transaction to this listing at any depth and age; never an empty list."""
     if not facts.succeeded:
         return Refused(reason=TransactionReason.TRANSACTION_FAILED)
     movements = find_movements(facts, given)
@@ -179,7 +180,7 @@ _Worth = tuple[Asset, NewPayment]
 
 
 def _find_pending(facts: ChainFacts, given: VerificationInput, worth: "Sequence[_Worth]") -> Pending | None:
-    """The depth that its value needs; without one, the least that this network asks for."""
+    """Checks the depth that the value requires; without a value, the smallest depth of this network."""
     rules = given.rules
     if worth:
         needed = max(rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
@@ -218,12 +219,12 @@ class StillPays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCanonical:
-    """The node named a block that its own chain does not have. Nothing follows from that."""
+    """The node named a block that is not on its own chain. The payment stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLongerPays:
-    """The transaction is mined and pays nothing of the kind (any more)."""
+    """The transaction is mined and does not make this payment."""
 
     reason: str
 
@@ -231,10 +232,10 @@ class NoLongerPays:
 def recheck_payment(
     facts: ChainFacts, payment: Payment, rules: ChainRules
 ) -> StillPays | NotCanonical | NoLongerPays:
-    """The basic rules on a payment that is in the ledger: what the chain says of it now.
+    """Checks a payment of the ledger against the present facts of the chain.
 
-    Who signed, the listing's terms and the age were judged when it was recorded, and do not change. A payment that an
-    authorisation made stands by an authorised transfer, and every other one never does.
+    Signer, terms and age were checked when it was recorded, and do not change. A payment by authorisation needs an authorised
+    transfer; every other payment needs a transfer without authorisation.
     """
     asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
     if facts.canonical_hash != facts.block_hash or asset is None:
@@ -253,20 +254,20 @@ def recheck_payment(
 def _find_recorded(
     facts: ChainFacts, payment: Payment, asset: Asset, rules: ChainRules
 ) -> tuple[Movement, ...]:
-    """What moved in the payment's asset to its payee. An authorised transfer is taken whole, as it was when it settled
-    its call: nothing is subtracted that came back beside it."""
+    """The movements to the payment's payee in its asset. An authorised transfer counts in full, as it did when it settled its
+    call: value that the payee returned in the same transaction is not subtracted."""
     payee = Payee(address=payment.payee, since_s=0)
     if not payment.is_authorized or asset.token is None:
         return find_movements(
             facts, VerificationInput(rules=rules, assets=(asset,), payees=(payee,), now_s=0)
         )
-    way = (payment.payer, payment.payee)
+    direction = (payment.payer, payment.payee)
     transfers = parse_transfers(facts.logs, token=asset.token)
     moved = Movement(
         asset=asset,
         payer=payment.payer,
         payee=payee,
-        base_units=sum(t.base_units for t in transfers if (t.sender, t.recipient) == way),
+        base_units=sum(t.base_units for t in transfers if (t.sender, t.recipient) == direction),
         is_by_authorization=any(
             payer == payment.payer for payer, _ in parse_authorizations_used(facts.logs, token=asset.token)
         ),
@@ -275,14 +276,14 @@ def _find_recorded(
 
 
 def _find_token_movements(facts: ChainFacts, asset: Asset, given: VerificationInput) -> list[Movement]:
-    """A wallet that pays itself has paid nobody: what comes back is subtracted, and that is all of it."""
+    """Value that the payee returned to the payer is subtracted, so a transfer of a wallet to itself counts as 0."""
     assert asset.token is not None
     transfers = [t for t in parse_transfers(facts.logs, token=asset.token) if t.base_units > 0]
     authorized = find_authorizers(facts.logs, token=asset.token)
     moved: dict[tuple[Address, Address], int] = {}
     for transfer in transfers:
-        way = (transfer.sender, transfer.recipient)
-        moved[way] = moved.get(way, 0) + transfer.base_units
+        direction = (transfer.sender, transfer.recipient)
+        moved[direction] = moved.get(direction, 0) + transfer.base_units
     payees = {payee.address: payee for payee in given.payees}
     return [
         Movement(
@@ -298,7 +299,7 @@ def _find_token_movements(facts: ChainFacts, asset: Asset, given: VerificationIn
 
 
 def _find_native_movements(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
-    """Only the transaction's own value counts: a transfer inside a contract leaves no log that proves it."""
+    """Only the value of the transaction itself counts: a transfer inside a contract leaves no log that proves it."""
     return [
         Movement(
             asset=asset,
@@ -328,7 +329,7 @@ def _new_payment(facts: ChainFacts, movement: Movement) -> NewPayment:
 
 
 def _explain_nothing_moved(facts: ChainFacts, given: VerificationInput) -> TransactionReason:
-    """The most helpful reason for a transaction that moved nothing to a payee in an accepted asset."""
+    """The most specific reason for a transaction that moved nothing to a payee in an accepted asset."""
     payees = {payee.address for payee in given.payees}
     tokens = {asset.token for asset in given.assets if asset.token is not None}
     accepted = [t for token in tokens for t in parse_transfers(facts.logs, token=token)]
@@ -360,27 +361,27 @@ def explain_result(
             )
         case BlockInFuture():
             return _pending(
-                f"The payment's block lies {result.seconds} seconds ahead of this gateway's clock.",
+                f"The payment's block time is {result.seconds} seconds ahead of this gateway's clock.",
                 reason="block_in_future",
                 retry_after_s=min(result.seconds, FUTURE_RETRY_S_MAX),
             )
         case NotThePayer():
             return Problem(
                 code=Code.PAYER_MISMATCH,
-                detail="X-Signature is not by the wallet that paid this transaction.",
+                detail="The wallet that paid this transaction did not make X-Signature; sign with that wallet.",
                 payment_state="none",
             )
         case TooOld():
             return Problem(
                 code=Code.PAYMENT_TOO_OLD,
-                detail=f"The payment was mined {result.age_s} seconds ago and never shown until now. "
+                detail=f"The payment was mined {result.age_s} seconds ago and is too old for its first use. "
                 "The operator or the provider can admit it.",
                 payment_state="none",
             )
         case HeldByRestore():
             return Problem(
                 code=Code.PAYMENT_HELD,
-                detail="The payment was mined before this gateway's books were restored; the operator must admit it.",
+                detail="The payment was mined before this gateway's ledger was restored; the operator must admit it.",
                 payment_state="held",
             )
         case Refused():
@@ -390,7 +391,7 @@ def explain_result(
 
 
 def refuse_transaction(reason: TransactionReason) -> Problem:
-    """`payment_verification_failed`: the transaction is no payment for this listing and never will be."""
+    """`payment_verification_failed`: the transaction does not pay for this listing and never will."""
     return Problem(
         code=Code.PAYMENT_VERIFICATION_FAILED,
         detail=_DETAILS[reason],
@@ -400,10 +401,10 @@ def refuse_transaction(reason: TransactionReason) -> Problem:
 
 
 def other_network(network: str) -> Problem:
-    """The payment is known, on another network than the one that was named. Nothing more is to be paid."""
+    """The ledger has the payment on another network than the request names. The caller must not pay again."""
     return Problem(
         code=Code.INVALID_REQUEST,
-        detail=f"X-Payment-Network is wrong: the payment is known, on {network}. Name that network, or none.",
+        detail=f"X-Payment-Network is wrong: this payment is on {network}. Send that network, or omit the header.",
         reason=TransactionReason.WRONG_CHAIN.value,
         payment_state="released",
     )
@@ -426,17 +427,17 @@ def _pending(detail: str, *, reason: str, retry_after_s: int = PENDING_RETRY_S) 
 
 
 _DETAILS = {
-    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain; it moved nothing.",
+    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain and moved nothing.",
     TransactionReason.WRONG_CHAIN: "This listing is not sold on that network.",
     TransactionReason.WRONG_TOKEN: "The transaction moved another token than this listing accepts.",
     TransactionReason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo.",
     TransactionReason.INTERNAL_TRANSFER: "Native currency counts only when the transaction itself pays payTo, "
-    "not when a contract passes it on.",
-    TransactionReason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it counts on the "
-    "rail of that authorisation, not as X-Payment-Tx.",
+    "not when a contract forwards it.",
+    TransactionReason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it cannot "
+    "be used as X-Payment-Tx.",
     TransactionReason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts.",
-    TransactionReason.RETURNED: "The payee sent the value back in the same transaction.",
-    TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit that the books keep.",
-    TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than the books can keep in one payment.",
+    TransactionReason.RETURNED: "The payee returned the value in the same transaction.",
+    TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit of the ledger.",
+    TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than one payment in the ledger can be.",
     TransactionReason.BEFORE_LISTING: "The transaction is older than the listing's payTo.",
 }

@@ -1,12 +1,12 @@
-"""Verifies a payment by transaction: from a proof to the payments that may be spent, or to the reason why not.
+"""Verifies a payment by transaction: returns the payments that the caller may spend, or the problem.
 
-A payment in the ledger is verified from its row; a transaction seen for the first time is looked up on its chain, verified by
-the pure rules, and recorded. Nothing here takes money: that is the claim, in the ledger.
+A payment in the ledger is verified from its row. A new transaction is looked up on its chain, verified by the pure rules, and
+recorded. The ledger's claim takes the money, not this module.
 
-It never reads the chain for a payment that the ledger already holds, and never turns "the chain did not answer" into a
-refusal: an unreachable chain is `ChainUnavailable`, a transaction not mined yet is pending.
+The verifier never reads the chain for a payment that is in the ledger, and never refuses a payment because a chain does not
+respond: an unreachable chain is `ChainUnavailable`, and a transaction that is not mined yet is pending.
 
-The signer is found among the payers: keys first, then at most four contract wallets.
+The signer must be one of the payers: keys are checked first, then at most four contract wallets.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from tollway.registry.listing import CatalogEntry
 CONTRACT_PAYERS_MAX = 4
 WALLETS_MAX = 10_000
 UNCLAIMED_MAX = 300
-"""This many signature checks of one contract wallet beyond those of its claims cost no look-up. It is more than one client address can
-have in flight."""
+"""Signature checks of one contract wallet, beyond those of its claims, that cost no look-up. More than one client address can have
+in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundRequest:
-    """The parts of a request that a bound signature covers. `body_hash` is keccak-256."""
+    """The parts of a request that a bound signature covers, and its client address. `body_hash`: keccak-256 of the body."""
 
     gateway: str
     method: str
@@ -66,7 +66,7 @@ class BoundRequest:
 
 
 class PresentedProof:
-    """One proof of one request. Remembers the answers of contract wallets, so that each is called once for it."""
+    """The proof of one request. Caches the results of contract wallets, so that each is called once."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class PresentedProof:
         chain_id: ChainId,
         quota: LookupQuota,
     ) -> None:
-        """`chain_id`: the likeliest network; only the signer's name for the quota depends on it."""
+        """`chain_id`: the most likely network; only the signer's name for the quota depends on it."""
         self.proof = proof
         self.request = request
         self.listing_id = listing_id
-        self.answers: dict[tuple[ChainId, Address], bool] = {}
+        self.wallet_results: dict[tuple[ChainId, Address], bool] = {}
         self._keys: dict[ChainId, frozenset[Address]] = {}
         self.charge = LookupCharge(
             quota, client_address=request.client_address, signer=self._name_signer(chain_id)
@@ -91,7 +91,7 @@ class PresentedProof:
         return _digests(self.proof, self.request, self.listing_id, chain_id)
 
     def keys(self, chain_id: ChainId) -> frozenset[Address]:
-        """The wallets whose keys may have made the signature. One of the two plain forms recovers a foreign address."""
+        """The wallets whose keys may have made the signature. Of the two plain forms at most one recovers the signer."""
         known = self._keys.get(chain_id)
         if known is None:
             recovered = _recover_all(self.proof, self.digests(chain_id))
@@ -99,8 +99,8 @@ class PresentedProof:
         return known
 
     def _name_signer(self, chain_id: ChainId) -> str:
-        """The signer's name for the quota, before the payer is known. Contract wallets must not all share one name, and another
-        caller with a public hash and a worthless signature must not use up the look-ups of its payer."""
+        """The signer's name for the quota, before the payer is known. Contract wallets must not share one name, and a caller with a
+        public hash and a worthless signature must not use the look-ups of the hash's payer."""
         signer = recover(self.digests(chain_id)[0], self.proof.signature)
         if signer is not None:
             return str(signer)
@@ -108,20 +108,20 @@ class PresentedProof:
 
 
 class SignerCheck:
-    """Safe to use from many tasks at once."""
+    """Finds the payers that signed a proof: by key, or by a call of a contract wallet. Safe to use from many tasks at once."""
 
     def __init__(self, verifier: SignatureVerifier) -> None:
         self._verifier = verifier
-        # Contract wallets that accepted a signature lately pay no look-up charge: their calls would all cost one.
+        # Contract wallets that accepted a signature lately are not charged: otherwise each of their calls would cost a look-up.
         self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
-        # How often each was called, less two for each claim. Without it, a wallet that accepts every signature and buys
-        # nothing would have no limit.
+        # The calls of each wallet, less two for each claim. It limits a wallet that accepts every signature and buys
+        # nothing.
         self._unclaimed: OrderedDict[tuple[ChainId, Address], int] = OrderedDict()
 
     async def find_signers(
         self, presented: PresentedProof, chain_id: ChainId, payers: Iterable[Address]
     ) -> tuple[Address, ...]:
-        """Those of `payers` that signed. Raises ChainUnavailable, and Refusal (`rate_limited`)."""
+        """The payers that signed. Raises `ChainUnavailable`, and `Refusal` (`rate_limited`)."""
         known = tuple(dict.fromkeys(payer for payer in payers if payer != ZERO_ADDRESS))
         signed = tuple(payer for payer in known if payer in presented.keys(chain_id))
         if signed:
@@ -132,13 +132,13 @@ class SignerCheck:
         return ()
 
     def mark_spent(self, chain_id: ChainId, payer: Address) -> None:
-        """A payment of this wallet has bought something."""
+        """Records that a payment of this wallet has bought something."""
         count = self._unclaimed.get((chain_id, payer))
         if count is not None:
             self._unclaimed[(chain_id, payer)] = max(0, count - 2)
 
     def _count_unclaimed(self, key: tuple[ChainId, Address]) -> int:
-        """One more. At the maximum it stays one above, so that a claim ends it."""
+        """Counts one check more. The count stops one above the maximum, so that one claim brings it below."""
         count = self._unclaimed[key] = min(self._unclaimed.get(key, 0), UNCLAIMED_MAX) + 1
         self._unclaimed.move_to_end(key)
         if len(self._unclaimed) > WALLETS_MAX:
@@ -147,12 +147,12 @@ class SignerCheck:
 
     async def _is_contract_signer(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
         key = (chain_id, payer)
-        if key in presented.answers:
-            return presented.answers[key]
-        if sum(asked == chain_id for asked, _ in presented.answers) >= CONTRACT_PAYERS_MAX:
+        if key in presented.wallet_results:
+            return presented.wallet_results[key]
+        if sum(called == chain_id for called, _ in presented.wallet_results) >= CONTRACT_PAYERS_MAX:
             return False
-        presented.answers[key] = answer = await self._ask(presented, chain_id, payer)
-        if answer:
+        presented.wallet_results[key] = is_signer = await self._call_wallet(presented, chain_id, payer)
+        if is_signer:
             if self._count_unclaimed(key) > UNCLAIMED_MAX:
                 presented.charge.keep()
             self._wallets[key] = None
@@ -161,9 +161,9 @@ class SignerCheck:
                 self._wallets.popitem(last=False)
         else:
             self._wallets.pop(key, None)
-        return answer
+        return is_signer
 
-    async def _ask(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
+    async def _call_wallet(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
         signature = presented.proof.signature
         for digest in presented.digests(chain_id):
             key = (chain_id, payer)
@@ -177,8 +177,8 @@ class SignerCheck:
 def recover_wallets(
     proof: Proof, request: BoundRequest, listing_id: ListingId, chain_ids: Iterable[ChainId]
 ) -> tuple[Address, ...]:
-    """The wallets whose keys may have made the signature, on any of these networks. Calls no contract: no contract
-    wallet is among them, and one of the two plain forms recovers a foreign address."""
+    """The wallets whose keys may have made the signature, on any of these networks. Calls no contract, so no contract wallet is
+    among them. Of the two plain forms at most one recovers the signer."""
     digests = (digest for chain_id in chain_ids for digest in _digests(proof, request, listing_id, chain_id))
     return tuple(dict.fromkeys(_recover_all(proof, dict.fromkeys(digests))))
 
@@ -191,7 +191,7 @@ def _recover_all(proof: Proof, digests: Iterable[bytes]) -> Iterator[Address]:
 def _digests(
     proof: Proof, request: BoundRequest, listing_id: ListingId, chain_id: ChainId
 ) -> tuple[bytes, ...]:
-    """What the payer may have signed: one digest in the bound form, two spellings in the plain one."""
+    """The digests that the payer may have signed: one in the bound form, two spellings in the plain form."""
     if proof.binding is None:
         return transaction_digests(proof.tx_hash)
     return (
@@ -214,7 +214,7 @@ KNOWN_PAYMENTS_MAX = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendablePayment:
-    """A payment that its payer may spend here. `is_first`: it has bought nothing yet, and that is not just remembered."""
+    """A payment that its payer may spend on this listing. `is_first`: it has bought nothing yet, by the ledger and not by a cache."""
 
     payment: Payment
     asset: Asset
@@ -223,7 +223,7 @@ class SpendablePayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verification:
-    """The input of a chain look-up: a proof, the listing of its request, and what the ledger had recorded before."""
+    """The input of a chain look-up: a proof, the listing of its request, and the transaction as the ledger has it."""
 
     presented: PresentedProof
     entry: CatalogEntry
@@ -231,7 +231,7 @@ class _Verification:
 
 
 class TransactionVerifier:
-    """Safe to use from many tasks at once; look-ups of one transaction are a single flight."""
+    """Verifies transactions. Safe to use from many tasks at once; look-ups of one transaction share one flight."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class TransactionVerifier:
         find_older_terms: Callable[[CatalogEntry, int], Awaitable[CatalogEntry]],
         on_outcome: Callable[[str, str], None] = lambda network, outcome: None,
     ) -> None:
-        """`on_outcome` gets the outcome of each look-up: the network, and `accepted` or the code."""
+        """`on_outcome` receives the outcome of each look-up: the network, and `accepted` or the code."""
         self._payments = payments
         self._readiness = readiness
         self._chains = chains
@@ -259,21 +259,21 @@ class TransactionVerifier:
         self._on_outcome = on_outcome
         self._signer_check = SignerCheck(signature_verifier)
         self._lookup = TransactionLookup(chains)
-        # Only payments that have bought something: whether a payment is at its first call is read from the ledger.
+        # Only payments that have bought something: the ledger decides whether a call is the first of its payment.
         self._known: OrderedDict[TxHash, tuple[SpendablePayment, ...]] = OrderedDict()
 
     async def find_spendable(
         self, proof: Proof, entry: CatalogEntry, request: BoundRequest
     ) -> tuple[SpendablePayment, ...] | Problem:
-        """The payments of the shown transaction that this caller may spend on this listing; or why none.
+        """The payments of the transaction that this caller may spend on this listing, or the problem.
 
         Raises `ChainUnavailable` and `StorageUnavailable`.
         """
         remembered = await self._list_counting(self._known.get(proof.tx_hash, ()), proof, entry)
         if found := match_keys(remembered, proof, request, entry.listing.id):
-            return found  # the usual case: no contract and no chain is called, so nothing can be charged
-        likeliest = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
-        presented = PresentedProof(proof, request, entry.listing.id, chain_id=likeliest, quota=self._quota)
+            return found  # the usual case: no contract and no chain is called, so no look-up can be charged
+        most_likely = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
+        presented = PresentedProof(proof, request, entry.listing.id, chain_id=most_likely, quota=self._quota)
         try:
             outcome = await self._find_spendable(presented, entry, remembered)
         except (ChainUnavailable, StorageUnavailable):
@@ -284,7 +284,7 @@ class TransactionVerifier:
         return outcome
 
     def is_known(self, tx_hash: TxHash, payments: Sequence[SpendablePayment]) -> bool:
-        """Whether these are still payments that are remembered of that transaction, the same objects."""
+        """Whether the cache still holds these payments of that transaction: the same objects."""
         known = set(map(id, self._known.get(tx_hash, ())))
         return bool(payments) and known.issuperset(map(id, payments))
 
@@ -306,9 +306,10 @@ class TransactionVerifier:
     async def find_key_wallets(
         self, proof: Proof, entry: CatalogEntry, signers: Sequence[Address]
     ) -> tuple[Address, ...]:
-        """Those of these signers whose idempotency keys the signature opens. A bound one is of this very
-        request. A plain one is the same for ever and may have been read in a log, so it opens no more than it might
-        buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Reads no chain."""
+        """The signers whose idempotency keys the signature opens. Reads no chain.
+
+        A bound signature covers this request. A plain signature never changes and may come from a log, so it opens no more than it
+        can buy: it needs a payment of its wallet that counts for this listing and whose plain form has not ended."""
         if proof.binding is not None or not signers:
             return tuple(signers)
         recorded = await self._payments.find_payments(proof.tx_hash)
@@ -323,17 +324,17 @@ class TransactionVerifier:
         return tuple(dict.fromkeys(key_wallets))
 
     def forget(self, tx_hash: TxHash) -> None:
-        """Read this transaction from the ledger again next time (its payment turned out unspendable)."""
+        """Drops a transaction from the cache, because its payment could not be spent: the next call reads the ledger."""
         self._known.pop(tx_hash, None)
 
     def forget_payer(self, payer: Address) -> None:
-        """The same for all payments of a wallet: one of them has left the chain, so it may be in debt."""
+        """Drops all payments of a wallet from the cache: one of them has left the chain, so the wallet may be in debt."""
         for tx_hash, remembered in list(self._known.items()):
             if any(one.payment.payer == payer for one in remembered):
                 del self._known[tx_hash]
 
     def mark_spent(self, payment: Payment) -> None:
-        """A payment has bought something: of the remembered ones it is the last to be dropped."""
+        """Records that a payment has bought something: the cache drops it last."""
         self._signer_check.mark_spent(payment.chain_id, payment.payer)
         if payment.tx_hash in self._known:
             self._known.move_to_end(payment.tx_hash)
@@ -358,7 +359,7 @@ class TransactionVerifier:
     async def _match(
         self, spendables: Sequence[SpendablePayment], presented: PresentedProof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...]:
-        """Those of the given payments that count for this listing and whose payer signed."""
+        """The payments that count for this listing and whose payer signed."""
         proof = presented.proof
         counting = await self._list_counting(spendables, proof, entry)
         mine = match_keys(counting, proof, presented.request, presented.listing_id)
@@ -367,7 +368,7 @@ class TransactionVerifier:
     async def _list_counting(
         self, spendables: Sequence[SpendablePayment], proof: Proof, entry: CatalogEntry
     ) -> list[SpendablePayment]:
-        """Those that count for this listing. One that is gone is not known any more: it has to be verified again."""
+        """The payments that count for this listing. A payment that is gone does not: its transaction is verified again."""
         return [
             one
             for one in spendables
@@ -393,7 +394,7 @@ class TransactionVerifier:
         if rules is None or self._find_asset(payment) is None:
             return False
         if not any(rules.kind == self._rules[c].kind for c in entry.versions[0].networks if c in self._rules):
-            return False  # play money never buys what is sold for real money
+            return False  # money of a test network never buys calls that are sold on a main network
         if self._counts(payment, entry):
             return True
         older = await self._load_older_terms(entry, payment.block_time)
@@ -402,8 +403,8 @@ class TransactionVerifier:
     async def _check_network(
         self, outcome: tuple[SpendablePayment, ...] | Problem, proof: Proof, entry: CatalogEntry
     ) -> tuple[SpendablePayment, ...] | Problem:
-        """Where the named network says that nothing was paid, but the ledger knows the payment on another one: the
-        name is wrong, and asking for money would be too."""
+        """Replaces the refusal where the ledger has the payment on another network than the request names: the name is wrong, and
+        the response must not request another payment."""
         if (
             not isinstance(outcome, Problem)
             or outcome.code is not Code.PAYMENT_VERIFICATION_FAILED
@@ -425,14 +426,14 @@ class TransactionVerifier:
         )
 
     async def _load_older_terms(self, entry: CatalogEntry, block_time_s: int) -> CatalogEntry:
-        """The catalog entry with all versions that count for a payment of that time: an entry in memory drops old ones."""
+        """The catalog entry with all versions that count for a payment of that time: an entry in memory has no old versions."""
         moment_s = block_time_s - self._limits.payee_memory_s
         if moment_s >= self._now_ms() // 1000 - TERMS_RETENTION_S:
             return entry
         return await self._find_older_terms(entry, moment_s * 1000)
 
     def _to_spendable(self, payments: Iterable[Payment]) -> tuple[SpendablePayment, ...]:
-        """Without those in an asset that is not configured any more: they buy nothing."""
+        """Spendable payments. A payment in an asset that is no longer configured buys nothing and is left out."""
         return tuple(
             SpendablePayment(payment=payment, asset=asset, is_first=payment.taken_units == 0)
             for payment in payments
@@ -451,18 +452,18 @@ class TransactionVerifier:
         chain_ids = self._candidate_chains(proof, verification.entry)
         if not chain_ids:
             return refuse_transaction(TransactionReason.WRONG_CHAIN)
-        answers = await self._verify_on_all(chain_ids, verification)
-        accepted = next((answer for answer in answers if isinstance(answer, Accepted)), None)
+        results = await self._verify_on_all(chain_ids, verification)
+        accepted = next((result for result in results if isinstance(result, Accepted)), None)
         if accepted is not None:
             spendable = await self._record(accepted, verification.recorded)
             self._on_outcome(spendable[0].asset.network, "accepted")
             return spendable
-        problem = _combine_results(proof.tx_hash, answers)
+        problem = _combine_results(proof.tx_hash, results)
         self._on_outcome("none", problem.code.value)
         return problem
 
     def _candidate_chains(self, proof: Proof, entry: CatalogEntry) -> tuple[ChainId, ...]:
-        """The networks of all terms that may still count, the listing's own order first."""
+        """The networks of all terms that may still count, in the listing's order."""
         configured = find_chains(entry.versions, self._rules)
         wanted = configured if proof.chain_id is None else tuple(c for c in configured if c == proof.chain_id)
         named = {chain_id for version in entry.versions for chain_id in version.networks}
@@ -474,31 +475,31 @@ class TransactionVerifier:
     async def _verify_on_all(
         self, chain_ids: Sequence[ChainId], verification: "_Verification"
     ) -> list["_NetworkResult"]:
-        """All networks at once. A match decides at once; otherwise every network is read."""
+        """Verifies on all networks at once. The first accepted result ends the others; otherwise every network is read."""
         if len(chain_ids) == 1:
             return [await self._verify_on(chain_ids[0], verification)]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._verify_on(c, verification)) for c in chain_ids]
-                for next_answer in asyncio.as_completed(tasks):
-                    if isinstance(answer := await next_answer, Accepted):
+                for next_result in asyncio.as_completed(tasks):
+                    if isinstance(result := await next_result, Accepted):
                         for task in tasks:
                             task.cancel()
-                        return [answer]
+                        return [result]
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _verify_on(self, chain_id: ChainId, verification: "_Verification") -> "_NetworkResult":
-        """A failure is a result too: another network may have the payment. The value is known only after one node has answered,
-        and then more nodes may have to agree."""
+        """Returns a failure as a result, because another network may have the payment. The value is known only after one node has
+        responded; then more nodes may have to agree."""
         quorum = self._rules[chain_id].first_quorum
         try:
-            answer = await self._verify_by(quorum, chain_id, verification)
-            if quorum is Quorum.ONE and not _is_one_enough(answer, self._rules[chain_id]):
+            result = await self._verify_by(quorum, chain_id, verification)
+            if quorum is Quorum.ONE and not _is_one_enough(result, self._rules[chain_id]):
                 quorum = Quorum.AGREED
-                answer = await self._verify_by(quorum, chain_id, verification)
-            return _keep_unfinal(answer) if quorum is Quorum.ONE else answer
+                result = await self._verify_by(quorum, chain_id, verification)
+            return _keep_unfinal(result) if quorum is Quorum.ONE else result
         except TollwayError as exc:
             return exc
 
@@ -529,7 +530,7 @@ class TransactionVerifier:
         return await self._name_internal_transfer(result, facts, given)
 
     async def _age_credit_s(self, facts: ChainFacts, now_ms: int) -> int:
-        """The clock of a payment's age stands still while no gateway was ready; read only when it decides."""
+        """The time in which no gateway was ready does not count as age. It is read only when it decides."""
         block_ms = facts.block_time * 1000
         if now_ms - block_ms <= self._limits.payment_age_s * 1000:
             return 0
@@ -538,7 +539,7 @@ class TransactionVerifier:
     async def _name_internal_transfer(
         self, result: VerificationResult, facts: ChainFacts, given: VerificationInput
     ) -> VerificationResult:
-        """Value sent to a contract may have reached the payee inside it; no log proves that, so it has its own reason."""
+        """A transfer through a contract has its own reason: the value may have reached the payee, but no log proves it."""
         if (
             result != Refused(reason=TransactionReason.WRONG_RECIPIENT)
             or facts.value == 0
@@ -561,7 +562,7 @@ class TransactionVerifier:
 def match_keys(
     spendables: Sequence[SpendablePayment], proof: Proof, request: BoundRequest, listing_id: ListingId
 ) -> tuple[SpendablePayment, ...]:
-    """Those whose payer's key made the signature. No contract is called: none of a contract wallet is among them."""
+    """The payments whose payer's key made the signature. Calls no contract, so no payment of a contract wallet is among them."""
     signers: dict[ChainId, frozenset[Address]] = {}
     for chain_id in dict.fromkeys(one.payment.chain_id for one in spendables):
         digests = _digests(proof, request, listing_id, chain_id)
@@ -569,9 +570,9 @@ def match_keys(
     return tuple(one for one in spendables if one.payment.payer in signers[one.payment.chain_id])
 
 
-def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> bool:
-    """Whether one node's answer is enough. For a pending payment it is; for a refusal never: it may be about a large payment."""
-    match answer:
+def _is_one_enough(result: VerificationResult | NotMined, rules: ChainRules) -> bool:
+    """Whether one node's response is enough: for a pending payment always, for a refusal never, because the payment may be large."""
+    match result:
         case Accepted(payments=payments):
             worth = {
                 asset: sum(payment.value_units for payment in payments if payment.asset == asset.key)
@@ -586,28 +587,29 @@ def _is_one_enough(answer: VerificationResult | NotMined, rules: ChainRules) -> 
             return False
 
 
-def _keep_unfinal(answer: VerificationResult | NotMined) -> VerificationResult | NotMined:
-    """A payment by one node's answer stays unfinal, although that node may report it final: the watcher reads it again from others."""
-    if not isinstance(answer, Accepted):
-        return answer
-    return Accepted(payments=tuple(replace(payment, is_final=False) for payment in answer.payments))
+def _keep_unfinal(result: VerificationResult | NotMined) -> VerificationResult | NotMined:
+    """Marks a payment by one node's response as not final, also when that node reports it final: the watcher reads it again from
+    other nodes."""
+    if not isinstance(result, Accepted):
+        return result
+    return Accepted(payments=tuple(replace(payment, is_final=False) for payment in result.payments))
 
 
 _NetworkResult = VerificationResult | NotMined | TollwayError
 
 _URGENCY = (Pending, BlockInFuture, HeldByRestore, TooOld, NotThePayer, Refused)
-"""A result that can still become a payment comes before one that never will: the rule about 402."""
+"""The order in which results are reported. A result that can still become a payment comes before a refusal with status 402."""
 
 
-def _combine_results(tx_hash: TxHash, answers: Sequence[_NetworkResult]) -> Problem:
-    """*Pending* and *refused* only when every network has answered. Raises what kept one from answering."""
-    for answer in answers:
-        if isinstance(answer, TollwayError):
-            raise answer
-    if any(isinstance(answer, NotMined) and answer.is_pending for answer in answers):
+def _combine_results(tx_hash: TxHash, results: Sequence[_NetworkResult]) -> Problem:
+    """The problem of all networks together. Raises the failure of a network: pending and refused need every network's result."""
+    for result in results:
+        if isinstance(result, TollwayError):
+            raise result
+    if any(isinstance(result, NotMined) and result.is_pending for result in results):
         return not_mined(tx_hash)
     for kind in _URGENCY:
-        for answer in answers:
-            if isinstance(answer, kind):
-                return explain_result(answer)
+        for result in results:
+            if isinstance(result, kind):
+                return explain_result(result)
     return not_mined(tx_hash)

@@ -1,13 +1,13 @@
-"""The transactions that carry authorisations to their token: built, signed, stored, and replaced when they are not mined.
+"""Builds, signs and stores the transactions that carry authorisations to their token, and replaces those that are not mined.
 
-Every byte is made here from the signed fields: nothing that a payer composed goes into a transaction, and its `value` is 0. A
-transaction is stored in the ledger with its nonce before it is broadcast. A transaction that is replaced keeps its nonce: at
-most one of the two can be mined.
+Every byte is built from the signed fields: nothing that a payer composed goes into a transaction, and its `value` is 0. A
+transaction is stored in the ledger with its nonce before it is broadcast. A replacement keeps the nonce, so at most one of the
+two can be mined.
 
-All transactions behind an unmined nonce wait for it. So a transaction that no node knows is broadcast again, to all nodes, and the
-first unmined one is replaced at a higher price, up to the operator's ceiling. A missing nonce below waiting transactions is filled;
-a sequence that has passed nonces which the chain never counted, with no transaction waiting there, goes back. One gateway does this
-for all, and two at once do no harm.
+All transactions behind an unmined nonce wait for it. So a transaction that no node has is broadcast to all nodes again, and the
+first unmined one is replaced at a higher price, up to the operator's maximum. A missing nonce below waiting transactions is filled.
+A sequence ahead of the chain's nonce without a waiting transaction goes back to it. One gateway does this for all; two at once do
+no harm.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,19 +33,19 @@ _log = structlog.get_logger(__name__)
 
 GAS_MARGIN_NUMERATOR, GAS_MARGIN_DENOMINATOR = 5, 4
 GAS_MARGIN = 15_000
-"""An estimate holds for the state that it was made in. Between it and its block the payee can lose its balance, and creating a
-storage slot costs more than changing one."""
+"""Gas beyond the estimate: before the block is mined the payee's balance can become 0, and creating a storage slot costs more than
+changing one."""
 
 BUMP_NUMERATOR, BUMP_DENOMINATOR = 9, 8
-"""Nodes accept a replacement that offers a tenth more; this is an eighth."""
+"""Nodes accept a replacement whose price is a tenth higher; this is an eighth."""
 
 _VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
-"""The place of `validBefore` in the calldata of `transferWithAuthorization`, in either form of the signature."""
+"""The position of `validBefore` in the calldata of `transferWithAuthorization`, in both forms of the signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionFees:
-    """Prices per gas: the maximum in all, and the part of it that goes to the builder of the block."""
+    """Prices per gas: the total maximum, and the part of it that goes to the block builder."""
 
     max_fee_wei: int
     tip_wei: int
@@ -81,13 +81,13 @@ def limit_gas(estimate: int, *, gas_max: int) -> int:
 
 
 def choose_fees(fees: Fees, *, price_max_wei: int) -> TransactionFees:
-    """Twice the base fee, so that six full blocks in a row do not overtake it; never above the operator's ceiling."""
+    """Twice the base fee, which covers the rise of six full blocks in a row; never above the operator's maximum."""
     max_fee_wei = min(2 * fees.base_fee_wei + fees.tip_wei, price_max_wei)
     return TransactionFees(max_fee_wei=max_fee_wei, tip_wei=min(fees.tip_wei, max_fee_wei))
 
 
 def bump_fees(earlier: TransactionFees, fees: Fees, *, price_max_wei: int) -> TransactionFees | None:
-    """The fees that replace earlier ones; None when they would be above the ceiling."""
+    """The fees of a replacement; None when they would be above the maximum."""
     fresh = choose_fees(fees, price_max_wei=price_max_wei)
     tip_wei = max(fresh.tip_wei, _raise_price(earlier.tip_wei))
     max_fee_wei = max(fresh.max_fee_wei, _raise_price(earlier.max_fee_wei), tip_wei)
@@ -101,7 +101,7 @@ def _raise_price(wei: int) -> int:
 def sign_attempt(
     transfer_call: TransferCall, key: GasKey, *, nonce: int, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """Signed, and not sent: the ledger stores it first."""
+    """Signs a transaction without sending it: the ledger stores it first."""
     authorization = transfer_call.authorization
     signed = key.sign(
         chain_id=authorization.chain_id,
@@ -129,7 +129,7 @@ def sign_attempt(
 def sign_replacement(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """The same transaction at another price."""
+    """Signs the same transaction at another price."""
     before = read_transaction(attempt.raw)
     return _sign_instead(
         attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, tx_fees=tx_fees, now_ms=now_ms
@@ -139,8 +139,8 @@ def sign_replacement(
 def sign_filler(
     attempt: SettlementAttempt, key: GasKey, *, tx_fees: TransactionFees, now_ms: int
 ) -> SettlementAttempt:
-    """A transaction that only uses the nonce: the key pays itself 0. It has the gas limit of the one before, for networks on which
-    the simplest transaction needs more gas than elsewhere."""
+    """Signs a transaction that only uses the nonce: the key pays itself 0. It keeps the gas limit of `attempt`, because on some
+    networks the simplest transaction needs more gas."""
     gas = read_transaction(attempt.raw).gas
     return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, tx_fees=tx_fees, now_ms=now_ms)
 
@@ -152,12 +152,12 @@ def read_fees(attempt: SettlementAttempt) -> TransactionFees:
 
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
-    """`validBefore` of the authorisation that it carries; 0 for a filler."""
+    """`validBefore` of the authorisation in the transaction; 0 for a filler."""
     return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
 
 
 def is_filler(attempt: SettlementAttempt) -> bool:
-    """Whether it carries no authorisation and only uses its nonce."""
+    """Whether the transaction carries no authorisation and only uses its nonce."""
     return not read_transaction(attempt.raw).calldata
 
 
@@ -190,8 +190,8 @@ def _sign_instead(
 
 
 NONCE_TRIES_MAX = 32
-"""How often one call takes a nonce when other calls were faster, on this gateway and elsewhere. Each lost one is a settlement that another call
-has made: with twenty at once at two gateways, eight were lost in a row once in many runs."""
+"""How many nonces one call tries when other calls, also of other gateways, take them first. With twenty calls at once at two gateways,
+up to eight tries in a row were lost in many runs."""
 
 
 async def sign_next(
@@ -203,11 +203,11 @@ async def sign_next(
     gas_budget: GasBudget,
     now_ms: Callable[[], int],
 ) -> SettlementAttempt | Fenced | None:
-    """The attempt, signed and stored. Fenced: `store` returned False, the call may not have one. None: the price of gas is
-    unknown, or other calls were always faster on this sequence.
+    """Signs and stores an attempt with the next nonce. Fenced: `store` returned False, because this gateway no longer owns the
+    call. None: the gas price is unknown, or other calls took every nonce first.
 
-    Nothing is awaited between taking a nonce and passing it to the ledger, so many calls at once get theirs in order and share
-    one commit.
+    Nothing is awaited between issuing a nonce and passing it to the ledger, so many calls at once get their nonces in order and
+    share one commit.
     """
     is_noted = False
     for _ in range(NONCE_TRIES_MAX):
@@ -222,7 +222,7 @@ async def sign_next(
             attempt = sign_attempt(
                 transfer_call, sequence.key, nonce=taken.nonce, tx_fees=tx_fees, now_ms=now_ms()
             )
-            if not is_noted:  # before it is stored: of many at once each counts for the ones after it
+            if not is_noted:  # before storing, so that the budget of the next call includes this one
                 gas_budget.add_spent(
                     attempt.chain_id,
                     attempt.listing_id,
@@ -259,15 +259,16 @@ async def resend(chains: SettlementChain, attempt: SettlementAttempt) -> SendRef
 
 OPEN_MAX = 64
 FILL_AFTER_MS = 5_000
-"""The time that a transaction gets to reach the polled node."""
+"""How long a transaction may take to reach the polled node."""
 FILLS_MAX = 16
-"""The most missing nonces that one run fills."""
+"""The maximum of missing nonces that one run fills."""
 GAP_MAX = 1_000
-"""A wider gap is not filled: each nonce costs gas, and one node alone reports how many are missing."""
+"""A wider gap is not filled: each nonce costs gas, and only one node reports the gap."""
 
 
 class TransactionReplacer:
-    """Used from one event loop: `run_once` by settlement recovery for all sequences, `resend_before` by any waiting call."""
+    """Replaces and resends transactions that are not mined. Used from one event loop: settlement recovery calls `run_once`, waiting
+    calls call `resend_before`."""
 
     def __init__(
         self,
@@ -283,7 +284,7 @@ class TransactionReplacer:
         self._gas_budget = gas_budget
         self._limits = limits
         self._now_ms = now_ms
-        self._capped: dict[NonceSequence, TxHash] = {}  # logged: its next fees are above the ceiling
+        self._capped: dict[NonceSequence, TxHash] = {}  # already logged: the next fees are above the maximum
         self._resending: set[NonceSequence] = set()
 
     async def run_once(self) -> None:
@@ -296,8 +297,8 @@ class TransactionReplacer:
         await run_all([partial(self._check_sequence, sequence) for sequence in sequences])
 
     async def resend_before(self, attempt: SettlementAttempt) -> None:
-        """Broadcasts the transactions again that an attempt waits behind and that no node knows: the gateway that stored them may be
-        paused. One such run per sequence at a time; an unavailable chain or database only ends it."""
+        """Broadcasts the transactions before an attempt again that no node has: the gateway that stored them may be paused. One run
+        per sequence at a time. An unavailable chain or database ends the run without an exception."""
         sequences = self._gas_budget.sequences(attempt.chain_id)
         sequence = next((sequence for sequence in sequences if sequence.key.address == attempt.sender), None)
         if sequence is None or sequence in self._resending:
@@ -349,10 +350,8 @@ class TransactionReplacer:
         for nonce, attempt in newest.items():
             if nonce < account.mined_nonce or nonce in mined or self._is_younger(attempt, FILL_AFTER_MS):
                 continue
-            is_first, is_to_replace = (
-                nonce == account.mined_nonce,
-                nonce in pending,
-            )  # a pool has it, and no block
+            is_first = nonce == account.mined_nonce
+            is_to_replace = nonce in pending
             if not is_to_replace or (is_first and is_stuck):
                 refused = await resend(self._chains, attempt)
                 is_to_replace |= refused is not None and self._is_unminable(attempt, refused.fault)
@@ -362,7 +361,7 @@ class TransactionReplacer:
     async def _repair_gap(
         self, sequence: NonceSequence, mined_nonce: int, waiting: Sequence[SettlementAttempt]
     ) -> None:
-        """A sequence that does not move can wait for nonces that no transaction was ever signed with."""
+        """Fills nonces that were never signed, when waiting transactions need them; without waiting transactions, moves the sequence back."""
         fields = {"chain_id": sequence.chain_id, "address": str(sequence.key.address)}
         if not waiting:
             now_at = await self._gas_ledger.lower_nonce(sequence.chain_id, sequence.key.address, mined_nonce)
@@ -378,7 +377,7 @@ class TransactionReplacer:
             await self._fill(sequence, nonce, waiting[0])
 
     async def _fill(self, sequence: NonceSequence, nonce: int, above: SettlementAttempt) -> None:
-        """With a filler, in the name of the call of an attempt that waits above."""
+        """Fills a nonce with a filler, on behalf of the call of a waiting attempt."""
         fees = self._gas_budget.latest_fees(sequence.chain_id)
         if fees is None:
             return
@@ -396,12 +395,13 @@ class TransactionReplacer:
             await resend(self._chains, filler)
 
     def _is_unminable(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
-        """Whether the attempt can never be mined as it is. A filler replaces an attempt that no node accepts for another reason,
-        once its authorisation has expired."""
+        """Whether the attempt can never be mined unchanged: its price is too low, or a node refuses it for another reason and its
+        authorisation has expired."""
         return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_expired(attempt))
 
     def _is_younger(self, attempt: SettlementAttempt, age_ms: int) -> bool:
-        """False for one signed in the future: the clock was set back, or another gateway's is ahead."""
+        """Whether the attempt is younger than `age_ms`. False for a time in the future: this clock was set back, or another gateway's clock
+        is ahead."""
         return 0 <= self._now_ms() - attempt.created_ms < age_ms
 
     def _is_expired(self, attempt: SettlementAttempt) -> bool:
@@ -416,15 +416,15 @@ class TransactionReplacer:
         receipts = await self._chains.fetch_receipts(
             sequence.chain_id, [attempt.tx_hash for attempt in attempts]
         )
-        answers = [(attempt.nonce, receipts.get(attempt.tx_hash)) for attempt in attempts]
+        found = [(attempt.nonce, receipts.get(attempt.tx_hash)) for attempt in attempts]
         return (
-            frozenset(n for n, answer in answers if isinstance(answer, NotMined) and answer.is_pending),
-            frozenset(n for n, answer in answers if isinstance(answer, ChainFacts)),
+            frozenset(n for n, receipt in found if isinstance(receipt, NotMined) and receipt.is_pending),
+            frozenset(n for n, receipt in found if isinstance(receipt, ChainFacts)),
         )
 
     async def _replace(self, sequence: NonceSequence, attempt: SettlementAttempt) -> None:
-        """By the same transaction at a higher price, again and again up to the ceiling; by a filler where its call has ended and its
-        authorisation has expired."""
+        """Replaces the attempt by the same transaction at a higher price, up to the maximum. Replaces it by a filler where its call
+        has ended and its authorisation has expired."""
         last = await self._find_last(attempt)
         if self._is_younger(last, round(self._limits.fee_bump_after_s * 1000)):
             return
@@ -442,7 +442,7 @@ class TransactionReplacer:
             await resend(self._chains, replacement)
 
     async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
-        """The newest attempt of that nonce: there can be more than the list holds."""
+        """The newest attempt of that nonce: the list of open attempts is limited and may not contain it."""
         attempts = await self._gas_ledger.attempts_of(attempt.call_id)
         place = (attempt.chain_id, attempt.sender, attempt.nonce)
         return next(one for one in reversed(attempts) if (one.chain_id, one.sender, one.nonce) == place)

@@ -1,11 +1,11 @@
-"""The inside of a payment header (base64, JSON, the signed fields of an EIP-3009 transfer), and the reasons of refusals. Pure.
+"""Parses the content of a payment header (base64, JSON, the signed fields of an EIP-3009 transfer); the reasons of refusals. Pure.
 
-All of it is the caller's: sizes, nesting and numbers are bounded, and what is not clearly well-formed is refused. It
-says nothing about whether an authorisation is good.
+The content is untrusted: sizes, nesting and numbers are bounded, and everything that is not well-formed is refused. The
+authorisation itself is checked in `authorization_check`.
 
-The reasons are public, and are the strings of the protocols where those have one: clients show them as they are. Only
-`payment_already_used` says that money may have moved, to another payee and for nothing of ours; everything else is surely
-unpaid and may ask for a new payment.
+The reasons are public. They are the strings of the protocols where a protocol has one, because clients display them. Only
+`payment_already_used` means that money may have moved, and not for a call of this gateway; after every other refusal no money has
+moved, and the response may request a new payment.
 """
 
 import binascii
@@ -24,14 +24,14 @@ from tollway.ledger.records import Dialect
 
 
 class AuthorizationReason(StrEnum):
-    """Public (`reason` of a problem, `error` of a 402, `errorReason` of a failed settlement)."""
+    """Why an authorisation is refused. Public (`reason` of a problem, `error` of a 402, `errorReason` of a failed settlement)."""
 
-    # What was shown cannot be read.
+    # The header cannot be parsed.
     UNREADABLE = "invalid_payload"
     BAD_IDENTIFIER = "invalid_payment_identifier"
     MORE_THAN_ONE = "more_than_one_rail"
 
-    # It is of another kind than what is taken here.
+    # The kind of payment is not accepted here.
     WRONG_VERSION = "invalid_x402_version"
     SCHEME = "unsupported_scheme"
     NETWORK = "invalid_network"
@@ -39,9 +39,9 @@ class AuthorizationReason(StrEnum):
     TRANSFER_METHOD = "unsupported_transfer_method"
     MPP_METHOD = "method_unsupported"
 
-    # It pays otherwise than asked.
+    # The authorisation does not meet the requirement.
     RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
-    RETURNED = "returned"  # as of a transaction by which a wallet pays itself
+    RETURNED = "returned"  # the reason of a transaction in which a wallet pays itself
     AMOUNT = "invalid_exact_evm_payload_authorization_value_mismatch"
     NOT_YET_VALID = "invalid_exact_evm_payload_authorization_valid_after"
     EXPIRED = "invalid_exact_evm_payload_authorization_valid_before"
@@ -53,14 +53,14 @@ class AuthorizationReason(StrEnum):
     ALREADY_USED = "invalid_exact_evm_nonce_already_used"
     WALLET_GAS = "wallet_gas_budget"
 
-    # MPP: the challenge that it answers.
+    # MPP: the challenge of the credential.
     CHALLENGE = "invalid_challenge"
     CHALLENGE_EXPIRED = "challenge_expired"
     CHALLENGE_NONCE = "invalid_challenge_nonce"
 
 
 def explain_authorization(reason: AuthorizationReason, detail: str | None = None) -> Problem:
-    """The refusal for that reason; `detail` where the general sentence can be bettered."""
+    """The refusal for that reason; `detail` replaces the general sentence."""
     code, sentence = _PROBLEMS[reason]
     return Problem(
         code=code,
@@ -79,67 +79,82 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     AuthorizationReason.UNREADABLE: (_MALFORMED, "The payment header cannot be read."),
     AuthorizationReason.WRONG_VERSION: (
         _UNSUPPORTED,
-        "PAYMENT-SIGNATURE carries x402 version 2 and X-PAYMENT carries version 1; this one says otherwise.",
+        "The x402 version does not match the header: PAYMENT-SIGNATURE carries version 2, X-PAYMENT carries version 1.",
     ),
-    # Not a 402: a client would only sign a second payment under the same identifier.
+    # Not a 402: a client would sign a second payment under the same identifier.
     AuthorizationReason.BAD_IDENTIFIER: (
         Code.INVALID_REQUEST,
         "The id of the payment-identifier extension must have 16 to 128 characters of A-Z, a-z, 0-9, - and _.",
     ),
     AuthorizationReason.MORE_THAN_ONE: (
         Code.INVALID_REQUEST,
-        "The request shows more than one kind of payment; send one.",
+        "The request carries more than one payment; send exactly one.",
     ),
-    AuthorizationReason.SCHEME: (_UNSUPPORTED, "Only the scheme `exact` is taken."),
+    AuthorizationReason.SCHEME: (_UNSUPPORTED, "Only the scheme `exact` is accepted."),
     AuthorizationReason.NETWORK: (_UNSUPPORTED, "This listing is not sold on that network by authorisation."),
     AuthorizationReason.TOKEN: (
         _UNSUPPORTED,
-        "This listing does not take authorisations (EIP-3009) of that token.",
+        "This listing does not accept authorisations (EIP-3009) of that token.",
     ),
     AuthorizationReason.TRANSFER_METHOD: (
         _UNSUPPORTED,
-        "Only EIP-3009 authorisations are taken; neither Permit2 nor any other way to transfer.",
+        "Only EIP-3009 authorisations are accepted; Permit2 and other transfer methods are not.",
     ),
     AuthorizationReason.MPP_METHOD: (
         _UNSUPPORTED,
-        "Of MPP only method `evm`, intent `charge`, credential type `authorization` is taken.",
+        "The only accepted form of MPP is method `evm`, intent `charge`, credential type `authorization`.",
     ),
-    AuthorizationReason.RECIPIENT: (_FAILED, "The authorisation pays another wallet than payTo."),
-    AuthorizationReason.RETURNED: (_FAILED, "The authorisation pays the wallet that it comes from: nobody."),
-    AuthorizationReason.AMOUNT: (_FAILED, "The authorisation is not over exactly the price."),
-    AuthorizationReason.NOT_YET_VALID: (_FAILED, "The authorisation is not valid yet (validAfter)."),
+    AuthorizationReason.RECIPIENT: (
+        _FAILED,
+        "The authorisation pays another wallet than payTo; sign one that pays payTo.",
+    ),
+    AuthorizationReason.RETURNED: (
+        _FAILED,
+        "The payer and payTo are the same wallet; pay from another wallet.",
+    ),
+    AuthorizationReason.AMOUNT: (_FAILED, "The authorisation must be for exactly the price."),
+    AuthorizationReason.NOT_YET_VALID: (
+        _FAILED,
+        "The authorisation is not valid yet; sign with an earlier validAfter.",
+    ),
     AuthorizationReason.EXPIRED: (
         _EXPIRED,
-        "The authorisation is expired, or expires before the call could be carried out and settled (validBefore).",
+        "The authorisation has expired, or expires before the call can be settled; sign with a later validBefore.",
     ),
     AuthorizationReason.ENDLESS: (
         _FAILED,
-        "validBefore lies too far ahead: sign for as long as the terms ask, a day at most.",
+        "validBefore is too far ahead; sign for maxTimeoutSeconds of the terms, at most one day.",
     ),
-    AuthorizationReason.SIGNATURE: (_FAILED, "The signature is not by the wallet that is to pay."),
+    AuthorizationReason.SIGNATURE: (
+        _FAILED,
+        "The paying wallet did not make this signature; sign with the wallet in `from`.",
+    ),
     AuthorizationReason.UNDEPLOYED_WALLET: (
         _FAILED,
-        "The paying wallet is a contract that does not stand yet (ERC-6492); deploy it first.",
+        "The paying wallet is a contract that is not deployed yet (ERC-6492); deploy it first.",
     ),
     AuthorizationReason.INSUFFICIENT_BALANCE: (
         _FAILED,
-        "The paying wallet's balance does not cover this authorisation and those of its calls that are still running.",
+        "The paying wallet's balance does not cover this authorisation and those of its running calls; add funds first.",
     ),
     AuthorizationReason.WALLET_GAS: (
         _UNSUPPORTED,
-        "Settling for wallets with code has used up its part of the gas here, or too many transfers of wallets with this "
-        "code have failed; pay by transaction.",
+        "Settlements for wallets with code have used their part of the gas budget, or too many transfers of wallets "
+        "with this code have failed; pay by transaction.",
     ),
-    AuthorizationReason.SIMULATION_FAILED: (_FAILED, "The token refuses the transfer."),
+    AuthorizationReason.SIMULATION_FAILED: (
+        _FAILED,
+        "The token contract refuses the transfer in simulation.",
+    ),
     AuthorizationReason.ALREADY_USED: (
         Code.PAYMENT_ALREADY_USED,
-        "The nonce of this authorisation is used or cancelled on the chain; it pays for nothing here.",
+        "The nonce of this authorisation is used or cancelled on the chain, so it cannot pay for this call.",
     ),
     AuthorizationReason.CHALLENGE: (
         _FAILED,
-        "The challenge is not one that this gateway made for this method and URL, or it was changed.",
+        "This gateway did not make the challenge for this method and URL, or it was changed; request a new one.",
     ),
-    AuthorizationReason.CHALLENGE_EXPIRED: (_EXPIRED, "The challenge is expired."),
+    AuthorizationReason.CHALLENGE_EXPIRED: (_EXPIRED, "The challenge has expired; request a new one."),
     AuthorizationReason.CHALLENGE_NONCE: (
         _FAILED,
         "The authorisation's nonce must be keccak256 of the challenge's id and realm.",
@@ -162,7 +177,7 @@ SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "
 
 
 class AuthorizationFields(TypedDict):
-    """The fields of `TransferWithAuthorization` and its signature, whatever the protocol around them."""
+    """The fields of `TransferWithAuthorization` and its signature, the same in every protocol."""
 
     payer: Address
     payee: Address
@@ -175,11 +190,11 @@ class AuthorizationFields(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresentedAuthorization:
-    """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
+    """The parsed authorisation of a request, the same record for every dialect. `token` None: version 1 of x402 names no token.
 
-    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
-    have, or an MPP challenge that does not count; it matters only when the ledger does not know the authorisation, so
-    `match_requirement` says it: an authorisation that has paid already must not be answered with new terms.
+    `identifier`: the client's id in the `payment-identifier` extension. `fault`: an unknown member, or an MPP challenge that is
+    not valid. `match_requirement` returns the fault after the look-up in the ledger: the response to an authorisation that has
+    paid already must not offer new terms.
     """
 
     dialect: Dialect
@@ -198,7 +213,7 @@ class PresentedAuthorization:
 
 
 def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
-    """base64 of a JSON object. Standard and URL-safe alphabet, with or without padding. Raises `Refusal`."""
+    """Decodes base64 of a JSON object, in the standard or URL-safe alphabet, with or without padding. Raises `Refusal`."""
     if len(value) > bytes_max:
         raise unreadable(f"The payment header is longer than {bytes_max} bytes.")
     text = value.strip(b" \t").translate(_TO_STANDARD).rstrip(b"=")
@@ -206,7 +221,7 @@ def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
         raise unreadable("The payment header is not base64.")
     raw = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
     try:
-        parsed = from_json(raw, allow_inf_nan=False)  # it refuses deep nesting by itself
+        parsed = from_json(raw, allow_inf_nan=False)  # refuses deep nesting
     except ValueError as exc:
         raise unreadable("The payment header is not base64 of JSON.") from exc
     if not isinstance(parsed, dict):
@@ -215,7 +230,7 @@ def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
 
 
 def encode_object(content: Mapping[str, Any]) -> bytes:
-    """base64 in the standard alphabet with padding: stock x402 clients refuse any other."""
+    """base64 in the standard alphabet with padding: stock x402 clients refuse every other form."""
     return encode_base64(encode_json(content))
 
 
@@ -224,7 +239,7 @@ def encode_base64(raw: bytes) -> bytes:
 
 
 def encode_object_urlsafe(content: Mapping[str, Any]) -> str:
-    """base64url without padding of canonical JSON (RFC 8785; sorted keys suffice for ASCII keys and integers): MPP."""
+    """base64url without padding of canonical JSON, for MPP (RFC 8785: for ASCII keys and integers, sorting the keys is enough)."""
     return encode_urlsafe(_encode_sorted(content).encode("utf-8", "replace"))
 
 
@@ -240,12 +255,12 @@ _encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sor
 
 
 def encode_json(content: object) -> bytes:
-    """UTF-8 without needless space; what is no character becomes a question mark."""
+    """JSON in UTF-8 without spaces; a lone surrogate becomes a question mark."""
     return _encode(content).encode("utf-8", "replace")
 
 
 def parse_transfer(fields: Mapping[str, Any], signature: object) -> AuthorizationFields:
-    """`from, to, value, validAfter, validBefore, nonce` as strings, and the signature in hex. Raises `Refusal`."""
+    """Parses `from, to, value, validAfter, validBefore, nonce` (strings) and the signature (hex). Raises `Refusal`."""
     return {
         "payer": take_address(fields, "from"),
         "payee": take_address(fields, "to"),
@@ -258,20 +273,20 @@ def parse_transfer(fields: Mapping[str, Any], signature: object) -> Authorizatio
 
 
 def find_unknown_member(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:
-    """What is wrong where an object has a member that its protocol does not have; names the first of them. Each place:
-    what it is called, the object, its members. See `PresentedAuthorization.fault` for when it is to be told."""
+    """The problem of the first member that its protocol does not define, or None. Each place: the path of an object, the object,
+    its defined members. `PresentedAuthorization.fault` describes when the problem counts."""
     for place, fields, members in places:
         if fields.keys() <= members:
             continue
         name = next(name for name in fields if name not in members)
         path = f"{place}.{_to_printable(name)}" if place else _to_printable(name)
-        detail = f"`{path}` is no member of such a payment; leave it out. Nothing was settled."
+        detail = f"`{path}` is not a member of this kind of payment; remove it. Nothing was settled."
         return explain_authorization(AuthorizationReason.UNREADABLE, detail)
     return None
 
 
 def _to_printable(name: str) -> str:
-    """A stranger's word: short and printable."""
+    """Untrusted text, cut to a maximum length and to printable ASCII."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:_NAME_SHOWN_MAX])
 
 

@@ -1,8 +1,8 @@
-"""x402 as it stands on the wire, versions 2 and 1: payments in, requirements and receipts out. Pure.
+"""The wire format of x402, versions 2 and 1: parses payments, encodes requirements. Pure.
 
-Only scheme `exact` by EIP-3009. What a payment claims in `accepted` decides which network and token it means, and nothing
-else. The shapes are those of the `x402` package, which the tests hold them against; its models are not used here, because
-importing them brings an event loop, sockets and randomness along, and takes twice the time to decode.
+Only scheme `exact` by EIP-3009. The member `accepted` of a payment names its network and token and decides nothing else. The
+shapes are those of the `x402` package, and the tests compare them. Its models are not used here, because they import an event
+loop, sockets and randomness, and take twice the time to decode.
 Sources: x402 specification v2 and v1, transports/http and schemes/exact.
 """
 
@@ -54,10 +54,10 @@ PAYMENT_IDENTIFIER_EXTENSION: Mapping[str, Any] = MappingProxyType(
         },
     }
 )
-"""How a 402 says that an id of the client's is understood; the id comes back as `info.id`."""
+"""The extension by which a 402 accepts an id of the client; the client sends the id as `info.id`."""
 
-# The EVM names of x402 1.2: its clients refuse a whole 402 for one name that they do not know. Where implementations
-# disagree on a number, theirs stands here.
+# The EVM names of x402 1.2: its clients refuse a whole 402 for one unknown name. Where implementations disagree on a
+# number, the number of that package is used.
 _V1_CHAINS = {
     "base": 8453,
     "base-sepolia": 84532,
@@ -78,7 +78,7 @@ _V1_CHAINS = {
 _V1_NAMES = {ChainId(number): name for name, number in _V1_CHAINS.items()}
 _V1_AMOUNT_DIGITS_MAX = 18
 
-# What a payment may hold; `extra`, `resource` and `extensions` are open, and clients of tomorrow write there.
+# The members that a payment may have. `extra`, `resource` and `extensions` are open, for later clients.
 _ENVELOPE = frozenset({"x402Version", "payload", "accepted", "resource", "extensions"})
 _ENVELOPE_V1 = frozenset({"x402Version", "scheme", "network", "payload"})
 _PAYLOAD = frozenset({"signature", "authorization"})
@@ -92,7 +92,7 @@ _LABEL_LENGTH_MAX, _TAGS_MAX = 32, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What is paid for. `url`: the public URL as it was asked for, with its query. The rest is the provider's text."""
+    """The resource of a payment. `url`: the requested public URL with its query. The other fields are the provider's text."""
 
     url: str
     description: str = ""
@@ -101,11 +101,11 @@ class Resource:
     tags: tuple[str, ...] = ()
 
 
-# ---- In.
+# ---- Parsing.
 
 
 def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
-    """The value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
+    """Parses the value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 2)
     accepted = take_object(content, "accepted")
@@ -130,7 +130,7 @@ def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
 
 
 def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
-    """The value of `X-PAYMENT` (version 1). Raises `Refusal`."""
+    """Parses the value of `X-PAYMENT` (version 1). Raises `Refusal`."""
     content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
     _check_version(content, 1)
     _check_scheme(content)
@@ -148,10 +148,10 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
 
 
 def _check_version(content: Mapping[str, Any], version: int) -> None:
-    given = content.get("x402Version")
-    if type(given) is not int:
+    sent = content.get("x402Version")
+    if type(sent) is not int:
         raise unreadable("`x402Version` must be an integer.")
-    if given != version:
+    if sent != version:
         raise Refusal(explain_authorization(AuthorizationReason.WRONG_VERSION))
 
 
@@ -169,13 +169,13 @@ def _parse_payload(payload: Mapping[str, Any]) -> AuthorizationFields:
 def _list_signed_places(
     payload: Mapping[str, Any],
 ) -> tuple[tuple[str, Mapping[str, Any], frozenset[str]], ...]:
-    """For `find_unknown_member`, once the payload is read."""
+    """The places in the payload for `find_unknown_member`."""
     authorization = take_object(payload, "authorization")
     return ("payload", payload, _PAYLOAD), ("payload.authorization", authorization, SIGNED_FIELDS)
 
 
 def _find_identifier(extensions: object) -> str | None:
-    """The client's id for this payment. One that is no id is refused, not passed over: whoever sends it counts on it."""
+    """The client's id for this payment. A malformed id is refused, not ignored, because the client relies on it."""
     extension = extensions.get(PAYMENT_IDENTIFIER) if isinstance(extensions, dict) else None
     info = extension.get("info") if isinstance(extension, dict) else None
     identifier = info.get("id") if isinstance(info, dict) else None
@@ -186,11 +186,11 @@ def _find_identifier(extensions: object) -> str | None:
     return identifier
 
 
-# ---- Out. No nulls anywhere: clients refuse them.
+# ---- Encoding. No nulls: clients refuse them.
 
 
 def resource_json(resource: Resource) -> dict[str, Any]:
-    """`ResourceInfo`; a name or tag that facilitators would drop is left out."""
+    """`ResourceInfo`, without names and tags that facilitators would drop."""
     content: dict[str, Any] = {"url": resource.url}
     if resource.description:
         content["description"] = resource.description
@@ -218,7 +218,7 @@ def requirement_json(requirement: PaymentRequirement) -> dict[str, Any]:
 
 
 def requirement_json_v1(requirement: PaymentRequirement, resource: Resource) -> dict[str, Any] | None:
-    """The same for version 1; None where its clients would choke on the network or the amount."""
+    """`PaymentRequirements` of version 1; None where its clients cannot parse the network or the amount."""
     name = _V1_NAMES.get(requirement.asset.chain_id)
     amount = str(requirement.base_units)
     if name is None or len(amount) > _V1_AMOUNT_DIGITS_MAX:
@@ -239,10 +239,10 @@ def requirement_json_v1(requirement: PaymentRequirement, resource: Resource) -> 
 
 def domain_json(requirement: PaymentRequirement) -> dict[str, str]:
     domain = requirement.asset.domain
-    assert domain is not None  # a requirement is of a token with a domain
+    assert domain is not None  # every requirement has a token with a domain
     return {"name": domain.name, "version": domain.version}
 
 
 def network_name_v1(chain_id: ChainId) -> str:
-    """The name that version 1 has for a chain; one that it does not know is named as in version 2."""
+    """The name of a chain in version 1; a chain without one has its name of version 2."""
     return _V1_NAMES.get(chain_id, format_network(chain_id))
