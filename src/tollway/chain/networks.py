@@ -1,7 +1,4 @@
-"""What a gateway believes about each network: its assets, how deep a payment must lie, and presets for known ones.
-
-Pure data. Nothing here asks a chain, and nothing here knows an RPC URL.
-"""
+"""The rules of each network: its assets, the depth that a payment needs, and presets for known networks. Pure data, without RPC URLs."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,27 +11,27 @@ from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 NetworkKind = Literal["main", "test"]
 
 ConfirmationSteps = tuple[tuple[int, int], ...]
-"""`(min_value_nano, confirmations)` ascending: a payment of at least that many nano needs that depth. The block that
-holds the transaction counts as the first confirmation."""
+"""`(min_value_nano, confirmations)` ascending: a payment of at least that many nano needs that depth. The transaction's own block
+counts as the first confirmation."""
 
 UNIT_NANO = 10**9
 
 FINALITY_DEPTH = 7_200
-"""Blocks, for a network of which nothing is known: four hours where one comes every two seconds."""
+"""The default in blocks, for an unknown network: four hours with a block every two seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRules:
-    """One network as configured. Raises ValueError when the steps make no sense.
+    """The rules of one configured network. Raises ValueError for inconsistent steps.
 
-    `confirmations` holds for tokens and, where `native_confirmations` is empty, for the native currency too. They
-    are apart because a thousand dollars and a thousand ETH are not the same risk.
+    `confirmations` applies to tokens and, where `native_confirmations` is empty, to the native currency too. They are separate
+    because a thousand dollars and a thousand ETH are different risks.
 
-    `agreement_above`: by currency, the most nano for which one node's word is enough. None, and a currency that is not
-    named: every value needs as many nodes as the network asks for.
+    `agreement_above`: by currency, the highest value in nano for which one node is enough. Where it is None or does not name the
+    currency, every value needs as many nodes as the network requires.
 
-    `finality_depth`: how many blocks must stand above a block before it counts as final, where nodes know no `finalized`
-    block. At least as many as any payment's confirmations.
+    `finality_depth`: how many blocks above a block make it final, where nodes have no `finalized` block. At least the confirmations
+    of every payment.
     """
 
     chain_id: ChainId
@@ -76,18 +73,18 @@ class ChainRules:
 
     @property
     def first_quorum(self) -> Quorum:
-        """For a first look at something whose value is not known yet: what it tells may need a second one."""
+        """The quorum of a first read, before the value is known: its result may require a second read."""
         return Quorum.ONE if self.agreement_above else Quorum.AGREED
 
     def quorum_for(self, asset: Asset, ledger_units: int) -> Quorum:
-        """Whose word is needed where a lie would cost so much."""
+        """The quorum for a value: how many nodes must agree."""
         above_nano = dict(self.agreement_above or ()).get(asset.symbol)
         if above_nano is None or _to_nano(asset, ledger_units) > above_nano:
             return Quorum.AGREED
         return Quorum.ONE
 
     def assets_of(self, symbol: str) -> tuple[Asset, ...]:
-        """The assets that count as the currency `symbol` here."""
+        """The assets of the currency `symbol` on this network."""
         return tuple(asset for asset in self.assets if asset.symbol == symbol)
 
 
@@ -112,11 +109,10 @@ _TEST_USDC = TokenDomain(name="USDC", version="2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
-    """A network that needs no more configuration than an RPC URL.
+    """A network that needs only an RPC URL as configuration.
 
-    `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` is what to expect, for hints such
-    as Retry-After; no decision about money rests on it. `finality_depth`: see `ChainRules`; twice as long as its blocks
-    usually take to be final.
+    `usdc_domain`: the EIP-712 domain of its USDC. `block_time_s`: the expected block time, for hints such as Retry-After; no
+    decision about money depends on it. `finality_depth`: see `ChainRules`; twice the usual time to finality.
     """
 
     name: str
@@ -153,7 +149,7 @@ class NetworkPreset:
         )
 
     def rules(self) -> ChainRules:
-        """The preset as it is used at run time."""
+        """The rules of this preset."""
         return ChainRules(
             chain_id=self.chain_id,
             kind=self.kind,
@@ -169,17 +165,17 @@ def _usdc_steps(small: int, *, from_100: int, from_10_000: int) -> ConfirmationS
 
 
 def _ether_steps(small: int, *, from_a_fiftieth: int, from_2: int) -> ConfirmationSteps:
-    """The dollar steps at some 5,000 dollars an ether; the operator sets his own when that is far off."""
+    """The dollar steps at 5,000 dollars per ether; the operator sets other steps when the price is far from that."""
     return ((0, small), (UNIT_NANO // 50, from_a_fiftieth), (2 * UNIT_NANO, from_2))
 
 
 _TEST_STEPS: ConfirmationSteps = ((0, 1),)
 _BASE_SEPOLIA_USDC = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 
-# How the depths were chosen. A rollup's own sequencer orders its blocks, so one block is firm unless it lies; large
-# sums wait until the batch is final on Ethereum (some twenty minutes). Ethereum itself loses single blocks every day:
-# two for pocket money, twelve from 100 dollars, three epochs from 10,000. Polygon's milestones finalise in seconds.
-# `finality_depth` counts only where a node does not say which block is final: an hour on a rollup, six epochs on Ethereum.
+# How the depths were chosen. A rollup's sequencer orders its blocks, so one block is enough while the sequencer is honest;
+# large sums wait until the batch is final on Ethereum (about twenty minutes). Ethereum loses single blocks every day: two
+# blocks for small sums, twelve from 100 dollars, three epochs from 10,000. Polygon's milestones finalise in seconds.
+# `finality_depth` counts only where a node names no final block: an hour on a rollup, six epochs on Ethereum.
 _PRESETS = (
     NetworkPreset(
         name="base",
@@ -246,7 +242,7 @@ _PRESETS = (
         block_time_s=2.0,
         finality_depth=1_800,
     ),
-    # A chain on this machine that poses as Base Sepolia, because stock clients refuse other ids and tokens.
+    # A chain on this machine with the id and token of Base Sepolia, because stock clients refuse others.
     NetworkPreset(
         name="local",
         chain_id=ChainId(84532),
@@ -261,4 +257,4 @@ _PRESETS = (
 )
 
 PRESETS = MappingProxyType({preset.name: preset for preset in _PRESETS})
-"""By name. `local` and `base-sepolia` share a chain id, so a gateway uses one of the two."""
+"""The presets by name. `local` and `base-sepolia` have the same chain id, so a gateway uses one of them."""

@@ -1,11 +1,11 @@
 """The JSON-RPC nodes of the chains: one node behind one URL, the pool of a chain's nodes, and the health of all of them.
 
-A node sends a JSON-RPC batch, bounds the response and remembers failures. It never follows a redirect, uses a proxy from the
-environment, keeps a cookie, or lets its URL (which may hold a key) into a log or an error. Every batch also asks
-`eth_chainId`: no response counts from a node that serves another chain.
+`RpcNode` sends JSON-RPC batches, bounds the response and remembers failures. It never follows a redirect, uses a proxy from the
+environment, keeps a cookie, or writes its URL (which may hold a key) to a log or an error. Every batch includes `eth_chainId`:
+a response of a node that serves another chain does not count.
 
-A pool decides in which order nodes are asked and when enough of them agree. It never guesses: a node that fails, serves another
-chain or contradicts itself is passed over for the next one, and when none is left it raises `ChainUnavailable`.
+`NodePool` decides the order of the nodes and when enough of them agree. It skips a node that fails, serves another chain or
+contradicts itself, and raises `ChainUnavailable` when no node is left.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tollway.ids import ChainId, format_network
 from tollway.limits import Limits
 
 BREAKER_S = 5.0
-"""A node that failed is asked last for this long: longer than a blip, shorter than anybody's patience."""
+"""A node that failed comes last in the order for this long: longer than a short disturbance, shorter than a caller waits."""
 
 RpcCall = tuple[str, list[object]]
 """A method and its parameters."""
@@ -48,14 +48,14 @@ def open_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        auto_decompress=False,  # an inflated answer would escape the size cap; we ask for none
+        auto_decompress=False,  # a decompressed response would exceed the size limit; the header requests none
         timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own deadline
         headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
     )
 
 
 class RpcNode:
-    """Safe to use from many tasks at once. `clock`: a monotonic one, for the breaker alone."""
+    """A client of one node. Safe to use from many tasks at once. `clock`: monotonic seconds, for the breaker."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class RpcNode:
 
     @property
     def is_deferred(self) -> bool:
-        """It failed within the last `BREAKER_S` seconds."""
+        """Whether the node failed within the last `BREAKER_S` seconds."""
         return self._deferred_until is not None and self._clock() < self._deferred_until
 
     @asynccontextmanager
     async def attempt(self, deadline_s: float) -> AsyncIterator[None]:
-        """Bounds one read, however many batches it takes, and feeds the breaker. Raises Unusable on any failure."""
+        """Bounds one read of any number of batches, and updates the breaker. Raises `UnusableResponse` on any failure."""
         if self._deferred_until is not None:
-            # One asker at a time finds out whether the node is back; the others keep to its siblings.
+            # One task at a time tries whether the node is back; the other tasks use other nodes.
             self._deferred_until = self._clock() + BREAKER_S
         try:
             async with asyncio.timeout(deadline_s):
@@ -111,10 +111,10 @@ class RpcNode:
     async def send_batch(
         self, session: aiohttp.ClientSession, calls: Sequence[RpcCall], *, sends_max: int = SENDS_MAX
     ) -> list[object]:
-        """One round trip. The results in the order of `calls`: raw JSON values for `answers` to parse, or faults.
+        """Sends one batch. Returns the results in the order of `calls`: raw JSON values for `responses` to parse, or `RpcFault`.
 
-        `sends_max` 1 is for transactions. Sending one twice moves nothing twice, its hash stands for it; but the second
-        answer would hide the first ("nonce too low", because the first was taken and is mined already).
+        `sends_max` 1 is for transactions. Sending a transaction twice has no second effect, but the second response hides the first
+        one ("nonce too low", because the transaction is mined already).
         """
         batch: list[RpcCall] = [*calls, ("eth_chainId", [])]
         ids = [next(_request_ids) for _ in batch]
@@ -125,8 +125,8 @@ class RpcNode:
             ]
         ).encode()
         async with self._slots:
-            answer = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
-        *results, chain_id = parse_batch(answer, ids)
+            response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
+        *results, chain_id = parse_batch(response, ids)
         if parse_quantity(chain_id) != self._chain_id:
             raise WrongChain("the node serves another chain")
         return results
@@ -134,7 +134,7 @@ class RpcNode:
     async def _send(
         self, session: aiohttp.ClientSession, body: bytes, *, calls_count: int, sends_max: int
     ) -> bytes:
-        """Reads may be repeated, so a pooled connection that the node had closed meanwhile gets one more try."""
+        """Sends a read once more when the node had closed its pooled connection: reads may be repeated."""
         for sends_left in reversed(range(sends_max)):
             if self._on_request is not None:
                 self._on_request(calls_count)
@@ -142,7 +142,7 @@ class RpcNode:
                 async with session.post(self._url, data=body, allow_redirects=False) as response:
                     return await self._read(response)
             except (aiohttp.ClientError, OSError, ValueError) as exc:
-                # `from None`: the foreign text may hold the URL, and the URL a key.
+                # `from None`: the text of the exception may hold the URL, and the URL a key.
                 if not (sends_left and _is_stale_connection(exc)):
                     raise UnusableResponse(f"the request failed ({type(exc).__name__})") from None
         raise UnusableResponse("the node keeps closing the connection")
@@ -170,8 +170,8 @@ NodeRead = Callable[[RpcNode], Awaitable[T]]
 
 
 class NodePool:
-    """Safe to use from many tasks at once. `agreement_min`: how many nodes must tell the same before it counts;
-    `is_by_value`: only where much is at stake, and one is enough for all that does not say so."""
+    """The nodes of one chain. Safe to use from many tasks at once. `agreement_min`: how many nodes must return equal reports.
+    `is_by_value`: small values need one node only (`Quorum.ONE`)."""
 
     def __init__(
         self,
@@ -191,13 +191,13 @@ class NodePool:
 
     @property
     def in_order(self) -> list[RpcNode]:
-        """In the operator's order; those that failed within the last seconds come last."""
+        """The nodes in the operator's order; nodes that failed recently come last."""
         return sorted(self._nodes, key=lambda node: node.is_deferred)
 
     async def attempt(
         self, node: RpcNode, read: NodeRead[T], *, failures: list[str], deadline_s: float
     ) -> T | None:
-        """None when the node's answer cannot be used; the reason joins `failures`."""
+        """Reads from one node. None when its response is unusable; the reason is added to `failures`."""
         try:
             async with node.attempt(deadline_s):
                 return await read(node)
@@ -206,13 +206,13 @@ class NodePool:
             return None
 
     async def read_first(self, read: NodeRead[T], *, deadline_s: float) -> T:
-        """The first usable answer decides."""
-        return (await self._read_some(read, lambda answer: None, count=1, deadline_s=deadline_s))[0]
+        """The first usable response of a node."""
+        return (await self._read_some(read, lambda report: None, count=1, deadline_s=deadline_s))[0]
 
     async def read_agreeing(
         self, read: NodeRead[T], *, compared: Callable[[T], object], quorum: Quorum, deadline_s: float
     ) -> list[T]:
-        """As many answers with one `compared` as `quorum` takes. Nodes are asked until there are as many."""
+        """Reads from the nodes in order until as many responses as `quorum` needs have the same `compared`; returns these."""
         return await self._read_some(read, compared, count=self.count_needed(quorum), deadline_s=deadline_s)
 
     async def _read_some(
@@ -221,20 +221,20 @@ class NodePool:
         failures: list[str] = []
         reports: list[T] = []
         for node in self.in_order:
-            answer = await self.attempt(node, read, failures=failures, deadline_s=deadline_s)
-            if answer is None:
+            report = await self.attempt(node, read, failures=failures, deadline_s=deadline_s)
+            if report is None:
                 continue
-            reports.append(answer)
-            alike = [other for other in reports if compared(other) == compared(answer)]
-            if len(alike) >= count:
-                return alike
+            reports.append(report)
+            equal = [other for other in reports if compared(other) == compared(report)]
+            if len(equal) >= count:
+                return equal
         if reports:
-            failures.append(f"{count} of the nodes must agree, and {len(reports)} answered")
+            failures.append(f"{count} of the nodes must agree, and {len(reports)} responded")
         raise self.unavailable(failures)
 
     async def check(self, read: NodeRead[object], *, deadline_s: float) -> None:
-        """Asks all nodes at once. Raises `ChainUnavailable` when too few answer for the least payment, and `ChainMismatch`
-        when any of them serves another chain: that is a mistake in the settings which fail-over would hide.
+        """Reads from all nodes at once. Raises `ChainUnavailable` when fewer nodes respond than the smallest payment needs, and
+        `ChainMismatch` when a node serves another chain: fail-over would hide this mistake in the settings.
         """
         failures: list[str] = []
         wrong_chain: list[str] = []
@@ -262,7 +262,7 @@ class NodePool:
             raise self.unavailable(failures)
 
     def unavailable(self, failures: Sequence[str], *, is_disputed: bool = False) -> ChainUnavailable:
-        """The detail is public, so the nodes' names and faults go into notes, which only the operator's log shows."""
+        """The error of this chain. Its detail is public, so names and faults of nodes are notes, which only the operator's log has."""
         kind = NodesDisagree if is_disputed else ChainUnavailable
         exc = kind(f"no node of {format_network(self._chain_id)} gave a usable answer")
         for failure in failures or ["no node is configured"]:
@@ -277,7 +277,7 @@ _NEVER_SERVED = float("-inf")
 
 
 class NodeHealth:
-    """Until a network was asked it counts as away. `clock` is monotonic seconds."""
+    """Checks which networks have working nodes. A network counts as away until its first check. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -295,17 +295,17 @@ class NodeHealth:
 
     @property
     def checks(self) -> Mapping[str, bool]:
-        """`chain_8453` -> whether nodes served it when they were last asked."""
+        """`chain_8453` -> whether its nodes served it at the last check."""
         return {f"chain_{chain_id}": since is None for chain_id, since in self._away_since.items()}
 
     def count_lost(self) -> int:
-        """How many networks are away for so long that another gateway may do better. One that was never served is lost
-        from the start: who begins without its nodes is not to take over from others."""
+        """The number of networks that have been away for so long that another gateway may reach them. A network that was never
+        reached counts at once: a gateway that starts without its nodes must not take over from others."""
         longest = self._clock() - self._limits.chain_away_s
         return sum(since is not None and since <= longest for since in self._away_since.values())
 
     async def check_due(self) -> None:
-        """To be called every `AWAY_INTERVAL_S`: most times it asks only those that are away."""
+        """Checks the networks that are away, and all networks every `CHECK_INTERVAL_S`. Call it every `AWAY_INTERVAL_S`."""
         if self._clock() - self._checked_s >= CHECK_INTERVAL_S:
             await self.find_wrong_chain_nodes()
             return
@@ -313,8 +313,8 @@ class NodeHealth:
             await self._check(chain_id)
 
     async def find_wrong_chain_nodes(self) -> list[str]:
-        """Asks every network. A line for each node that serves another chain than the one it is configured for; a node
-        that is away is only noted."""
+        """Checks every network. Returns a line for each node that serves another chain than the configured one; a network that is
+        away is only logged."""
         wrong_chain: list[str] = []
         self._checked_s = self._clock()
         for chain_id in self._away_since:

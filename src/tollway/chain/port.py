@@ -1,7 +1,7 @@
-"""What the gateway may read from a chain and send to it, the facts it gets back, and the quota of look-ups: ports.
+"""Ports of the chain: what the gateway reads from a chain and sends to it, the facts that it receives, and the quota of look-ups.
 
-`chain/rpc.py` asks real nodes; the tests hold a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
-A look-up is made on behalf of a caller, so a quota counts it.
+`chain/rpc.py` is the adapter for real nodes; the tests have a chain in memory. Facts are parsed and frozen; no raw JSON leaves an
+adapter. A look-up is made on behalf of a caller, so a quota counts it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,27 @@ from tollway.ids import Address, ChainId, TxHash
 
 
 class LookupQuota(Protocol):
-    """Counts look-ups on chains, per client address and per signer. Nothing about money depends on it."""
+    """Limits look-ups on chains, per client address and per signer. No money depends on it."""
 
     @property
     def lookups_per_minute(self) -> int: ...
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
-        """One more. None when it is allowed, else the seconds to wait."""
+        """Counts one look-up. Returns None when it is allowed, otherwise the seconds to wait."""
         ...
 
     def give_back(self, *, client_address: str, signer: str) -> None:
-        """Takes back one that was allowed: it found a valid payment."""
+        """Uncounts a look-up that found a valid payment."""
         ...
 
     def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        """One that was allowed had no answer: it counts for a shorter time."""
+        """Records that a counted look-up had no response: it counts for a shorter time."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """One event of a receipt. `topics` and `payload` are raw bytes, exactly as many as the node gave."""
+    """One event of a receipt. `topics` and `payload` are the raw bytes of the node's response."""
 
     address: Address
     topics: tuple[bytes, ...]
@@ -43,11 +43,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainFacts:
-    """All that a verdict may know about one mined transaction, as one node saw it at one moment.
+    """The facts about one mined transaction, as one node returned them at one moment. The rules use nothing else.
 
     `succeeded`: receipt status 1. `value` in base units of the native currency. Times are unix seconds.
-    `canonical_hash`: the hash of the block that the chain now has at `block_number`. `fee_wei`: what its sender paid
-    for it, None where the node does not say.
+    `canonical_hash`: the hash of the block that the chain has at `block_number` now. `fee_wei`: the fee that the sender paid, None
+    where the node does not return it.
     """
 
     chain_id: ChainId
@@ -68,13 +68,13 @@ class ChainFacts:
 
     @property
     def confirmations(self) -> int:
-        """The block itself counts as the first (head - block + 1)."""
+        """The number of confirmations; the transaction's own block counts as the first (head - block + 1)."""
         return self.head_number - self.block_number + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMined:
-    """The node answered and knows no mined transaction of this hash. `is_pending`: it waits in the pool."""
+    """The node has no mined transaction with this hash. `is_pending`: the transaction waits in the node's pool."""
 
     chain_id: ChainId
     is_pending: bool
@@ -82,13 +82,13 @@ class NotMined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disputed:
-    """Enough nodes answered about a transaction, and too few of them the same."""
+    """Enough nodes reported a transaction, but too few reports are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainTip:
-    """The lowest head, and the lowest final block, of as many nodes as the network asks for. `finalized_number` None: one
-    of them knows no `finalized` block."""
+    """The lowest head and the lowest final block of as many nodes as the network requires. `finalized_number` None: one of them has
+    no `finalized` block."""
 
     head_number: int
     finalized_number: int | None
@@ -96,8 +96,8 @@ class ChainTip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHashes:
-    """What a chain has at some heights. `known`: the hash of the block, or None where the chain has no block so high.
-    `disputed`: heights about which nodes disagree. A height about which nothing can be said is in neither."""
+    """The blocks of a chain at some heights. `known`: the hash of the block, or None where the chain has no block at that height.
+    `disputed`: heights at which nodes disagree. A height with too few reports is in neither."""
 
     known: Mapping[int, bytes | None]
     disputed: frozenset[int] = frozenset()
@@ -105,7 +105,7 @@ class BlockHashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractResult:
-    """What an `eth_call` returned: `payload` capped at the limit that was asked for, or a revert."""
+    """The result of an `eth_call`: `payload`, cut at the requested limit, or a revert."""
 
     reverted: bool
     payload: bytes
@@ -113,11 +113,11 @@ class ContractResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationFacts:
-    """All that is to be known about an EIP-3009 authorisation before it is settled, as one node saw it at one moment.
+    """The facts about an EIP-3009 authorisation before its settlement, as one node returned them at one moment.
 
-    `code_size`: of the payer; 0 for a plain wallet, and then without a `code_hash` (keccak256). `balance` in base units of the token. `is_used`: the token's own
-    `authorizationState`. `simulation`: of the transfer itself, as of the head or of the block that would come next;
-    `gas_estimate` None where it reverts.
+    `code_size`, `code_hash` (keccak256): of the payer's code; 0 and None for a plain wallet. `balance` in base units of the token.
+    `is_used`: the token's `authorizationState`. `simulation`: of the transfer, at the head or at the time of the next block;
+    `gas_estimate` is None where it reverts.
     """
 
     chain_id: ChainId
@@ -133,7 +133,7 @@ class AuthorizationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fees:
-    """EIP-1559, in wei: the base fee of the latest block, and the tip that the node suggests."""
+    """EIP-1559 prices per gas in wei: the base fee of the latest block, and the tip that the node suggests."""
 
     chain_id: ChainId
     base_fee_wei: int
@@ -141,40 +141,38 @@ class Fees:
 
     @property
     def price_wei(self) -> int:
-        """What one unit of gas costs now."""
+        """The present price of one unit of gas."""
         return self.base_fee_wei + self.tip_wei
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountFacts:
-    """A gas key on its chain: its balance, and how many of its transactions are mined."""
+    """The account of a gas key on its chain: its balance, and the number of its mined transactions."""
 
     balance_wei: int
     mined_nonce: int
 
 
 class Quorum(StrEnum):
-    """Whose word a reading has to rest on: what may be lost by a lie decides (`ChainRules.quorum_for`)."""
+    """How many nodes must agree on a report. The value that a false report could cost decides (`ChainRules.quorum_for`)."""
 
-    ONE = "one"  # the first usable node's
-    AGREED = "agreed"  # that of as many nodes as the network asks for (`agreement_min`)
+    ONE = "one"  # the first usable response
+    AGREED = "agreed"  # equal reports of as many nodes as the network requires (`agreement_min`)
 
 
 class SendFault(StrEnum):
-    """Why a node does not take a transaction, as far as it can be told."""
+    """Why a node refuses a transaction, as far as its error tells."""
 
     NONCE_TOO_LOW = "nonce_too_low"  # another transaction of this nonce is mined
-    UNDERPRICED = (
-        "underpriced"  # the pool holds another one of this nonce that pays as much, or its fee is too low
-    )
+    UNDERPRICED = "underpriced"  # the fee is too low, or the pool has another transaction of this nonce
     INSUFFICIENT_FUNDS = "insufficient_funds"  # of the sender, for gas
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRefused:
-    """Every node that answered refused a transaction and did not know it afterwards. One that did not answer may still
-    have taken it. `reason` is for the log; it never repeats a node's own text, which may hold its key."""
+    """Every node that responded refused the transaction and did not have it afterwards. A node that did not respond may have
+    accepted it. `reason` is for the log; it never contains a node's own text, which may hold the node's key."""
 
     reason: str
     fault: SendFault = SendFault.OTHER
@@ -183,19 +181,19 @@ class SendRefused:
 class ChainReader(Protocol):
     """Reads one or more chains. Safe to call from many tasks at once.
 
-    Every method raises `ChainUnavailable` when no configured node of that chain gave a usable, consistent answer
-    within its deadline. An answer is never guessed.
+    Every method raises `ChainUnavailable` when no configured node of that chain returned a usable, consistent response
+    within its deadline.
     """
 
     @property
     def chain_ids(self) -> tuple[ChainId, ...]:
-        """The chains that are configured."""
+        """The configured chains."""
         ...
 
     async def fetch_facts(
         self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        """Everything about one transaction in at most two round trips (one JSON-RPC batch each)."""
+        """The facts about one transaction, in at most two round trips (one JSON-RPC batch each)."""
         ...
 
     async def call_contract(
@@ -212,16 +210,17 @@ class ChainReader(Protocol):
         ...
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
-        """How many bytes of code stand at `address` now; 0 for a plain wallet."""
+        """The number of bytes of code at `address` now; 0 for a plain wallet."""
         ...
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        """Asks the nodes which chain they serve. Raises `ChainUnavailable` when none serves `chain_id`."""
+        """Requests the chain id of the nodes. Raises `ChainUnavailable` when too few nodes respond, and `ChainMismatch` when one serves
+        another chain."""
         ...
 
 
 class SettlementChain(ChainReader, Protocol):
-    """What settling needs beside reading. The same promises."""
+    """The reads and transactions of settlements. The promises of `ChainReader` hold."""
 
     async def fetch_authorization(
         self,
@@ -236,19 +235,18 @@ class SettlementChain(ChainReader, Protocol):
         valid_after: int = 0,
         quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
-        """In one round trip. `calldata`: the transfer (`tokens.encode_transfer_with_authorization`), simulated as sent by
-        `sender` with at most `gas`, at the head's time.
+        """The facts about an authorisation, in one round trip. The transfer `calldata` (`tokens.encode_transfer_with_authorization`) is
+        simulated as sent by `sender` with at most `gas`, at the head's time.
 
-        `valid_after`: the token's own. Where a chain has been idle its head is older than that, though its next block
-        will not be: then the transfer is simulated once more at the first moment that the token would take it, and
-        counts if the node says that its next block comes no earlier (one more round trip)."""
+        The head of an idle chain can be older than `valid_after`, although its next block is not. Then a second round trip simulates
+        the transfer at the first time that the token accepts it. That result counts if the node's next block is not earlier."""
         ...
 
     async def fetch_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, quorum: Quorum = Quorum.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        """`fetch_facts` for many transactions in the same two round trips. One about which nothing can be said yet is
-        left out; raises `ChainUnavailable` only when that are all of them."""
+        """`fetch_facts` for many transactions in the same two round trips. A transaction without enough reports is left out; raises
+        `ChainUnavailable` only when all are left out."""
         ...
 
     async def find_authorization_use(
@@ -261,11 +259,10 @@ class SettlementChain(ChainReader, Protocol):
         from_block: int,
         quorum: Quorum = Quorum.AGREED,
     ) -> TxHash | None:
-        """The transaction that ended this authorisation's life since that block: the token reported
-        `AuthorizationUsed(payer, nonce)` in it, or `AuthorizationCanceled`.
+        """The transaction since that block in which the token logged `AuthorizationUsed(payer, nonce)` or `AuthorizationCanceled`.
 
-        Whether it moved the money is for its receipt to say (`tokens.has_settled`): a payer may also have cancelled the
-        nonce, or used it for another payee. None: no node that answered knows one.
+        Its receipt decides whether it made the transfer (`tokens.has_settled`): a payer may also have cancelled the nonce, or used it
+        for another payee. None: no node that responded has such a transaction.
         """
         ...
 
@@ -274,31 +271,30 @@ class SettlementChain(ChainReader, Protocol):
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts: ...
 
     async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        """Hands a signed transaction to the nodes of the chain in turn until one takes it; never sends it twice to one
-        of them by itself. None: one has taken it, or knew it already. Raises `ChainUnavailable` when nobody gave a
-        clear word: then it may be on its way."""
+        """Sends a signed transaction to the nodes of the chain in turn until one accepts it; never sends it to one node twice.
+        None: a node accepted it or had it already. Raises `ChainUnavailable` when no node gave a clear response: then a node may have
+        accepted it."""
         ...
 
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        """Hands a transaction that was sent before to every node of the chain: the one that took it may have dropped it,
-        or tell no other node. The same answers as of `send_transaction`."""
+        """Sends a transaction again, to every node of the chain: the node that accepted it may have dropped it or may not pass it on.
+        The results are those of `send_transaction`."""
         ...
 
 
 class WatchedChain(SettlementChain, Protocol):
-    """What the watcher needs beside settling. The same promises; always by the word of as many nodes as the network asks
-    for."""
+    """The reads of the reorg watcher. The promises of `SettlementChain` hold; as many nodes as the network requires must agree."""
 
     async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
-        """In one round trip for each node that is needed."""
+        """The head and the final block, in one round trip per required node."""
         ...
 
     async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
-        """In a few round trips, some heights in each. Raises `ChainUnavailable` when nothing can be said of any."""
+        """The blocks at these heights, in a few round trips. Raises `ChainUnavailable` when no height has enough reports."""
         ...
 
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
     ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:
-        """`fetch_receipts`, with the transactions about which nodes disagree."""
+        """`fetch_receipts`, including the transactions about which nodes disagree."""
         ...

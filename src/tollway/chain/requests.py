@@ -1,6 +1,6 @@
-"""The questions that one node is asked, each in as few JSON-RPC batches as it takes, and their answers as facts.
+"""The JSON-RPC requests to one node, each in as few batches as possible, and their responses as facts.
 
-What is not plainly answered is `UnusableResponse`. Which nodes are asked, and how many must agree, is not known here.
+A response that is not clear raises `UnusableResponse`. `rpc` and `nodes` decide which nodes are read and how many must agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +57,8 @@ Session = aiohttp.ClientSession
 async def read_receipts(
     node: RpcNode, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
 ) -> dict[TxHash, ChainFacts | NotMined]:
-    """At most two round trips, however many there are. One whose answers are unusable does not spoil the others: it is
-    left out, unless that would leave nothing."""
+    """The facts about many transactions, in at most two round trips. A transaction with an unusable response is left out; raises
+    `UnusableResponse` when all are."""
     calls: list[RpcCall] = []
     for tx_hash in tx_hashes:
         calls.append(("eth_getTransactionReceipt", [str(tx_hash)]))
@@ -79,7 +79,7 @@ async def read_receipts(
         )
         blocks |= {height: parse_block(raw) for height, raw in zip(heights, raws, strict=True)}
     if any(block.number != height for height, block in blocks.items()):
-        raise UnusableResponse("the block is not the one that was asked for")
+        raise UnusableResponse("the node returned another block than requested")
     return {
         tx_hash: NotMined(chain_id=chain_id, is_pending=mined.is_pending)
         if isinstance(mined, UnminedTransaction)
@@ -122,7 +122,7 @@ async def read_tip(node: RpcNode, session: Session) -> ChainTip:
 async def read_block_hashes(
     node: RpcNode, session: Session, numbers: Sequence[int]
 ) -> dict[int, bytes | None]:
-    """One round trip. None: the node's chain has no block so high."""
+    """The block hashes at these heights, in one round trip. None: the node's chain has no block at that height."""
     raws = await node.send_batch(
         session, [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]
     )
@@ -130,7 +130,7 @@ async def read_block_hashes(
     for number, raw in zip(numbers, raws, strict=True):
         block = None if raw is None else parse_block(raw)
         if block is not None and block.number != number:
-            raise UnusableResponse("the block is not the one that was asked for")
+            raise UnusableResponse("the node returned another block than requested")
         found[number] = None if block is None else block.block_hash
     return found
 
@@ -141,8 +141,8 @@ async def read_call(
     call: dict[str, object] = {"data": "0x" + calldata.hex(), "gas": hex(gas)}
     if to is not None:
         call["to"] = str(to)
-    (answer,) = await node.send_batch(session, [("eth_call", [call, "latest"])])
-    reverted, payload = parse_call(answer, bytes_max=bytes_max)
+    (result,) = await node.send_batch(session, [("eth_call", [call, "latest"])])
+    reverted, payload = parse_call(result, bytes_max=bytes_max)
     return ContractResult(reverted=reverted, payload=payload)
 
 
@@ -165,8 +165,8 @@ async def read_authorization(
     valid_after: int,
     bytes_max: int,
 ) -> AuthorizationFacts:
-    """One round trip; two where the head is too old for the transfer. The estimate counts only beside a simulation that
-    passes."""
+    """The facts about an authorisation, in one round trip, or two where the head is older than `valid_after`. The gas estimate counts
+    only with a simulation that passes."""
     transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
     balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
     state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
@@ -203,18 +203,18 @@ async def read_authorization(
 
 
 _PASSED = ContractResult(reverted=False, payload=b"")
-"""A transfer that the token takes; it returns nothing."""
+"""The result of a transfer that the token accepts: it returns no bytes."""
 
 
 async def _simulate_later(
     node: RpcNode, session: Session, transfer: Mapping[str, object], *, valid_after: int
 ) -> tuple[object, object] | None:
-    """What call and estimate tell of the first moment that the token would take the transfer, if the node's next block
-    comes no earlier than that; else None, also where it passes at no time or the node cannot tell.
+    """The raw simulation and estimate at the first time that the token accepts the transfer. None when the node's next block is
+    earlier than that time, or the node cannot simulate it.
 
-    The state is the head's; only the clock is another. The block `pending` gives nothing but its time: its state holds
-    what others have sent and what may never be mined. Our own clock is not asked either: after an outage some chains
-    make the missing blocks with times of the past, and the transfer would revert in one of them.
+    The state is that of the head; only the time differs. Of the block `pending` only the time is used: its state includes
+    transactions that may never be mined. The gateway's clock is not used: after an outage some chains make the missing blocks with
+    past times, and the transfer would revert in one of them.
     """
     moment = {"time": hex(valid_after + 1)}
     upcoming, simulation, estimate = await node.send_batch(
@@ -236,7 +236,7 @@ async def _simulate_later(
 async def read_authorization_ends(
     node: RpcNode, session: Session, *, token: Address, payer: Address, nonce: bytes, from_block: int
 ) -> list[TxHash]:
-    """The transactions in which the token says that the authorisation was used or cancelled, oldest first."""
+    """The transactions in which the token logged the use or cancellation of the authorisation, oldest first."""
     topics = ((AUTHORIZATION_USED_TOPIC, AUTHORIZATION_CANCELED_TOPIC), (_PAD + payer,), (nonce,))
     raws = await _read_logs(node, session, token, topics, from_block)
     return [tx_hash for raw in raws for tx_hash in parse_log_transactions(raw, address=token, topics=topics)]
@@ -245,12 +245,12 @@ async def read_authorization_ends(
 async def _read_logs(
     node: RpcNode, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
 ) -> list[object]:
-    """All in one question; in windows where the node refuses so many blocks."""
-    ways = [["0x" + way.hex() for way in one] for one in topics]
+    """Reads all logs in one request, or in windows where the node refuses a range of that size."""
+    topic_filter = [["0x" + topic.hex() for topic in allowed] for allowed in topics]
 
     def encode_query(first: str, last: str) -> RpcCall:
-        question = {"address": str(address), "topics": ways, "fromBlock": first, "toBlock": last}
-        return ("eth_getLogs", [question])
+        query = {"address": str(address), "topics": topic_filter, "fromBlock": first, "toBlock": last}
+        return ("eth_getLogs", [query])
 
     whole, number = await node.send_batch(
         session, [encode_query(hex(from_block), "latest"), ("eth_blockNumber", [])]
@@ -260,7 +260,7 @@ async def _read_logs(
     head = parse_quantity(number)
     starts = range(from_block, head + 1, LOG_WINDOW_BLOCKS)
     if not 1 < len(starts) <= _LOG_WINDOWS_MAX:
-        raise UnusableResponse(f"the node answered with error {whole.code} instead of logs")
+        raise UnusableResponse(f"the node returned error {whole.code} instead of logs")
     return await node.send_batch(
         session, [encode_query(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
     )
@@ -292,25 +292,24 @@ async def read_account(node: RpcNode, session: Session, address: Address) -> Acc
 
 
 async def submit_transaction(node: RpcNode, session: Session, raw: bytes) -> SendRefused | None:
-    """One node's word on a transaction; None: it has it.
+    """Sends a transaction to one node. None: the node has it.
 
-    Before a refusal counts the node is asked whether it has the transaction all the same: "nonce too low" is also said
-    of one that is mined already.
+    After a refusal the node is checked for the transaction: the error "nonce too low" also means that it is mined already.
     """
     tx_hash = TxHash(keccak256(raw))
-    (answer,) = await node.send_batch(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
-    if not isinstance(answer, RpcFault):
-        if parse_bytes(answer, length=32) != tx_hash:
-            raise UnusableResponse("the node took another transaction than the one that was sent")
+    (result,) = await node.send_batch(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
+    if not isinstance(result, RpcFault):
+        if parse_bytes(result, length=32) != tx_hash:
+            raise UnusableResponse("the node returned the hash of another transaction than the one sent")
         return None
-    if answer.is_already_known:
+    if result.is_already_known:
         return None
-    fault = answer.send_fault
+    fault = result.send_fault
     if fault is None:
-        raise UnusableResponse(f"the node answered with error {answer.code} to a transaction")
+        raise UnusableResponse(f"the node returned error {result.code} for a transaction")
     (known,) = await node.send_batch(session, [("eth_getTransactionByHash", [str(tx_hash)])])
     if isinstance(known, RpcFault):
-        raise UnusableResponse(f"the node answered with error {known.code} instead of a transaction")
+        raise UnusableResponse(f"the node returned error {known.code} instead of a transaction")
     if known is not None:
         return None
-    return SendRefused(reason=f"{node.label}: error {answer.code} ({fault})", fault=fault)
+    return SendRefused(reason=f"{node.label}: error {result.code} ({fault})", fault=fault)

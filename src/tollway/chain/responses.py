@@ -1,10 +1,10 @@
-"""Responses of chain nodes, parsed, and several nodes' reports on one transaction or block, counted. Pure.
+"""Parses responses of chain nodes, and counts the reports of several nodes about one transaction or block. Pure.
 
-A field that is missing, malformed or at odds with another makes the whole response an `UnusableResponse`; nothing is guessed
-or repaired. Its texts are our own: what a node wrote is never repeated, since it may hold its key.
+A field that is missing, malformed or contradicts another makes the whole response an `UnusableResponse`; nothing is repaired.
+The texts of errors are the gateway's own: a node's text may hold its key.
 
-A node may lag behind others, so "not mined" counts only when every node that can be reached says so. Head and finality may
-differ between honest nodes; the lowest is taken. Source: Ethereum execution APIs.
+A node may lag behind others, so "not mined" counts only when every reachable node reports it. Head and finality may differ
+between honest nodes; the lowest value counts. Source: Ethereum execution APIs.
 """
 
 import re
@@ -21,7 +21,7 @@ _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
 _HEX = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _BLOCK_NUMBER_MAX = 2**53
 
-# How nodes report that the *contract* failed, as opposed to themselves: lower case, letters only.
+# Texts of nodes for a failure of the contract, not of the node: lower case, letters only.
 _CONTRACT_FAULTS = (
     "revert",
     "outofgas",
@@ -42,7 +42,7 @@ _CONTRACT_FAULTS = (
 )
 _REVERT_CODE = 3
 
-# How nodes answer a transaction that they do not take, in the same spelling.
+# Texts of nodes for a transaction that they refuse, in the same spelling.
 _SEND_FAULTS = (
     (SendFault.NONCE_TOO_LOW, ("noncetoolow", "nonceistoolow", "oldnonce")),
     (
@@ -52,18 +52,18 @@ _SEND_FAULTS = (
     (SendFault.INSUFFICIENT_FUNDS, ("insufficientfunds", "exceedsaccountbalance")),
 )
 _ALREADY_KNOWN = ("alreadyknown", "alreadyimported")
-_KNOWN_TRANSACTION = "knowntransaction"  # at the start only: there are unknown transaction types as well
+_KNOWN_TRANSACTION = "knowntransaction"  # at the start only: "unknown transaction type" is another error
 _REJECTION_CODES = (-32000, -32003, -32010)
-"""Of a transaction that is judged. Other codes are about the node itself: limits, methods, internal trouble."""
+"""The codes for a refused transaction. Other codes concern the node itself: limits, methods, internal errors."""
 
 
 class UnusableResponse(Exception):
-    """A node's answer that cannot be relied upon."""
+    """A node's response that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcFault:
-    """The error member of one answer in a batch."""
+    """The error member of one response in a batch."""
 
     code: int
     message: str
@@ -75,14 +75,14 @@ class RpcFault:
 
     @property
     def is_already_known(self) -> bool:
-        """The transaction that was sent is one that the node has."""
+        """Whether the node already has the transaction."""
         return self.letters.startswith(_KNOWN_TRANSACTION) or any(
             text in self.letters for text in _ALREADY_KNOWN
         )
 
     @property
     def send_fault(self) -> SendFault | None:
-        """Why it does not take a transaction; None where the fault is about the node itself."""
+        """Why the node refuses a transaction; None where the fault concerns the node itself."""
         for fault, texts in _SEND_FAULTS:
             if any(text in self.letters for text in texts):
                 return fault
@@ -102,7 +102,7 @@ class BlockHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinedTransaction:
-    """A receipt and its transaction, found to agree with each other."""
+    """A receipt and its transaction, which agree with each other."""
 
     succeeded: bool
     sender: Address
@@ -120,33 +120,33 @@ class UnminedTransaction:
 
 
 def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
-    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. Answers may come in any order."""
+    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. The responses may have any order."""
     try:
-        # Not json.loads: one of our libraries lifts Python's recursion limit, and then deep nesting kills the process.
-        # This parser has a limit of its own (200).
-        answers: Any = from_json(body, cache_strings="keys")
+        # Not json.loads: a library of the gateway raises Python's recursion limit, and then deep nesting kills the process.
+        # This parser has its own limit (200).
+        responses: Any = from_json(body, cache_strings="keys")
     except ValueError:
-        raise UnusableResponse("the answer is not JSON") from None
-    if not isinstance(answers, list):
-        raise UnusableResponse("the answer is not a JSON-RPC batch")
+        raise UnusableResponse("the response is not JSON") from None
+    if not isinstance(responses, list):
+        raise UnusableResponse("the response is not a JSON-RPC batch")
     results: dict[int, object] = {}
-    for answer in answers:
-        if not isinstance(answer, dict) or type(answer.get("id")) is not int:
-            raise UnusableResponse("an answer of the batch has no id")
-        if answer["id"] in results or answer["id"] not in ids:
-            raise UnusableResponse("an answer of the batch has a wrong id")
-        results[answer["id"]] = _parse_result(answer)
+    for response in responses:
+        if not isinstance(response, dict) or type(response.get("id")) is not int:
+            raise UnusableResponse("a response of the batch has no id")
+        if response["id"] in results or response["id"] not in ids:
+            raise UnusableResponse("a response of the batch has a wrong id")
+        results[response["id"]] = _parse_result(response)
     if len(results) != len(ids):
-        raise UnusableResponse("an answer of the batch is missing")
+        raise UnusableResponse("a response of the batch is missing")
     return [results[number] for number in ids]
 
 
-def _parse_result(answer: dict[str, Any]) -> object:
-    error = answer.get("error")
+def _parse_result(response: dict[str, Any]) -> object:
+    error = response.get("error")
     if error is None:
-        if "result" not in answer:
-            raise UnusableResponse("an answer has neither result nor error")
-        return answer["result"]
+        if "result" not in response:
+            raise UnusableResponse("a response has neither result nor error")
+        return response["result"]
     if not isinstance(error, dict) or type(error.get("code")) is not int:
         raise UnusableResponse("an error of the batch is malformed")
     message = error.get("message")
@@ -181,7 +181,7 @@ def parse_block(value: object) -> BlockHeader:
 
 
 def parse_block_place(value: object) -> tuple[int, int]:
-    """A block's number and time alone; the rest of it is checked all the same."""
+    """A block's number and time; its hash is checked too."""
     number, _, time = _parse_block_fields(value)
     return number, time
 
@@ -196,23 +196,22 @@ def _parse_block_fields(value: object) -> tuple[int, bytes, int]:
 
 
 def parse_next_time(value: object) -> int | None:
-    """The time (unix seconds) of the block that the node would make next (`pending`: it has no hash yet); None where
-    the node does not say."""
+    """The time (unix seconds) of the node's next block (`pending`, without a hash); None where the node does not return it."""
     if value is None or isinstance(value, RpcFault):
         return None
     return _parse_number(_parse_object(value, "a block").get("timestamp"))
 
 
 def parse_finalized(value: object, *, head: BlockHeader) -> int:
-    """The number of the latest final block; 0 where the node knows none or not the tag.
+    """The number of the latest final block; 0 where the node has none or does not support the tag.
 
-    0 errs to the safe side: a payment is then not called final, only watched for longer.
+    0 is safe: a payment is then not final and is watched for longer.
     """
     return parse_final_tag(value, head=head) or 0
 
 
 def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
-    """The number of the latest final block; None where the node knows none or not the tag."""
+    """The number of the latest final block; None where the node has none or does not support the tag."""
     if value is None or isinstance(value, RpcFault):
         return None
     number, _ = parse_block_place(value)
@@ -224,65 +223,65 @@ def parse_final_tag(value: object, *, head: BlockHeader) -> int | None:
 def parse_mined(
     receipt: object, transaction: object, *, tx_hash: TxHash
 ) -> MinedTransaction | UnminedTransaction:
-    """Both halves of one transaction. Raises Unusable when they are of another hash or contradict each other."""
-    known = None if transaction is None else _parse_object(transaction, "a transaction")
-    if known is not None and parse_bytes(known.get("hash"), length=32) != tx_hash:
-        raise UnusableResponse("the transaction is not the one that was asked for")
+    """Parses the receipt and the transaction of one hash. Raises `UnusableResponse` when they have another hash or contradict each other."""
+    sent = None if transaction is None else _parse_object(transaction, "a transaction")
+    if sent is not None and parse_bytes(sent.get("hash"), length=32) != tx_hash:
+        raise UnusableResponse("the node returned another transaction than requested")
     if receipt is None:
-        return UnminedTransaction(is_pending=known is not None)
+        return UnminedTransaction(is_pending=sent is not None)
     fields = _parse_object(receipt, "a receipt")
     if parse_bytes(fields.get("transactionHash"), length=32) != tx_hash:
-        raise UnusableResponse("the receipt is of another transaction")
-    if known is None:
-        raise UnusableResponse("there is a receipt without its transaction")
-    if known.get("blockHash") is None:
-        # The block arrived between the two reads of one batch. Not deep enough for anybody yet.
+        raise UnusableResponse("the receipt belongs to another transaction")
+    if sent is None:
+        raise UnusableResponse("the node returned a receipt without its transaction")
+    if sent.get("blockHash") is None:
+        # The block arrived between the two reads of one batch, so it is not deep enough yet.
         return UnminedTransaction(is_pending=True)
     block_hash = parse_bytes(fields.get("blockHash"), length=32)
     mined = MinedTransaction(
         succeeded=_parse_status(fields.get("status")),
         sender=Address(parse_bytes(fields.get("from"), length=20)),
         recipient=_parse_recipient(fields),
-        value=parse_quantity(known.get("value")),
+        value=parse_quantity(sent.get("value")),
         logs=_parse_logs(fields.get("logs"), tx_hash=tx_hash, block_hash=block_hash),
         block_number=_parse_number(fields.get("blockNumber")),
         block_hash=block_hash,
         fee_wei=_parse_fee(fields),
     )
-    _check_agreement(mined, known)
+    _check_agreement(mined, sent)
     return mined
 
 
-def _check_agreement(mined: MinedTransaction, known: dict[str, Any]) -> None:
+def _check_agreement(mined: MinedTransaction, sent: dict[str, Any]) -> None:
     if (
-        parse_bytes(known.get("blockHash"), length=32) != mined.block_hash
-        or _parse_number(known.get("blockNumber")) != mined.block_number
-        or parse_bytes(known.get("from"), length=20) != mined.sender
-        or _parse_recipient(known) != mined.recipient
+        parse_bytes(sent.get("blockHash"), length=32) != mined.block_hash
+        or _parse_number(sent.get("blockNumber")) != mined.block_number
+        or parse_bytes(sent.get("from"), length=20) != mined.sender
+        or _parse_recipient(sent) != mined.recipient
     ):
         raise UnusableResponse("receipt and transaction contradict each other")
 
 
 def parse_base_fee(block: object) -> int:
-    """Wei per gas in that block. Raises Unusable on a chain without EIP-1559."""
+    """The base fee of the block in wei per gas. Raises `UnusableResponse` on a chain without EIP-1559."""
     return parse_quantity(_parse_object(block, "a block").get("baseFeePerGas"))
 
 
 def parse_tip(tip: object, gas_price: object, *, base_fee_wei: int) -> int:
-    """What the node suggests to pay above the base fee; where it does not know the question, what its whole price has
-    above it."""
+    """The tip that the node suggests above the base fee. Where the node does not support the method, its gas price less the base
+    fee."""
     if isinstance(tip, RpcFault):
         return max(0, parse_quantity(gas_price) - base_fee_wei)
     return parse_quantity(tip)
 
 
 def parse_word(value: object) -> int:
-    """What a getter of one word returned. A revert or an answer of another length is Unusable."""
+    """The result of a getter that returns one word. Raises `UnusableResponse` for a revert or another length."""
     return int.from_bytes(parse_bytes(value, length=32), "big")
 
 
 def parse_estimate(value: object) -> int | None:
-    """Gas, or None where the contract fails. A node's own trouble is Unusable."""
+    """The gas estimate, or None where the contract fails. Raises `UnusableResponse` for a fault of the node."""
     if isinstance(value, RpcFault) and value.is_contract_fault:
         return None
     return parse_quantity(value)
@@ -291,8 +290,8 @@ def parse_estimate(value: object) -> int | None:
 def parse_log_transactions(
     value: object, *, address: Address, topics: Sequence[Sequence[bytes]]
 ) -> list[TxHash]:
-    """The transactions of the logs that `eth_getLogs` found, in their order. A log that was not asked for makes the
-    answer Unusable. `topics`: what each one may be."""
+    """The transactions of the logs of an `eth_getLogs` response, in their order. `topics`: the allowed values of each topic. Raises
+    `UnusableResponse` for a log that was not requested."""
     if not isinstance(value, list):
         raise UnusableResponse(_describe(value, "a list of logs"))
     found: list[TxHash] = []
@@ -304,24 +303,25 @@ def parse_log_transactions(
             or not isinstance(log_topics, list)
             or len(log_topics) != len(topics)
             or any(
-                parse_bytes(one, length=32) not in ways for one, ways in zip(log_topics, topics, strict=True)
+                parse_bytes(topic, length=32) not in allowed
+                for topic, allowed in zip(log_topics, topics, strict=True)
             )
         ):
-            raise UnusableResponse("a log was not asked for")
+            raise UnusableResponse("the node returned a log that was not requested")
         if fields.get("removed") is not True:
             found.append(TxHash(parse_bytes(fields.get("transactionHash"), length=32)))
     return found
 
 
 def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:
-    """(reverted, payload) of an `eth_call`, the payload cut at `bytes_max`. A node's own trouble is Unusable."""
+    """(reverted, payload) of an `eth_call`, the payload cut at `bytes_max`. Raises `UnusableResponse` for a fault of the node."""
     if isinstance(value, RpcFault):
         if not value.is_contract_fault:
-            raise UnusableResponse(f"the node answered with error {value.code}")
+            raise UnusableResponse(f"the node returned error {value.code}")
         try:
             return True, _parse_cut(value.payload, bytes_max=bytes_max)
         except UnusableResponse:
-            return True, b""  # many nodes give no revert data, or prose
+            return True, b""  # many nodes return no revert data, or a text
     return False, _parse_cut(value, bytes_max=bytes_max)
 
 
@@ -354,7 +354,7 @@ def _parse_log(value: object, *, tx_hash: TxHash, block_hash: bytes) -> Log:
 
 
 def _parse_fee(fields: dict[str, Any]) -> int | None:
-    """Gas at its price, and what rollups add for their data (`l1Fee`)."""
+    """The cost of the gas, and of a rollup's data (`l1Fee`). None where the receipt lacks a field."""
     if fields.get("gasUsed") is None or fields.get("effectiveGasPrice") is None:
         return None
     l1_fee = fields.get("l1Fee")
@@ -370,7 +370,7 @@ def _parse_status(value: object) -> bool:
 
 
 def _parse_recipient(fields: dict[str, Any]) -> Address | None:
-    """`to` is null when a contract was created, but it is never absent."""
+    """`to` is null in a transaction that creates a contract; it is never absent."""
     if "to" not in fields:
         raise UnusableResponse("the recipient is missing")
     return None if fields["to"] is None else Address(parse_bytes(fields["to"], length=20))
@@ -379,7 +379,7 @@ def _parse_recipient(fields: dict[str, Any]) -> Address | None:
 def _parse_number(value: object) -> int:
     number = parse_quantity(value)
     if number > _BLOCK_NUMBER_MAX:
-        raise UnusableResponse("a block number or time is absurdly large")
+        raise UnusableResponse("a block number or time is too large")
     return number
 
 
@@ -391,13 +391,13 @@ def _parse_object(value: object, noun: str) -> dict[str, Any]:
 
 def _describe(value: object, noun: str) -> str:
     if isinstance(value, RpcFault):
-        return f"the node answered with error {value.code} instead of {noun}"
+        return f"the node returned error {value.code} instead of {noun}"
     return f"{noun} is missing" if value is None else f"{noun} is malformed"
 
 
 @dataclass(slots=True, kw_only=True)
 class TransactionVotes:
-    """Of one transaction. `needed`: how many nodes must tell the same."""
+    """Counts the reports of nodes about one transaction. `needed`: how many nodes must return the same facts."""
 
     chain_id: ChainId
     needed: int
@@ -406,42 +406,42 @@ class TransactionVotes:
     agreed: ChainFacts | None = None
 
     def needs_another_node(self, *, is_deferred: bool) -> bool:
-        """Whether one more node is to be asked. One that failed just now is not waited for to say "not mined"."""
+        """Whether one more node must be read. Enough "not mined" reports do not wait for a node that failed recently."""
         if self.agreed is not None:
             return False
         return not (is_deferred and not self.reports and len(self.unseen) >= self.needed)
 
-    def add(self, answer: ChainFacts | NotMined) -> None:
-        if isinstance(answer, NotMined):
-            self.unseen.append(answer)
+    def add(self, report: ChainFacts | NotMined) -> None:
+        if isinstance(report, NotMined):
+            self.unseen.append(report)
         else:
-            self.reports.append(answer)
+            self.reports.append(report)
             self.agreed = _find_agreement(self.reports, self.needed)
 
     @property
     def is_disputed(self) -> bool:
-        """Enough nodes have answered, and nothing can be said all the same."""
+        """Whether enough nodes have responded without agreeing."""
         return self.outcome is None and len(self.reports) + len(self.unseen) >= self.needed
 
     @property
     def outcome(self) -> ChainFacts | NotMined | None:
-        """None: nothing can be said."""
+        """The agreed result; None without one."""
         if self.agreed is not None or self.reports or len(self.unseen) < self.needed:
             return self.agreed
-        return NotMined(chain_id=self.chain_id, is_pending=any(answer.is_pending for answer in self.unseen))
+        return NotMined(chain_id=self.chain_id, is_pending=any(report.is_pending for report in self.unseen))
 
 
 @dataclass(slots=True, kw_only=True)
 class BlockVotes:
-    """What nodes tell of one height: a hash each, or that their chain has no block so high. `needed`: how many must tell
-    the same hash."""
+    """Counts the reports of nodes about one height: a hash, or no block at that height. `needed`: how many nodes must return the
+    same hash."""
 
     needed: int
     reports: list[bytes] = field(default_factory=list)
     unseen: int = 0
 
     def needs_another_node(self, *, is_deferred: bool) -> bool:
-        """Whether one more node is to be asked. One that failed just now is not waited for to say that there is none."""
+        """Whether one more node must be read. Enough reports of no block do not wait for a node that failed recently."""
         if self.agreed is not None:
             return False
         return not (is_deferred and not self.reports and self.unseen >= self.needed)
@@ -458,7 +458,7 @@ class BlockVotes:
 
     @property
     def is_missing(self) -> bool:
-        """Every node that answered says that its chain is not so long, and they are enough."""
+        """Whether enough nodes responded, and all of them have no block at that height."""
         return not self.reports and self.unseen >= self.needed
 
     @property
@@ -468,20 +468,20 @@ class BlockVotes:
 
 
 def _find_agreement(reports: list[ChainFacts], needed: int) -> ChainFacts | None:
-    """The facts that the newest answer shares with enough others, seen from the most cautious of them."""
+    """The facts that the newest report shares with enough others, with their lowest head and lowest final block."""
     agreed = _list_agreed(reports[-1])
-    alike = [facts for facts in reports if _list_agreed(facts) == agreed]
-    if len(alike) < needed:
+    equal = [facts for facts in reports if _list_agreed(facts) == agreed]
+    if len(equal) < needed:
         return None
-    slowest = min(alike, key=lambda facts: facts.head_number)
-    finalized_number = min(facts.finalized_number for facts in alike)
+    slowest = min(equal, key=lambda facts: facts.head_number)
+    finalized_number = min(facts.finalized_number for facts in equal)
     if slowest.finalized_number == finalized_number:
         return slowest
     return replace(slowest, finalized_number=finalized_number)
 
 
 def _list_agreed(facts: ChainFacts) -> list[object]:
-    """Without what honest nodes may differ in; not all of them tell the fee."""
+    """The values in which honest nodes do not differ. Not every node returns the fee."""
     return [getattr(facts, name) for name in _AGREED]
 
 
@@ -501,8 +501,8 @@ def assemble_facts(
     head: BlockHeader,
     finalized_number: int,
 ) -> ChainFacts:
-    """`block`: what the chain has now at the transaction's height."""
-    # The block may have arrived after the head was read; it is then the head itself.
+    """The facts of one node. `block`: the block that the chain has at the transaction's height now."""
+    # The block may have arrived after the head was read; then it is the head.
     if block.number > head.number:
         head = block
     return ChainFacts(

@@ -1,8 +1,7 @@
-"""`ChainReader`, `SettlementChain` and `WatchedChain` over real nodes: which questions are asked, and what their answers mean together.
+"""The adapter of `ChainReader`, `SettlementChain` and `WatchedChain` for real nodes: reads nodes and combines their responses.
 
-Bare JSON-RPC batches: a payment's facts in at most two round trips, an authorisation's in one. It never guesses: what
-no node says clearly is `ChainUnavailable`, never "not mined" and never "not sent". It signs nothing, and sends only what
-it is handed.
+Bare JSON-RPC batches: the facts of a payment take at most two round trips, those of an authorisation one. An unclear result is
+`ChainUnavailable`, never "not mined" and never "not sent". The adapter signs nothing.
 """
 
 import asyncio
@@ -47,18 +46,18 @@ from tollway.ids import Address, ChainId, TxHash
 from tollway.limits import Limits
 
 _RECEIPTS_PER_BATCH_MAX = 40
-"""Many nodes take a hundred calls a batch; a receipt takes two."""
+"""Many nodes accept a hundred calls per batch; a receipt needs two."""
 _BLOCKS_PER_BATCH_MAX = 20
-"""A block without its transactions still names their hashes: some ten kilobytes, and a megabyte on the busiest chains."""
+"""A block without transactions still lists their hashes: about ten kilobytes, and a megabyte on the busiest chains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainEndpoints:
-    """The nodes of one chain in order of preference. Raises ValueError, never naming a URL: they may hold keys.
+    """The nodes of one chain in order of preference. Raises ValueError without a URL in its text: a URL may hold a key.
 
-    `agreement_min`: how many nodes must tell the same facts before they count (k of n). Head and finality may differ
-    between honest nodes; the lowest is taken. `is_by_value`: only where the asker says so (`Quorum`); a network whose
-    small payments need one node stays in use when one node is left.
+    `agreement_min`: how many nodes must return the same facts (k of n). Head and finality may differ between honest nodes; the
+    lowest value counts. `is_by_value`: small values need one node only (`Quorum.ONE`), so the network stays in use when one node is
+    left.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -70,9 +69,9 @@ class ChainEndpoints:
             if not _is_http_url(url):
                 raise ValueError(f"RPC URL {position} is not an absolute http(s) URL")
         if len(set(self.urls)) != len(self.urls):
-            raise ValueError("an RPC URL is given twice")
+            raise ValueError("an RPC URL is listed twice")
         if not 1 <= self.agreement_min <= len(self.urls):
-            raise ValueError("agreement needs at least one node and no more than there are")
+            raise ValueError("agreement needs at least one node and at most the number of RPC URLs")
 
 
 def _is_http_url(url: str) -> bool:
@@ -84,9 +83,9 @@ def _is_http_url(url: str) -> bool:
 
 
 class RpcReader:
-    """A `WatchedChain`. Open it inside the loop that uses it: `async with RpcReader(...)`, or `open` and `close`.
+    """A `WatchedChain`. `open` and `close` (or `async with`) run in the event loop that uses it.
 
-    `on_request(method_count)` is told of every HTTP round trip as it starts. `clock` is monotonic seconds.
+    `on_request(method_count)` is called at the start of every HTTP round trip. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class RpcReader:
     async def fetch_facts(
         self, chain_id: ChainId, tx_hash: TxHash, *, quorum: Quorum = Quorum.AGREED
     ) -> ChainFacts | NotMined:
-        """The first nodes that tell the same facts decide, as many as `quorum` takes."""
+        """The facts on which as many nodes as `quorum` needs agree first."""
         return (await self._fetch_batch(chain_id, (tx_hash,), quorum))[tx_hash]
 
     async def fetch_receipts(
@@ -164,7 +163,7 @@ class RpcReader:
     async def _fetch_batch(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        """Never an empty answer."""
+        """The results, never empty. Raises `ChainUnavailable`."""
         failures: list[str] = []
         votes_of = await self._collect_votes(chain_id, tx_hashes, quorum, failures)
         outcomes = {tx_hash: votes.outcome for tx_hash, votes in votes_of.items()}
@@ -173,7 +172,7 @@ class RpcReader:
             pool = self._pool(chain_id)
             if reports := max(len(votes.reports) for votes in votes_of.values()):
                 needed = pool.count_needed(quorum)
-                failures.append(f"{reports} of the nodes know the transaction, {needed} must agree on it")
+                failures.append(f"{reports} of the nodes have the transaction, {needed} must agree on it")
             raise pool.unavailable(
                 failures, is_disputed=any(votes.is_disputed for votes in votes_of.values())
             )
@@ -182,7 +181,7 @@ class RpcReader:
     async def _collect_votes(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum, failures: list[str]
     ) -> dict[TxHash, TransactionVotes]:
-        """Each node is asked only about what its siblings left open."""
+        """Reads from each node only the transactions that the nodes before it left open."""
         pool = self._pool(chain_id)
         needed = pool.count_needed(quorum)
         votes_of = {
@@ -203,11 +202,11 @@ class RpcReader:
             ) -> dict[TxHash, ChainFacts | NotMined]:
                 return await read_receipts(node, self._open_session, chain_id, undecided)
 
-            answers = await pool.attempt(
+            reports = await pool.attempt(
                 node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
             )
-            for tx_hash, answer in (answers or {}).items():
-                votes_of[tx_hash].add(answer)
+            for tx_hash, report in (reports or {}).items():
+                votes_of[tx_hash].add(report)
         return votes_of
 
     async def review_receipts(
@@ -224,14 +223,14 @@ class RpcReader:
             }
             reports = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
             if not reports:
-                break  # no node answers: the others would wait for the same
+                break  # no node responds: every further batch would wait for its deadline
             found |= reports
         if tx_hashes and not found:
             raise self._pool(chain_id).unavailable(failures)
         return found
 
     async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
-        """Honest nodes may differ in both; the lowest is taken."""
+        """The lowest head and final block of the nodes: honest nodes may differ in both."""
 
         async def read(node: RpcNode) -> ChainTip:
             return await read_tip(node, self._open_session)
@@ -258,7 +257,7 @@ class RpcReader:
             }
             doubts = {number for number, votes in votes_of.items() if votes.is_disputed}
             if not reports and not doubts:
-                break  # no node answers: the others would wait for the same
+                break  # no node responds: every further batch would wait for its deadline
             known |= reports
             disputed |= doubts
         if heights and not known and not disputed:
@@ -282,10 +281,10 @@ class RpcReader:
             async def read(node: RpcNode, undecided: Sequence[int] = undecided) -> dict[int, bytes | None]:
                 return await read_block_hashes(node, self._open_session, undecided)
 
-            answers = await pool.attempt(
+            reports = await pool.attempt(
                 node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
             )
-            for number, block_hash in (answers or {}).items():
+            for number, block_hash in (reports or {}).items():
                 votes_of[number].add(block_hash)
         return votes_of
 
@@ -299,8 +298,8 @@ class RpcReader:
         bytes_max: int,
         deadline_s: float,
     ) -> ContractResult:
-        """Nodes must agree, whatever the value: it is not known yet, and a lie would let a stranger spend a wallet's
-        credit. Whatever the contract does wrong is `reverted`, out of gas included."""
+        """The result on which the nodes agree. The value is unknown yet, and a false result would let another caller spend a wallet's
+        credit, so one node is never enough. Every failure of the contract is `reverted`, also out of gas."""
 
         async def read(node: RpcNode) -> ContractResult:
             return await read_call(
@@ -308,13 +307,13 @@ class RpcReader:
             )
 
         pool = self._pool(chain_id)
-        alike = await pool.read_agreeing(
+        equal = await pool.read_agreeing(
             read,
-            compared=lambda answer: None if answer.reverted else answer.payload,
+            compared=lambda result: None if result.reverted else result.payload,
             quorum=Quorum.AGREED,
             deadline_s=deadline_s,
         )
-        return alike[0]
+        return equal[0]
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         async def read(node: RpcNode) -> int:
@@ -341,8 +340,8 @@ class RpcReader:
         valid_after: int = 0,
         quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
-        """As many nodes as `quorum` takes must say the same of the payer and of the transfer. Of head and gas the most
-        cautious is taken."""
+        """As many nodes as `quorum` needs must agree on the payer and the transfer. The lowest head and the highest gas estimate of
+        them count."""
 
         async def read(node: RpcNode) -> AuthorizationFacts:
             return await read_authorization(
@@ -368,11 +367,11 @@ class RpcReader:
                 facts.gas_estimate is None,
             )
 
-        alike = await self._pool(chain_id).read_agreeing(
+        equal = await self._pool(chain_id).read_agreeing(
             read, compared=compared, quorum=quorum, deadline_s=self._limits.rpc_deadline_s
         )
-        slowest = min(alike, key=lambda facts: facts.head_number)
-        gas_estimates = [facts.gas_estimate for facts in alike if facts.gas_estimate is not None]
+        slowest = min(equal, key=lambda facts: facts.head_number)
+        gas_estimates = [facts.gas_estimate for facts in equal if facts.gas_estimate is not None]
         gas_estimate = max(gas_estimates, default=None)
         return (
             slowest if slowest.gas_estimate == gas_estimate else replace(slowest, gas_estimate=gas_estimate)
@@ -388,8 +387,8 @@ class RpcReader:
         from_block: int,
         quorum: Quorum = Quorum.AGREED,
     ) -> TxHash | None:
-        """The first node that knows one decides: what it did is for its receipt to say. "None" counts like "not mined":
-        when every node says so that can be reached."""
+        """The result of the first node that has a transaction; its receipt decides what it did. None counts like "not mined": only
+        when every reachable node reports it."""
         pool = self._pool(chain_id)
         needed = pool.count_needed(quorum)
 
@@ -412,7 +411,7 @@ class RpcReader:
         return None
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
-        """The first usable node decides, so its word is to be capped by whoever pays by it."""
+        """The fees of the first usable node. The settlement caps them by the operator's maximum, because one node may report too much."""
 
         async def read(node: RpcNode) -> Fees:
             return await read_fees(node, self._open_session, chain_id)
@@ -420,7 +419,7 @@ class RpcReader:
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
-        """The lowest of what as many nodes say as the least payment needs: they need not be equally far."""
+        """The lowest values of as many nodes as the smallest payment needs: nodes may have different heads."""
 
         async def read(node: RpcNode) -> AccountFacts:
             return await read_account(node, self._open_session, address)
@@ -442,11 +441,11 @@ class RpcReader:
         refusals: list[SendRefused] = []
         failures: list[str] = []
         for node in pool.in_order:
-            answer = await self._submit(pool, node, raw, failures)
-            if answer is True:
+            outcome = await self._submit(pool, node, raw, failures)
+            if outcome is True:
                 return None
-            if isinstance(answer, SendRefused):
-                refusals.append(answer)
+            if isinstance(outcome, SendRefused):
+                refusals.append(outcome)
         if not refusals:
             raise pool.unavailable(failures)
         return refusals[0]
@@ -454,10 +453,10 @@ class RpcReader:
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
         pool = self._pool(chain_id)
         failures: list[str] = []
-        answers = await asyncio.gather(*(self._submit(pool, node, raw, failures) for node in pool.in_order))
-        if True in answers:
+        outcomes = await asyncio.gather(*(self._submit(pool, node, raw, failures) for node in pool.in_order))
+        if True in outcomes:
             return None
-        refusal = next((answer for answer in answers if isinstance(answer, SendRefused)), None)
+        refusal = next((outcome for outcome in outcomes if isinstance(outcome, SendRefused)), None)
         if refusal is None:
             raise pool.unavailable(failures)
         return refusal
@@ -465,7 +464,7 @@ class RpcReader:
     async def _submit(
         self, pool: NodePool, node: RpcNode, raw: bytes, failures: list[str]
     ) -> SendRefused | bool | None:
-        """True: the node has it. None: it gave no clear word."""
+        """Sends a transaction to one node. True: the node has it. None: its response was not clear."""
 
         async def submit(node: RpcNode) -> SendRefused | bool:
             return await submit_transaction(node, self._open_session, raw) or True

@@ -1,9 +1,9 @@
-"""The token standards that a payment touches, as bytes: ERC-20, EIP-3009, EIP-712 domains, ERC-1271. Pure.
+"""Encodes and parses the token standards of payments: ERC-20, EIP-3009, EIP-712 domains, ERC-1271. Pure.
 
-It parses what a receipt's logs claim; the rules of payments decide whether that is a payment. It never trusts a log by its
-shape alone: the emitting contract must be the token that the caller names.
+It parses the logs of a receipt; the rules of payments decide whether they are a payment. The shape of a log alone proves nothing:
+the emitting contract must be the token that the caller names.
 
-`find_domain_fault` reads from a token, through the port, whether it takes authorisations under the domain of the settings.
+`find_domain_fault` reads through the port whether a token accepts authorisations under the configured domain.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ AUTHORIZATION_USED_TOPIC = keccak256(b"AuthorizationUsed(address,bytes32)")
 AUTHORIZATION_CANCELED_TOPIC = keccak256(b"AuthorizationCanceled(address,bytes32)")
 
 ERC1271_MAGIC = keccak256(b"isValidSignature(bytes32,bytes)")[:4]
-"""The selector of ERC-1271's only function, and also its "yes"."""
+"""The selector of ERC-1271's only function, which is also its return value for a valid signature."""
 
 _TRANSFER_SELECTOR = keccak256(b"transfer(address,uint256)")[:4]
 _BALANCE_OF_SELECTOR = keccak256(b"balanceOf(address)")[:4]
@@ -43,7 +43,7 @@ _TEXT_BYTES_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTransfer:
-    """One ERC-20 movement, in base units of the token."""
+    """One ERC-20 transfer, in base units of the token."""
 
     sender: Address
     recipient: Address
@@ -51,10 +51,10 @@ class TokenTransfer:
 
 
 def parse_transfers(logs: Iterable[Log], *, token: Address) -> tuple[TokenTransfer, ...]:
-    """The ERC-20 transfers that `token` itself reported, in the order of the receipt.
+    """The ERC-20 transfers that `token` itself logged, in the order of the receipt.
 
-    Strict, because each one is worth money: three topics (ERC-721 has four), one word of payload, clean address
-    words, not removed. Anything else is left out, never repaired.
+    Strict, because each transfer is worth money: three topics (ERC-721 has four), one word of payload, zero-padded address words,
+    not removed. Other logs are left out, never repaired.
     """
     return tuple(
         TokenTransfer(sender=sender, recipient=recipient, base_units=base_units)
@@ -80,10 +80,10 @@ def _is_transfer(log: Log) -> bool:
 
 
 def find_authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
-    """Who moved `token` in this receipt by a signed authorisation (EIP-3009 `AuthorizationUsed`).
+    """The wallets whose signed authorisations moved `token` in this receipt (EIP-3009 `AuthorizationUsed`).
 
-    Lenient where `parse_transfers` is strict: a name in this set *refuses* transfers, so an odd payload or a
-    missing nonce must not hide the event.
+    Lenient where `parse_transfers` is strict: the transfers of these wallets are refused, so an unusual payload or a missing nonce
+    must not hide the event.
     """
     return frozenset(
         Address(log.topics[1][-20:])
@@ -96,9 +96,9 @@ def find_authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
 
 
 def parse_authorizations_used(logs: Iterable[Log], *, token: Address) -> tuple[tuple[Address, bytes], ...]:
-    """The (payer, nonce) of every authorisation that `token` itself reports as used, in the order of the receipt.
+    """The (payer, nonce) of every authorisation that `token` itself logged as used, in the order of the receipt.
 
-    Strict where `find_authorizers` is lenient: each one says that a call was paid.
+    Strict where `find_authorizers` is lenient: each event proves that a call was paid.
     """
     return tuple(
         (Address(log.topics[1][12:]), log.topics[2])
@@ -110,11 +110,11 @@ def parse_authorizations_used(logs: Iterable[Log], *, token: Address) -> tuple[t
 def has_settled(
     logs: Iterable[Log], *, token: Address, payer: Address, payee: Address, base_units: int, nonce: bytes
 ) -> bool:
-    """Whether this receipt moved exactly that authorisation's money, whoever sent it.
+    """Whether this receipt contains the transfer of exactly that authorisation, sent by any account.
 
-    A payer may sign one nonce twice, to other payees too, and land it bundled with a transfer that pays for something
-    else. So where a payer used several authorisations in one receipt, only the transfer right behind the event of this
-    nonce counts (the order of Circle's FiatToken); a payer's only authorisation may have its transfer on either side.
+    A payer may sign one nonce twice, also for other payees, and bundle its use with a transfer that pays for something else. So
+    where a payer used several authorisations in one receipt, only the transfer directly after the event of this nonce counts (the
+    order of Circle's FiatToken). The only authorisation of a payer may have its transfer before or after the event.
     """
     reported = [log for log in logs if log.address == token and not log.removed]
     used = parse_authorizations_used(reported, token=token)
@@ -131,8 +131,7 @@ def has_settled(
 
 
 def has_ended(logs: Iterable[Log], *, token: Address, payer: Address, nonce: bytes) -> bool:
-    """Whether `token` says in this receipt that the authorisation was used or cancelled: it will never move anything
-    again, whatever it has moved."""
+    """Whether `token` logged in this receipt that the authorisation was used or cancelled: it can never make a transfer again."""
     return any(
         log.address == token and not log.removed and _is_end(log) and log.topics[1:] == (_PAD + payer, nonce)
         for log in logs
@@ -159,7 +158,7 @@ def encode_transfer(*, recipient: Address, base_units: int) -> bytes:
 
 
 def encode_balance_of(owner: Address) -> bytes:
-    """Calldata of ERC-20 `balanceOf(address)`; its answer goes to `parse_uint256`."""
+    """Calldata of ERC-20 `balanceOf(address)`; `parse_uint256` parses its result."""
     return _BALANCE_OF_SELECTOR + _PAD + owner
 
 
@@ -175,9 +174,9 @@ def encode_transfer_with_authorization(
 ) -> bytes:
     """Calldata of EIP-3009 `transferWithAuthorization`, in the form that fits the signature.
 
-    65 bytes of an ECDSA signature go as v, r, s, the form that every such token has; v of 0 or 1 becomes 27 or 28,
-    which is all that tokens take. Anything else is a contract wallet's and goes as `bytes`. Raises ValueError or
-    OverflowError on a field that does not fit its word.
+    An ECDSA signature of 65 bytes is passed as v, r, s, the form that every such token has; v of 0 or 1 becomes 27 or 28, because
+    tokens accept no other. Every other signature is a contract wallet's and is passed as `bytes`. Raises ValueError or
+    OverflowError for a field that does not fit its word.
     """
     if len(nonce) != _WORD:
         raise ValueError("a nonce is 32 bytes")
@@ -192,29 +191,29 @@ def encode_transfer_with_authorization(
 
 
 def encode_authorization_state(*, payer: Address, nonce: bytes) -> bytes:
-    """Calldata of EIP-3009 `authorizationState(address,bytes32)`; its answer goes to `parse_bool`."""
+    """Calldata of EIP-3009 `authorizationState(address,bytes32)`; `parse_bool` parses its result."""
     if len(nonce) != _WORD:
         raise ValueError("a nonce is 32 bytes")
     return _AUTHORIZATION_STATE_SELECTOR + _PAD + payer + nonce
 
 
 def encode_name() -> bytes:
-    """Calldata of `name()`; its answer goes to `parse_text`."""
+    """Calldata of `name()`; `parse_text` parses its result."""
     return _NAME_SELECTOR
 
 
 def encode_version() -> bytes:
-    """Calldata of `version()`; its answer goes to `parse_text`."""
+    """Calldata of `version()`; `parse_text` parses its result."""
     return _VERSION_SELECTOR
 
 
 def encode_domain_separator() -> bytes:
-    """Calldata of `DOMAIN_SEPARATOR()`: one word, to be compared with `compute_domain_separator`."""
+    """Calldata of `DOMAIN_SEPARATOR()`, which returns one word, comparable with `compute_domain_separator`."""
     return _DOMAIN_SEPARATOR_SELECTOR
 
 
 def compute_domain_separator(domain: TokenDomain, *, chain_id: ChainId, token: Address) -> bytes:
-    """The EIP-712 domain that authorisations of `token` are signed under: four members, no salt."""
+    """The EIP-712 domain separator for authorisations of `token`: four members, no salt."""
     return keccak256(
         _DOMAIN_TYPE
         + keccak256(domain.name.encode())
@@ -226,7 +225,7 @@ def compute_domain_separator(domain: TokenDomain, *, chain_id: ChainId, token: A
 
 
 def parse_bool(payload: bytes) -> bool:
-    """The one word that a `bool` getter returns: 0 or 1. Raises ValueError on anything else."""
+    """The one word that a `bool` getter returns: 0 or 1. Raises ValueError for other payloads."""
     number = parse_uint256(payload)
     if number > 1:
         raise ValueError("a bool is 0 or 1")
@@ -234,12 +233,12 @@ def parse_bool(payload: bytes) -> bool:
 
 
 def parse_text(payload: bytes) -> str:
-    """The `string` that a getter returns, at most 256 bytes of UTF-8. Raises ValueError on anything else."""
+    """The `string` that a getter returns, at most 256 bytes of UTF-8. Raises ValueError for other payloads."""
     if len(payload) < 2 * _WORD or int.from_bytes(payload[:_WORD], "big") != _WORD:
         raise ValueError("a string is an offset, a length and its bytes")
     length = int.from_bytes(payload[_WORD : 2 * _WORD], "big")
     if length > min(_TEXT_BYTES_MAX, len(payload) - 2 * _WORD):
-        raise ValueError("the string is longer than its answer")
+        raise ValueError("the string is longer than the payload")
     return payload[2 * _WORD : 2 * _WORD + length].decode()
 
 
@@ -251,7 +250,7 @@ def parse_uint256(payload: bytes) -> int:
 
 
 def encode_is_valid_signature(*, digest: bytes, signature: bytes) -> bytes:
-    """Calldata of ERC-1271 `isValidSignature(bytes32,bytes)`; its answer goes to `is_signature_valid`."""
+    """Calldata of ERC-1271 `isValidSignature(bytes32,bytes)`; `is_signature_valid` parses its result."""
     if len(digest) != _WORD:
         raise ValueError("a digest is 32 bytes")
     offset, length = (number.to_bytes(_WORD, "big") for number in (2 * _WORD, len(signature)))
@@ -259,9 +258,9 @@ def encode_is_valid_signature(*, digest: bytes, signature: bytes) -> bytes:
 
 
 def is_signature_valid(payload: bytes) -> bool:
-    """ERC-1271's "yes": a whole first word, the magic value left-aligned and zeros after it.
+    """Whether an ERC-1271 result confirms the signature: its first word is the magic value, left-aligned and padded with zeros.
 
-    A bare four bytes, a dirty word or an empty answer (no code at the address) are all "no".
+    Four bytes alone, a word with other padding and an empty result (no code at the address) do not confirm it.
     """
     return payload[:_WORD] == ERC1271_MAGIC + bytes(_WORD - len(ERC1271_MAGIC))
 
@@ -271,22 +270,24 @@ _GETTER_BYTES_MAX = 512
 
 
 class DomainFault(StrEnum):
+    """Why a token does not accept authorisations under the configured domain. In the log."""
+
     NO_AUTHORIZATIONS = "no_authorizations"  # no code there, or a token without EIP-3009
     OTHER_DOMAIN = "other_domain"
 
 
 async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: float) -> DomainFault | None:
-    """What is wrong with `asset.domain`; None when nothing is, or when the asset has none.
+    """The fault of `asset.domain`; None when it is correct, or when the asset has none.
 
-    A token that does not tell its separator is judged by its name and version, and where it does not tell these either
-    it is taken at the settings' word. Raises `ChainUnavailable`.
+    A token without `DOMAIN_SEPARATOR` is compared by name and version; a token without these too is accepted as configured.
+    Raises `ChainUnavailable`.
     """
     if asset.token is None or asset.domain is None:
         return None
     token = asset.token
 
     async def read_getter(calldata: bytes) -> bytes | None:
-        answer = await chains.call_contract(
+        result = await chains.call_contract(
             asset.chain_id,
             to=token,
             calldata=calldata,
@@ -294,7 +295,7 @@ async def find_domain_fault(chains: ChainReader, asset: Asset, *, deadline_s: fl
             bytes_max=_GETTER_BYTES_MAX,
             deadline_s=deadline_s,
         )
-        return None if answer.reverted else answer.payload
+        return None if result.reverted else result.payload
 
     if not _is_bool(await read_getter(encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32)))):
         return DomainFault.NO_AUTHORIZATIONS
