@@ -121,7 +121,7 @@ KEY_GUARDS = (
     guard(
         "K8",
         "a challenge of an older secret is ours",
-        "payments.mpp:Challenger._is_ours",
+        "payments.mpp:Challenger._is_own",
         "for secret in (self.secret, *self.other_secrets)",
         "for secret in (self.secret,)",
         test="payments/test_mpp.py::test_a_challenge_of_before_the_secret_was_changed_is_ours_while_the_old_one_is_known",

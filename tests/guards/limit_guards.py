@@ -214,7 +214,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a contract wallet that buys nothing pays for its questions",
-        "payments.transaction_verifier:SignerCheck._ask",
+        "payments.transaction_verifier:SignerCheck._call_wallet",
         " or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX",
         "",
         test="payments/test_transaction_verifier.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
