@@ -1,15 +1,14 @@
-"""Decides a batch of claims, in their order, against the payments and authorisations as they stand. Pure.
+"""Decides a batch of claims, in order, against the current payments and authorisations. Pure.
 
-`decide_claims` is the one place that decides which claim gets the price of a call; the ledger in SQL and its twin in memory both
-use it, the former with the rows locked. Greedy: a claim that finds too little is refused, and a smaller one behind it may still
-be granted. The default refuses.
+`decide_claims` alone decides which claims are granted. The ledger in SQL calls it with the rows locked, the test model in memory
+calls it too. Greedy: a claim without enough credit is refused, and a smaller claim after it may still be granted. The default refuses.
 
-`is_plain_claim` is a filter in front of it: a claim that it lets through would be granted by `decide_claims` too, so one statement may
-grant it (`storage/plain_writes`). It refuses no claim: what it does not let through is decided.
+`is_plain_claim` is a filter in front of it. `decide_claims` would grant every claim that passes the filter, so one SQL statement may
+grant it (`storage/plain_writes`). The filter refuses no claim: every other claim goes to `decide_claims`.
 
-A balance on the chain is seen at a block. What may still leave it counts against it: authorisations whose calls run,
-settle or may run again, and those that moved after that block. So fifty authorisations on one balance buy no more than
-it covers, and a call that runs again needs no cover of its own: it was counted all the while.
+A balance on the chain is read at a block. Authorisations count against it while their calls run, settle or may run again, and if
+they were settled after that block. So fifty authorisations on one balance pay for no more than it covers. A call that runs again
+needs no cover of its own, because its authorisation has counted since its first claim.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -53,13 +52,13 @@ from tollway.ledger.records import (
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX, nano_to_units
 
 HOLDING = frozenset({CallState.FORWARDING, CallState.SETTLING})
-"""States in which an authorisation that did not move yet counts against its payer's balance."""
+"""States in which an unsettled authorisation counts against its payer's balance."""
 EXPIRY_SLACK_S = 60
-"""Blocks are timed by other clocks than ours, and the next one may still be timed before ours."""
+"""Block times come from other clocks: the next block may have an earlier time than the gateway's clock."""
 
 
 class PayerAccount(NamedTuple):
-    """Whose balance of what covers its authorisations."""
+    """The account whose balance covers authorisations: the payer, on one chain, in one asset."""
 
     chain_id: ChainId
     asset: str
@@ -68,9 +67,9 @@ class PayerAccount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAuthorization:
-    """An authorisation in the ledger, with the state of the call that it was claimed for last.
+    """An authorisation in the ledger, with the state of the call that claimed it last.
 
-    `settled_block`: where its money moved; None while it did not. `valid_before`: in unix seconds.
+    `settled_block`: the block of its transfer; None before the settlement. `valid_before`: unix seconds.
     """
 
     key: AuthorizationKey
@@ -82,7 +81,7 @@ class KnownAuthorization:
 
     @property
     def is_free(self) -> bool:
-        """It may pay another call: the one that it was claimed for is released, and nothing moved."""
+        """Whether it may pay another call: its call is released, and it was not settled."""
         return self.state is CallState.RELEASED and self.settled_block is None
 
     def counts_against(self, cover: Cover, *, now_s: int) -> bool:
@@ -91,7 +90,7 @@ class KnownAuthorization:
         return self.may_move(now_s=now_s)
 
     def may_move(self, *, now_s: int) -> bool:
-        """An unknown call may run again, and be settled, until its authorisation expires."""
+        """Whether it may still be settled. An unknown call may run again until its authorisation expires."""
         if self.settled_block is not None:
             return False
         is_open = self.state is CallState.UNKNOWN and now_s < self.valid_before + EXPIRY_SLACK_S
@@ -107,7 +106,7 @@ def rail_of(dialect: Dialect) -> Rail:
 
 
 class PendingAuthorizations:
-    """The authorisations of some wallets while a batch of claims is decided."""
+    """The authorisations of the wallets of a batch, updated while the batch is decided."""
 
     def __init__(self, known: Iterable[KnownAuthorization]) -> None:
         self._wallets: dict[PayerAccount, dict[AuthorizationKey, KnownAuthorization]] = {}
@@ -117,7 +116,7 @@ class PendingAuthorizations:
     def refuse(
         self, authorization: Authorization, *, cover: Cover | None, price_units: int, now_s: int
     ) -> AuthorizationTaken | NotCovered | None:
-        """None: it may be claimed. Without a cover nothing is covered."""
+        """Returns the refusal of an authorisation, or None where it may be claimed. Without a cover it is refused."""
         known = self._wallet(authorization.key).get(authorization.key)
         if known is not None and not known.is_free:
             return AuthorizationTaken(call_id=known.call_id, state=known.state)
@@ -132,7 +131,7 @@ class PendingAuthorizations:
         return sum(one.price_units for one in known if one.counts_against(cover, now_s=now_s))
 
     def running_units(self, wallet: PayerAccount, *, now_s: int) -> int:
-        """What may be about to move."""
+        """The units of the authorisations that may still be settled."""
         known = self._wallets.get(wallet, {}).values()
         return sum(one.price_units for one in known if one.may_move(now_s=now_s))
 
@@ -156,7 +155,7 @@ class PendingAuthorizations:
 
 
 class CreditAccount(NamedTuple):
-    """Whose credit, with whom, in what: payments of one credit account repair each other."""
+    """The account of prepaid credit: payer, payee, chain and asset. Payments of one account supplement each other."""
 
     chain_id: ChainId
     asset: str
@@ -172,7 +171,7 @@ class NonceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one claim gets. `parts` is empty unless it was granted."""
+    """The outcome of one claim. `parts` is empty unless it is granted."""
 
     claim: Claim
     outcome: ClaimOutcome
@@ -181,7 +180,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Debit:
-    """One payment after the whole batch: all its claims folded into one change."""
+    """The change of one payment by the whole batch: the sum of its granted claims."""
 
     payment_id: int
     taken_before_units: int
@@ -203,18 +202,18 @@ def decide_claims(
     now_ms: int,
     authorizations: Iterable[KnownAuthorization] = (),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
-    """Decides each claim as if the ones before it were already written.
+    """Decides each claim as if the claims before it were already written.
 
-    `payments`: those shown, and of `find_short_accounts` every payment of the credit account. `nonces`: who holds the nonces of these claims by now.
-    `keys`: which calls the idempotency keys of these claims have named, unless those were released or are forgotten.
-    `repeats`: the newest call without an outcome, or with half an answer, of the requests that these claims name.
-    `debts`: what the payers of these claims owe.
-    `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
-    not named has no maximum. `unfinal_units`: what is taken from all unfinal payments of each of `find_limited_accounts`.
-    `now_ms`: the time of the batch, by the clock that all gateways share; the clock of the gateway that received a call
-    decides nothing.
-    `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
-    run again, or moved after the block of their cover.
+    `payments`: the claimed payments, and every payment of the accounts of `find_short_accounts`.
+    `nonces`: the calls that hold the nonces of these claims.
+    `keys`: the calls that the idempotency keys of these claims name, except released and expired ones.
+    `repeats`: the newest call of each of these requests that has no outcome, or whose response was cut.
+    `debts`: the debts of the payers of these claims.
+    `unfinal_max_nano`: per currency, the maximum that one payer may spend of unfinal payments in one asset; a currency without an
+    entry has no maximum. `unfinal_units`: the units taken from all unfinal payments of each account of `find_limited_accounts`.
+    `now_ms`: the time of the batch, by the clock that all gateways share; the clock of a single gateway decides nothing.
+    `authorizations`: the claimed authorisations that are known, and all authorisations of their wallets that run, settle, may run
+    again, or were settled after the block of their cover.
     """
     batch = _BatchDecision(
         payments,
@@ -232,7 +231,7 @@ def decide_claims(
 
 
 def find_short_accounts(claims: Sequence[Claim], payments: Mapping[int, Payment]) -> frozenset[CreditAccount]:
-    """The credit accounts whose shown payment has something left, but not enough for all claims on it."""
+    """The credit accounts in which a claimed payment has credit left, but not enough for all claims on it."""
     wanted: dict[int, int] = {}
     for claim in claims:
         if claim.payment_id is not None and claim.payment_id in payments:
@@ -247,7 +246,7 @@ def find_short_accounts(claims: Sequence[Claim], payments: Mapping[int, Payment]
 def find_limited_accounts(
     claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]
 ) -> frozenset[PayerAccount]:
-    """The wallets of these claims whose unfinal value has a maximum."""
+    """The payer accounts of these claims whose unfinal value has a maximum."""
     return frozenset(
         PayerAccount(claim.chain_id, claim.asset, claim.payer)
         for claim in claims
@@ -273,25 +272,24 @@ def nonce_key(claim: Claim) -> NonceKey | None:
 
 
 def key_name(claim: Claim) -> KeyName | None:
-    """A free call has no wallet whose key it could be."""
+    """The name of the claim's idempotency key. None without one, and for a free call, which has no wallet."""
     if claim.payer is None or claim.idempotency_key is None:
         return None
     return KeyName(claim.payer, claim.idempotency_key)
 
 
 def request_name(claim: Claim) -> RequestName | None:
-    """Which open call the claim may run again instead. A key is for a call of its own, and a request that is not safe
-    never reaches its upstream twice unasked."""
+    """The name of the request, under which a claim may repeat an open call. None for a claim with a key, which names its own call, and
+    for an unsafe method, which must not reach its upstream twice without a key."""
     if claim.payment_id is None or claim.idempotency_key is not None or claim.is_separate_call:
         return None
     return RequestName(claim.payment_id, claim.digest) if claim.method in SAFE_METHODS else None
 
 
 def check_claim(claim: Claim) -> None:
-    """Raises ValueError for a claim that contradicts itself, whose price no balance can hold, or that no row can hold.
+    """Raises ValueError for a claim with contradictory members, a price beyond the range of a balance, or a value beyond its column.
 
-    Checked before the claim joins a batch: SQLite stores a text that is longer than its column, PostgreSQL fails the
-    whole batch for it."""
+    Runs before the claim joins a batch: SQLite stores a text longer than its column, PostgreSQL fails the whole batch."""
     check_units(claim.price_units)
     _check_texts(claim)
     _check_integers(claim)
@@ -309,12 +307,12 @@ def check_claim(claim: Claim) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainCase:
-    """What the guards of `PAYMENT_GUARDS` read of one payment and of the claims of one batch that name it; on SQLite, of one claim.
+    """The input of `PAYMENT_GUARDS`: one payment, and the claims of one batch on it; on SQLite, one claim.
 
-    `payment`: None where there is none with that id. `payer`: of all these claims. `units`: the sum of their prices. `has_plain_proof`,
-    `has_bound_proof`: one of them comes with such a signature. `debt_units`: of the payment's credit account. `has_open_repeat`: an earlier
-    call of one of these requests on that payment is `unknown`, or was cut and not brought again. `is_nonce_used`: another call
-    holds one of their nonces."""
+    `payment`: None where no payment has that id. `payer`: the payer of all these claims. `units`: the sum of their prices.
+    `has_plain_proof`, `has_bound_proof`: one of the claims has such a signature. `debt_units`: of the payment's credit account.
+    `has_open_repeat`: an earlier call of one of these requests on that payment is `unknown`, or its response was cut and no repeat has
+    delivered it. `is_nonce_used`: another call holds a nonce of these claims."""
 
     payment: Payment | None
     payer: Address
@@ -334,7 +332,7 @@ CLAIM_GUARDS: Mapping[str, Callable[[Claim, Collection[str]], bool]] = MappingPr
         "no maximum of unfinal value": lambda claim, limited: claim.currency not in limited,
     }
 )
-"""Guards of a plain claim that read the claim alone; given with it: the currencies whose unfinal value has a maximum."""
+"""Guards of a plain claim that read only the claim and the currencies whose unfinal value has a maximum."""
 
 PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProxyType(
     {
@@ -349,17 +347,18 @@ PAYMENT_GUARDS: Mapping[str, Callable[[PlainCase, Payment], bool]] = MappingProx
         "nonce not used": lambda case, payment: not case.is_nonce_used,
     }
 )
-"""Guards of plain claims that read the books. Calls that are `forwarding` do not count against a claim."""
+"""Guards of plain claims that read the ledger. Calls in `forwarding` do not count against a claim."""
 
 
 def is_claim_alone_plain(claim: Claim, limited: Collection[str]) -> bool:
-    """Whether every guard of `CLAIM_GUARDS` holds. A free call needs no others."""
+    """Whether every guard of `CLAIM_GUARDS` holds. A free call needs no other guard."""
     return all(holds(claim, limited) for holds in CLAIM_GUARDS.values())
 
 
 def is_plain_claim(claim: Claim, case: PlainCase | None, *, limited: Collection[str]) -> bool:
-    """Whether one statement may grant this claim, with all others of its batch on that payment: `decide_claims` would grant them, in
-    any order. On SQLite `case` has this claim alone, and the payment as the claims before it have left it. `case`: None for a free call. `limited`: the currencies whose unfinal value has a maximum."""
+    """Whether one SQL statement may grant this claim, together with all claims of its batch on that payment: `decide_claims` would grant
+    them in any order. `case`: None for a free call; on SQLite it contains only this claim, and the payment after the claims before it.
+    `limited`: the currencies whose unfinal value has a maximum."""
     if not is_claim_alone_plain(claim, limited):
         return False
     if claim.payment_id is None or case is None:
@@ -380,9 +379,9 @@ TEXT_LENGTH_MAX = {
     "idempotency_key": None,
     "request_id": 128,
 }
-"""Characters of each text of a claim, as the columns of `call` count them. None: no maximum of its own."""
+"""The maximum of characters per text member of a claim, equal to the columns of `call`. None: no maximum."""
 _INTEGER_MAX = 2**31 - 1
-"""Of a 32-bit column."""
+"""The maximum of a 32-bit column."""
 
 
 def _check_texts(claim: Claim) -> None:
@@ -407,13 +406,13 @@ def _check_integers(claim: Claim) -> None:
 
 
 def check_units(units: int) -> None:
-    """Raises ValueError for an amount that no balance can hold: refused, never wrapped."""
+    """Raises ValueError for an amount outside the range of a balance."""
     if not 0 <= units <= UNITS_MAX:
         raise ValueError("an amount of ledger units lies between 0 and 2^63 - 1")
 
 
 class _PaymentBalance:
-    """A payment while its batch is decided."""
+    """The balance of a payment while its batch is decided."""
 
     __slots__ = ("calls", "is_plain_ended", "payment", "taken_units")
 
@@ -433,6 +432,8 @@ class _PaymentBalance:
 
 
 class _BatchDecision:
+    """The state of one batch while its claims are decided in order."""
+
     def __init__(
         self,
         payments: Iterable[Payment],
@@ -443,9 +444,9 @@ class _BatchDecision:
         unfinal_max_nano: Mapping[str, int],
         unfinal_units: Mapping[PayerAccount, int],
         now_ms: int,
-        covers: PendingAuthorizations,
+        authorizations: PendingAuthorizations,
     ) -> None:
-        self._authorizations = covers
+        self._authorizations = authorizations
         self._balances = {payment.id: _PaymentBalance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._keys = dict(keys)
@@ -455,11 +456,13 @@ class _BatchDecision:
         self._unfinal_units = dict(unfinal_units)
         self._now_ms = now_ms
         self._touched: dict[int, _PaymentBalance] = {}
-        self._accounts: dict[CreditAccount, list[_PaymentBalance]] = {}  # once the first claim needs siblings
+        self._accounts: dict[
+            CreditAccount, list[_PaymentBalance]
+        ] = {}  # filled when the first claim needs siblings
 
     def decide(self, claim: Claim) -> Decision:
-        """First the call that the claim repeats: a repeat gets that call, and pays nothing. While that one runs, the same request
-        without a key is another call."""
+        """Decides one claim. A repeat gets the earlier call and pays nothing. While an earlier call without a key is running, the same
+        request is a new call."""
         name = key_name(claim)
         earlier = None if name is None else self._keys.get(name)
         if earlier is not None:
@@ -470,11 +473,11 @@ class _BatchDecision:
             return _refused(claim, RepeatsOpenCall(call=waiting))
         decision = self._decide(claim)
         if isinstance(decision.outcome, Claimed):
-            self._note_running(claim, name)
+            self._record_granted(claim, name)
         return decision
 
-    def _note_running(self, claim: Claim, name: KeyName | None) -> None:
-        """For the claims behind it, it is there already."""
+    def _record_granted(self, claim: Claim, name: KeyName | None) -> None:
+        """Makes a granted claim visible to the claims after it."""
         if name is not None:
             self._keys[name] = _keyed_call(claim, self._now_ms)
         if claim.payment_id is not None and self._repeats:
@@ -546,7 +549,7 @@ class _BatchDecision:
         return None
 
     def _gather(self, claim: Claim, shown: _PaymentBalance) -> tuple[Parts | None, int]:
-        """The parts that make up the price, or None and what there is instead."""
+        """The parts that make up the price. Where they do not, None and the available units."""
         if shown.remaining_units >= claim.price_units:
             return {shown.payment.id: claim.price_units}, 0
         if shown.remaining_units <= 0:
@@ -554,7 +557,7 @@ class _BatchDecision:
         parts = {shown.payment.id: shown.remaining_units}
         missing = claim.price_units - shown.remaining_units
         for sibling in self._list_account(credit_account_of(shown.payment)):
-            if sibling is shown or not self._may_help(sibling, claim):
+            if sibling is shown or not self._may_supplement(sibling, claim):
                 continue
             parts[sibling.payment.id] = min(missing, sibling.remaining_units)
             missing -= parts[sibling.payment.id]
@@ -572,9 +575,9 @@ class _BatchDecision:
                 self._accounts.setdefault(credit_account_of(balance.payment), []).append(balance)
         return self._accounts[account]
 
-    def _may_help(self, sibling: _PaymentBalance, claim: Claim) -> bool:
-        """A sibling that could pay a call alone is a prepayment of its own; one whose plain form has ended is not
-        opened by the plain signature of another."""
+    def _may_supplement(self, sibling: _PaymentBalance, claim: Claim) -> bool:
+        """Whether a sibling payment may supply the missing units. A sibling that covers the price alone is a prepayment of its own. The
+        plain signature of another payment does not open a sibling whose plain form has ended."""
         if claim.is_plain and sibling.is_plain_ended:
             return False
         return sibling.is_spendable and 0 < sibling.remaining_units < claim.price_units
@@ -588,7 +591,7 @@ class _BatchDecision:
         return added > 0 and self._is_too_much(claim, unfinal_units + added)
 
     def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: PayerAccount) -> bool:
-        """What its authorisation moves will not be final at once; nor what those before it are about to move."""
+        """Whether the claim exceeds the maximum. A settlement is not final at once, so this authorisation and the pending ones count."""
         moving_units = self._authorizations.running_units(wallet, now_s=self._now_ms // 1000)
         unfinal_units = self._unfinal_units.get(wallet, 0) + moving_units
         return self._is_too_much(claim, unfinal_units + claim.price_units)
@@ -619,7 +622,7 @@ class _BatchDecision:
 
 
 def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:
-    """As it will stand in the ledger."""
+    """The claim in the form that the ledger will return for its key."""
     return KeyedCall(
         call_id=claim.call_id,
         listing_id=claim.listing_id,

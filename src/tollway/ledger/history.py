@@ -1,4 +1,4 @@
-"""The read side of the ledger: a wallet's calls and payments. A port, kept by the same store as the ledger."""
+"""The read port of the ledger: the calls and payments of a wallet. The store of the ledger implements it too."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -7,15 +7,15 @@ from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.records import CallRecord, Payment
 
 HistoryStatus = Literal["pending", "succeeded", "failed", "unknown"]
-"""`pending`: forwarding or settling; `succeeded`: consumed, upstream below 400; `failed`: consumed otherwise, or
-released; `unknown`. A reorged call keeps the status its answer gave it."""
+"""`pending`: forwarding or settling; `succeeded`: consumed, upstream status below 400; `failed`: any other consumed call, or
+released; `unknown`. A reorged call keeps the status of its response."""
 
 HistoryRole = Literal["payer", "provider"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryQuery:
-    """Calls of one wallet, newest first by (createdAt, id). `to_ms` is inclusive; `before` goes on after that call."""
+    """A query for the calls of one wallet, newest first by (createdAt, id). `to_ms` is inclusive; `before` continues after that call."""
 
     wallet: Address
     role: HistoryRole = "payer"
@@ -30,16 +30,18 @@ class HistoryQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
+    """A page of calls. `total`: of all pages; `is_lower_bound`: there are more."""
+
     calls: tuple[CallRecord, ...]
     total: int
     is_lower_bound: bool = False
 
 
 class CallHistory(Protocol):
-    """Raises `StorageUnavailable` when the store is away."""
+    """The read port. Raises `StorageUnavailable`."""
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
-        """`total` is exact without filters, and up to 10,000 with them."""
+        """Reads one page. `total` is exact without filters, and up to 10,000 with them."""
         ...
 
     async def find_call(self, call_id: CallId) -> CallRecord | None: ...
@@ -51,5 +53,5 @@ class CallHistory(Protocol):
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]: ...
 
     async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        """Those whose outcome is unknown and that hold something of it, newest first; of more than `limit`, some."""
+        """The `unknown` calls that hold units of the payment, newest first. Of more than `limit` calls, not always the newest."""
         ...

@@ -4,17 +4,17 @@
                  ^   ^       ├──> released         (mined again, or paid from the next transfer: consumed)
                  │   │       └──> unknown ──> released | consumed
                  │   └───────────────┘ a repeat of the same request
-                 └── consumed, cut off by its upstream or dropped by its gateway: one repeat that gets a response
+                 └── consumed, with a response that its upstream cut or its gateway dropped: repeats until one gets a response
                      (dropped, and it cannot run again: unknown)
 
-`settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered. An authorisation pays
-exactly one call: it is claimed before the call is forwarded, settled when the upstream has answered, and what it moved is
-then a payment like any other. A call holds *parts*: units of the payment of its proof, and of other payments of the same
-credit account where that had too little. Together they are its price while it takes from the balance, and nothing once it
-is released. A `reorged` call holds less than its price; the difference is its payer's debt.
+`settling` is a state of calls that an authorisation (x402, MPP) pays. An authorisation pays exactly one call: it is claimed before
+the call is forwarded and settled after the upstream's response, and its transfer is then recorded as a payment. A call holds *parts*:
+units of the payment of its proof, and of other payments of the same credit account where that payment has too little. The parts sum
+up to its price in every state that takes the price, and to nothing once it is released. A `reorged` call holds less than its price;
+the difference is a debt of its payer.
 
-An idempotency key of one wallet names one call at every gateway. Without a key, a safe request repeats a call by its payment
-and its digest. The gateway decides who may read such a call.
+An idempotency key of a wallet names one call at every gateway. Without a key, a safe request repeats a call by its payment and its
+digest. The gateway package decides which request may read such a call.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,6 +27,8 @@ from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 
 
 class CallState(StrEnum):
+    """The state of a call; `MOVES` lists the allowed moves."""
+
     FORWARDING = "forwarding"
     SETTLING = "settling"
     CONSUMED = "consumed"
@@ -45,17 +47,17 @@ MOVES: dict[CallState, frozenset[CallState]] = {
     CallState.UNKNOWN: frozenset({CallState.FORWARDING, CallState.RELEASED, CallState.CONSUMED}),
     CallState.REORGED: frozenset({CallState.CONSUMED}),
 }
-"""Where a call may go from each state."""
+"""The allowed next states of each state."""
 
 TAKING = frozenset({CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED, CallState.UNKNOWN})
-"""States in which a call's price is taken from its payment. `reorged` is a debt instead."""
+"""States in which the price of a call is taken from its payment. A `reorged` call is a debt instead."""
 
 UNDECIDED = frozenset({CallState.SETTLING, CallState.UNKNOWN})
-"""States in which it is unknown yet whether a call is paid."""
+"""States in which it is not decided whether a call is paid."""
 
 
 class PaymentState(StrEnum):
-    """`unfinal` can be spent and can still leave the chain; `final` cannot; `gone` did."""
+    """The state of a payment. `unfinal`: can be spent, and can still leave the chain. `final`: cannot leave it. `gone`: has left it."""
 
     UNFINAL = "unfinal"
     FINAL = "final"
@@ -63,18 +65,20 @@ class PaymentState(StrEnum):
 
 
 class Rail(StrEnum):
+    """The way in which a call was paid, as its row records it."""
+
     NONE = "none"  # a free listing
     TX = "tx"  # the first call of a payment
-    CREDIT = "credit"  # every later one
-    X402 = "x402"  # an authorisation, settled when the upstream has answered
-    MPP = "mpp"  # the same in another dress
+    CREDIT = "credit"  # every later call of a payment
+    X402 = "x402"  # an authorisation, settled after the response of the upstream
+    MPP = "mpp"  # an authorisation in the MPP dialect
 
 
 AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
 
 
 class Delivery(StrEnum):
-    """How much of the answer reached the caller."""
+    """How much of the response reached the caller."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"
@@ -82,14 +86,14 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payment:
-    """What one transaction moved from one payer to one payee in one asset. Units are ledger units.
+    """The value that one transaction moved from one payer to one payee in one asset, in ledger units.
 
-    `is_plain_ended`: a bound signature was shown, so the plain form no longer counts.
-    `is_held`: not spendable. Recorded before a restore of the database, until the operator releases it; or nodes
-    disagree about it, until they agree.
-    `calls`: how many calls were ever claimed on it. A payment that is `gone` is worth what its running calls hold.
-    `is_authorized`: authorisations of ours moved it. Its value is what they were for; a transfer of that kind is never
-    judged as a `tx` payment.
+    `is_plain_ended`: a bound signature was used, so plain signatures are not accepted any more.
+    `is_held`: not spendable. Either recorded before a restore of the database, until the operator releases it; or disputed by the
+    nodes of the chain, until they agree.
+    `calls`: the number of claims ever granted on it. The value of a `gone` payment is what its running calls hold.
+    `is_authorized`: settled authorisations of this gateway moved it. Its value is the sum of their amounts; the verifier never
+    accepts such a transfer as a `tx` payment.
     """
 
     id: int
@@ -116,7 +120,7 @@ class Payment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPayment:
-    """An accepted payment on its way into the ledger."""
+    """An accepted payment that is not recorded yet."""
 
     chain_id: ChainId
     tx_hash: TxHash
@@ -132,8 +136,8 @@ class NewPayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTransaction:
-    """What the ledger knows of one transaction. `held_before_ms`: what was mined before that moment is held, unless
-    `is_admitted`; the last restore of the database that is not released yet."""
+    """The recorded facts of one transaction. `held_before_ms`: the last restore of the database that is not released yet; payments mined
+    before it are held, unless `is_admitted`."""
 
     payments: tuple[Payment, ...]
     is_admitted: bool
@@ -141,18 +145,18 @@ class RecordedTransaction:
 
 
 def is_worth_more(payment: Payment, seen: NewPayment) -> bool:
-    """Whether a later reading raises a recorded payment: nodes can have held logs back. Never a final payment, which is not
-    read again; and the value of authorisations is known from their calls, not from the logs."""
+    """Whether a later read raises the value of a recorded payment: nodes may have returned incomplete logs. False for a final payment,
+    which is not read again, and for authorisations, whose value comes from their calls and not from logs."""
     is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized
     return is_open and seen.value_units > payment.value_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """One call as the ledger knows it: the content of a history record, in our own types.
+    """A call in the ledger, with the members of a history record.
 
-    `price_units` in ledger units of `asset`; `asset` and everything of the payment are None for a free call.
-    `path` carries no query. Times in milliseconds.
+    `price_units`: ledger units of `asset`. `asset` and all members of the payment are None for a free call. `path` has no query. Times
+    in milliseconds.
     """
 
     id: CallId
@@ -187,12 +191,12 @@ class CallRecord:
 
 
 class Interruption(StrEnum):
-    """The error in the record of a call whose gateway wrote no end."""
+    """The `error` of a call whose end its gateway did not write."""
 
     GATEWAY_DIED = "gateway_died"
-    OUTCOME_LOST = "outcome_lost"  # its gateway lives, and nothing of what it may have written is there
-    NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # the code that its caller got
-    ANSWER_DROPPED = Code.PAYMENT_OUTCOME_UNKNOWN.value  # the same
+    OUTCOME_LOST = "outcome_lost"  # its gateway is alive, but the write of the end was lost
+    NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # the code in the response to the caller
+    ANSWER_DROPPED = Code.PAYMENT_OUTCOME_UNKNOWN.value  # the code in the response to the caller
 
 
 def is_move_allowed(before: CallState, after: CallState) -> bool:
@@ -203,7 +207,7 @@ _BEFORE_SETTLEMENT = frozenset({CallState.FORWARDING, CallState.UNKNOWN})
 
 
 class Dialect(StrEnum):
-    """The protocol in which a caller presented an authorisation; the answer speaks the same."""
+    """The protocol of an authorisation; the response uses the same."""
 
     X402_V2 = "x402-2"
     X402_V1 = "x402-1"
@@ -211,7 +215,7 @@ class Dialect(StrEnum):
 
 
 class AuthorizationKey(NamedTuple):
-    """What the token contract keeps: a (from, nonce) is used once. `asset` is `Asset.key`."""
+    """The identity of an authorisation: the token contract accepts each (from, nonce) once. `asset` is `Asset.key`."""
 
     chain_id: ChainId
     asset: str
@@ -221,9 +225,9 @@ class AuthorizationKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """`TransferWithAuthorization` as it was signed. `base_units` of the token; times in unix seconds.
+    """A signed `TransferWithAuthorization` (EIP-3009). `base_units`: of the token; times in unix seconds.
 
-    `challenge_id`: of MPP's challenge, which its receipt names; empty elsewhere.
+    `challenge_id`: the id of the MPP challenge, which the receipt names; empty in other dialects.
     """
 
     chain_id: ChainId
@@ -237,7 +241,9 @@ class Authorization:
     signature: bytes = field(repr=False)
     dialect: Dialect
     challenge_id: str = ""
-    key: AuthorizationKey = field(init=False, repr=False, compare=False)  # read at every step
+    key: AuthorizationKey = field(
+        init=False, repr=False, compare=False
+    )  # a field, because every step reads it
 
     def __post_init__(self) -> None:
         key = AuthorizationKey(self.chain_id, self.asset, self.payer, self.nonce)
@@ -250,7 +256,7 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cover:
-    """The payer's balance in ledger units, as seen at a block: what its open authorisations may add up to."""
+    """The payer's balance at a block, in ledger units: the maximum sum of its open authorisations."""
 
     balance_units: int
     block_number: int
@@ -258,11 +264,11 @@ class Cover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementAttempt:
-    """One signed transaction that carries an authorisation to its chain; stored before it is broadcast.
+    """A signed transaction that settles an authorisation. It is stored before it is broadcast.
 
-    `sender`: the gas key's address, `nonce`: of its sequence. A fee bump is another attempt with the same nonce.
-    `raw`: the signed transaction. `fee_max_wei`: the most that it can cost. `code_hash`: of the payer's code where it has
-    any; for the stores, which do not return it.
+    `sender`: the address of the gas key; `nonce`: of its sequence. A fee bump is a further attempt with the same nonce.
+    `raw`: the signed transaction. `fee_max_wei`: its maximum cost. `code_hash`: the hash of the payer's code, where it has code;
+    written by the stores, and not returned.
     """
 
     chain_id: ChainId
@@ -279,7 +285,7 @@ class SettlementAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledTransfer:
-    """Where an authorisation's money moved: by our transaction or by anybody's."""
+    """The transfer of an authorisation, in a transaction of this gateway or of any other sender."""
 
     tx_hash: TxHash
     block_number: int
@@ -290,13 +296,13 @@ class SettledTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizedCall:
-    """The call that holds an authorisation (a `released` one does not hold it any more).
+    """A call with its authorisation. A `released` call does not hold its authorisation any more.
 
-    `is_orphaned`: no caller waits for its settlement; settlement recovery finishes it. `has_stored_response`: the upstream's answer is
-    stored. `is_lost`: paid, but its answer reached no caller and is not stored: the same request may run again once.
-    `seen_block`: the head when it was claimed. `transfer`: where its money moved, once that is known.
-    `idempotency_key`: the one that it came with. Unlike the authorisation it is never seen on a chain.
-    `client_network`: a keyed hash of the network that showed the authorisation; None where none was kept.
+    `is_orphaned`: no caller waits for the settlement, so settlement recovery finishes it. `has_stored_response`: the upstream's response
+    is stored. `is_lost`: paid, but the response reached no caller and is not stored, so the same request may run again once.
+    `seen_block`: the head of the chain at the claim. `transfer`: the transaction of the transfer, once it is known.
+    `idempotency_key`: the key of the claiming request. Unlike the authorisation it never becomes public on a chain.
+    `client_network`: a keyed hash of the claiming request's network; None where none was stored.
     """
 
     authorization: Authorization
@@ -320,28 +326,26 @@ class AuthorizedCall:
 
     @property
     def is_public(self) -> bool:
-        """A transaction with this authorisation may have been sent: then it is public on the chain, with its
-        signature."""
+        """Whether a transaction with this authorisation may have been broadcast: its signature is then public."""
         return self.transfer is not None or self.state not in _BEFORE_SETTLEMENT
 
 
 Parts = Mapping[int, int]
-"""Payment id -> units held of it."""
+"""Payment id -> units that a call holds of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDebits:
-    """The state of a call and what it holds."""
+    """The state of a call and its parts."""
 
     state: CallState
     parts: Parts
 
 
 def debits_after(after: CallState, *, parts: Parts, price_units: int, gone: Collection[int]) -> CallDebits:
-    """What a call holds when it moves to `after`, given the payments that have left the chain.
+    """The state and the parts of a call that moves to `after`. `gone`: the payments that have left the chain.
 
-    A call that costs and was paid from a gone payment becomes `reorged` at once; one whose outcome is open keeps its
-    parts until it has one.
+    A charged call that a gone payment paid becomes `reorged` at once. A call without an outcome keeps its parts.
     """
     if after is CallState.RELEASED:
         return CallDebits(state=after, parts={})
@@ -353,7 +357,7 @@ def debits_after(after: CallState, *, parts: Parts, price_units: int, gone: Coll
 
 
 def allocate_to_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dict[CallId, int]:
-    """How much of `units` each debt gets, in the order given."""
+    """Distributes `units` over the debts, in the given order."""
     shares: dict[CallId, int] = {}
     for call_id, owed_units in debts:
         share = min(units, owed_units)
@@ -365,18 +369,18 @@ def allocate_to_debts(units: int, *, debts: Iterable[tuple[CallId, int]]) -> dic
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-"""The same request may reach its upstream twice."""
+"""Methods whose request may reach the upstream twice."""
 UNKNOWN_DIGEST = bytes(32)
-"""The digest of a request whose body was not hashed. No other request has it, so no request repeats it."""
+"""The digest of a request whose body was not hashed. No request has this digest, so none repeats such a call."""
 
 
 class SettlementEnd(StrEnum):
-    """How a call leaves `settling`."""
+    """The ends of `settling`."""
 
-    BOUGHT = "bought"  # consumed: its caller has the answer, or finds it stored
-    LOST = "lost"  # consumed, but its answer reached no caller: the same request may run again once
-    CREDIT = "credit"  # released: what moved buys something else
-    VOID = "void"  # released: nothing moved, and nothing will
+    BOUGHT = "bought"  # consumed: the caller has the response, or it is stored
+    LOST = "lost"  # consumed, but the response reached no caller: the same request may run again once
+    CREDIT = "credit"  # released: the transfer is the payer's credit
+    VOID = "void"  # released: there is no transfer, and there will be none
 
 
 def decide_settlement_end(
@@ -388,8 +392,8 @@ def decide_settlement_end(
     digest: bytes,
     runs_left: int,
 ) -> SettlementEnd:
-    """`is_orphaned`: no caller was waiting any more, so no caller got the answer. A call that cannot run again is never lost: its
-    payer could not use the money again."""
+    """Decides the end of a call in `settling`. `is_orphaned`: no caller waited, so no caller got the response. A call that cannot run again
+    becomes credit and not lost: else the payer could not use the money."""
     if not is_moved:
         return SettlementEnd.VOID
     if not is_orphaned or has_stored_response:
@@ -399,12 +403,12 @@ def decide_settlement_end(
 
 
 def decide_dropped_call(state: CallState, *, method: str, digest: bytes, runs_left: int) -> CallState | None:
-    """The next state of a call whose answer its gateway dropped, because the write of its end failed. `state`: what the
-    ledger says of that run now. None: it holds another end already, and it stays.
+    """The next state of a call whose response its gateway dropped, because the write of its end failed. `state`: the state of that run in
+    the ledger now. None: the ledger has another end, which stays.
 
-    `forwarding`: the write was lost, so the call is `unknown`. `consumed`: the write was committed, and only its
-    acknowledgement was lost. Then the call stays `consumed`, marked as cut, where the same request may run again; where it
-    may not, it is `unknown` too: held, then credit."""
+    `forwarding`: the write was lost, so the call becomes `unknown`. `consumed`: the write was committed, and only its acknowledgement
+    was lost. The call then stays `consumed`, marked as cut, where the same request may run again. Where it may not, it becomes
+    `unknown` too: its price is held, and later credit."""
     if state is CallState.FORWARDING:
         return CallState.UNKNOWN
     if state is not CallState.CONSUMED:
@@ -417,7 +421,7 @@ def _can_run_again(method: str, digest: bytes, runs_left: int) -> bool:
 
 
 class KeyName(NamedTuple):
-    """Two wallets may use the same key."""
+    """An idempotency key of one wallet. Two wallets may use the same key."""
 
     payer: Address
     key: str
@@ -425,11 +429,11 @@ class KeyName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedCall:
-    """The call that an idempotency key of its payer named. Its price is that of its claim, not the price of now.
+    """The call that an idempotency key names. Its price is the price of its claim, not the current price.
 
-    `payment_id`: the payment of its proof; `authorization`: what was to pay it instead, or has. `has_stored_response`: it
-    is stored. `is_lost`: consumed, but its upstream cut the answer off, and no repeat has brought it again. `is_delivered`: how
-    its answer reached the caller is written; until then somebody may still be reading it. `moved_ms`: its last move.
+    `payment_id`: the payment of its proof; `authorization`: the authorisation that pays it instead. `has_stored_response`: the response
+    is stored. `is_lost`: consumed, but the upstream cut the response, and no repeat has delivered it. `is_delivered`: the delivery of
+    the response is recorded; before that a task may still be reading it. `moved_ms`: the time of its last move.
     """
 
     call_id: CallId
@@ -449,13 +453,13 @@ class KeyedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTaken:
-    """The idempotency key of this claim has named a call already, perhaps for another request. Nothing changed."""
+    """A refused claim: its idempotency key names a call already, maybe of another request. Nothing changed."""
 
     call: KeyedCall
 
 
 class RequestName(NamedTuple):
-    """The same request with the same payment."""
+    """The identity of a request without a key: its payment and its digest."""
 
     payment_id: int
     digest: bytes
@@ -463,7 +467,7 @@ class RequestName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that holds a price without an outcome. Its price is that of its claim, not the price of now."""
+    """A call that holds a price without an outcome. Its price is the price of its claim, not the current price."""
 
     call_id: CallId
     state: CallState
@@ -475,7 +479,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatsOpenCall:
-    """The same safe request has a call that waits to run again. Nothing changed: reopen that one, and where it does not
-    let itself be reopened, claim a call of its own (`Claim.is_separate_call`)."""
+    """A refused claim: the same safe request has an open call that may run again. Nothing changed. Next, reopen that call; where the
+    ledger refuses that, claim a new call (`Claim.is_separate_call`)."""
 
     call: OpenCall
