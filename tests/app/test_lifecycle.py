@@ -358,7 +358,7 @@ async def test_no_call_leads_to_the_public_name_of_the_gateway(tmp_path: Path) -
 async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> None:
     (network,) = settings(tmp_path).networks
     with pytest.raises(ValueError, match="agreement"):
-        App(replace(settings(tmp_path), networks=(replace(network, agreement_min=2),)))
+        App(settings(tmp_path).model_copy(update={"networks": (replace(network, agreement_min=2),)}))
 
 
 OLD_KEY, NEW_KEY = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b"))
@@ -394,4 +394,4 @@ async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> N
     App(settings(tmp_path))
     (key,) = tmp_path.glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
-    assert "Secret(****)" in repr(settings(tmp_path))
+    assert "Secret('**********')" in repr(settings(tmp_path))

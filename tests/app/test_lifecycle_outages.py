@@ -94,7 +94,7 @@ class FaultyApp(App):
     redis_windows: FaultyWindows
 
     def _connect_database(self) -> Database:
-        return FaultyDatabase(Path(self.settings.database_url.reveal().removeprefix("sqlite:///")))
+        return FaultyDatabase(Path(self.settings.database_url.get_secret_value().removeprefix("sqlite:///")))
 
     def _make_chains(self) -> Any:
         chain = FaultyChain(CHAIN)
@@ -103,7 +103,7 @@ class FaultyApp(App):
 
     def _make_redis_windows(self) -> RedisWindows:
         assert self.settings.rate_limit_url is not None
-        url = self.settings.rate_limit_url.reveal()
+        url = self.settings.rate_limit_url.get_secret_value()
         return FaultyWindows(url, namespace="test", secret=b"k", deadline_s=1.0, retry_s=1.0)
 
     def disconnect(self, *, is_away: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import Secret
 
 from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
@@ -19,7 +20,7 @@ from tollway.chain.port import ContractResult
 from tollway.chain.signer import GasKey
 from tollway.cli.doctor import Finding, examine
 from tollway.config.settings import Settings, load_settings
-from tollway.config.values import Listen, Secret
+from tollway.config.values import Listen
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import TokenDomain
@@ -71,7 +72,7 @@ def make_settings(folder: Path, **changes: object) -> Settings:
             "TOLLWAY_SECRET_KEY": "00112233445566778899aabbccddeeff" * 2,
         }
     )
-    return replace(settings, **changes)  # type: ignore[arg-type]
+    return settings.model_copy(update=changes)
 
 
 async def look(
@@ -93,7 +94,7 @@ async def look(
         assert url.endswith(":9402/metrics")
         return metrics
 
-    database = connect_database(settings.database_url.reveal())
+    database = connect_database(settings.database_url.get_secret_value())
     if migrated:
         await database.open()
         await upgrade(database)
@@ -185,7 +186,7 @@ async def test_a_running_gateway_is_asked_whether_it_is_ready(
         ({"allow_private_endpoints": True}, "private_endpoints", "warning"),
         ({"allow_mixed_networks": True}, "mixed_networks", "warning"),
         ({"admin_listen": Listen(host="0.0.0.0", port=9402)}, "admin_listen", "warning"),
-        ({"secret_key": None}, "secret_key", "note"),
+        ({"secret_keys": ()}, "secret_key", "note"),
         ({}, "registration", "note"),
         ({}, "payees", "note"),
         ({}, "settings", "ok"),
@@ -216,8 +217,8 @@ async def test_what_is_sealed_must_open_and_with_the_first_key(
     tmp_path: Path, sealed_with: tuple[bytes, ...], known: tuple[bytes, ...], level: str, told: str
 ) -> None:
     keys = [Secret(key) for key in known]
-    settings = make_settings(tmp_path, secret_key=keys[0], other_secret_keys=tuple(keys[1:]))
-    database = connect_database(settings.database_url.reveal())
+    settings = make_settings(tmp_path, secret_keys=tuple(keys))
+    database = connect_database(settings.database_url.get_secret_value())
     await database.open()
     await upgrade(database)
     for number, key in enumerate(sealed_with):
@@ -250,7 +251,7 @@ def settling(folder: Path, **changes: object) -> Settings:
     settings = make_settings(folder, **changes)
     (network,) = settings.networks
     rules = replace(network.settlement, gas_keys=(GasKey.parse(GAS_KEY),))
-    return replace(settings, networks=(replace(network, settlement=rules),))
+    return settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
 
 
 async def settlement_of(settings: Settings, chain: MemoryChain) -> Finding:
@@ -279,7 +280,7 @@ async def test_the_least_price_is_told_beside_what_a_settlement_costs(
     settings = settling(tmp_path)
     (network,) = settings.networks
     rules = replace(network.settlement, **{"native_price_nano": 3_000 * 10**9, **changes})
-    settings = replace(settings, networks=(replace(network, settlement=rules),))
+    settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
     chain = chain_with_fees(base_fee_wei=10**10 - 1, tip_wei=1)
     finding = (await look(settings, chain))["settlement_min_84532"]
     assert (finding.level, told in finding.detail) == (level, True), finding
@@ -333,7 +334,7 @@ async def test_a_facilitator_is_asked_whether_it_answers(
     settings = make_settings(tmp_path)
     (network,) = settings.networks
     rules = replace(network.settlement, facilitator=facilitator_at("https://facilitator.example/x402/"))
-    settings = replace(settings, networks=(replace(network, settlement=rules),))
+    settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
     found = await look(settings, chain_with_fees(), facilitator_status=status)
     finding = found["settlement_84532"]
     assert (finding.level, told in finding.detail) == (level, True)

@@ -78,7 +78,7 @@ class Office:
 
     def furnish(self, settings: Settings) -> "Office":
         self.settings = settings
-        self.database = connect_database(settings.database_url.reveal())
+        self.database = connect_database(settings.database_url.get_secret_value())
         return self
 
     def run(self, *arguments: str) -> Result:

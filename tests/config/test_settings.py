@@ -59,7 +59,7 @@ def test_defaults_need_nothing_but_a_node() -> None:
     assert settings.public_url == "http://127.0.0.1:8402"
     assert settings.listen == Listen(host="127.0.0.1", port=8402)
     assert settings.admin_listen == Listen(host="127.0.0.1", port=9402)
-    assert settings.database_url.reveal() == "sqlite:///tollway.sqlite3"
+    assert settings.database_url.get_secret_value() == "sqlite:///tollway.sqlite3"
     assert settings.registration == "open"
     assert settings.limits == DEFAULT_LIMITS
     assert [network.name for network in settings.networks] == ["base"]
@@ -192,7 +192,7 @@ REFUSED = [
     ({"TOLLWAY_TRUSTED_PROXIES": "proxy.internal"}, "", "TOLLWAY_TRUSTED_PROXIES: "),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USCD:100"}, "", "USCD is no currency of a configured network"),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC:1,USDC:100"}, "", "USDC stands twice"),
-    ({"TOLLWAY_ALLOWLIST": WALLET}, "", "keeps nobody out while registration is open"),
+    ({"TOLLWAY_ALLOWLIST": WALLET}, "", "has no effect while registration is open"),
     ({"TOLLWAY_RPC_BASE": "https://n.example,https://n.example"}, "", "rpc_urls[1] stands twice"),
     ({}, TWO_NODES.replace("//m.", "//n."), "rpc_urls[1] stands twice"),
     ({"TOLLWAY_LIMIT_OWNER_RENEW_S": "16"}, "", "a living gateway counts as dead"),
@@ -229,9 +229,51 @@ def test_no_node_at_all_says_what_to_set() -> None:
         load_settings({})
 
 
-def test_all_problems_are_told_together() -> None:
+def test_reports_all_problems_at_once() -> None:
     found = problems({"TOLLWAY_LISTEN": "x", "TOLLWAY_NOPE": "1"}, 'log_level = "loud"\n[limits]\nfoo = 1')
     assert len(found) == 4
+
+
+def test_a_rule_between_settings_runs_beside_refused_values_of_other_settings() -> None:
+    found = problems(
+        {
+            "TOLLWAY_LOG_LEVEL": "loud",
+            "TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402",
+            "TOLLWAY_REGISTRATION": "allowlist",
+        },
+        '[[networks]]\npreset = "bass"\n[[networks]]\npreset = "base-sepolia"\nrpc_urls = ["https://n.example"]',
+    )
+    assert [line.partition(":")[0] for line in found] == [
+        "TOLLWAY_LOG_LEVEL",
+        "networks[0]",
+        "networks",
+        "admin_listen",
+        "allowlist",
+    ]
+
+
+def test_a_rule_whose_setting_is_refused_does_not_run() -> None:
+    for environment in (
+        {"TOLLWAY_LISTEN": "0.0.0.0", "TOLLWAY_DATABASE_URL": "postgresql://u@h/n"},
+        {"TOLLWAY_ALLOWLIST": "0x12", "TOLLWAY_REGISTRATION": "allowlist"},
+        {"TOLLWAY_LIMIT_OWNER_LEASE_S": "short", "TOLLWAY_LIMIT_OWNER_RENEW_S": "20"},
+        {"TOLLWAY_UNFINAL_SPEND_MAX": "EURC:1", "TOLLWAY_RPC_OPTIMISM": "ftp://node"},
+        {"TOLLWAY_ALLOW_MIXED_NETWORKS": "maybe", "TOLLWAY_RPC_BASE_SEPOLIA": "https://node.example"},
+    ):
+        assert len(problems(environment)) == 1, environment
+
+
+@pytest.mark.parametrize(
+    "name", ["_env_file", "_cli_parse_args", "PUBLIC_URL", "secret_keys", "unfinal_spend_max_nano"]
+)
+def test_a_name_of_the_model_or_of_its_library_is_no_setting(name: str) -> None:
+    (line,) = problems(toml=f'{name} = "x"')
+    assert line.startswith(f"{name}: there is no such setting")
+
+
+def test_a_table_of_the_wrong_kind_is_one_problem_beside_the_environment() -> None:
+    found = problems({"TOLLWAY_LIMIT_HEADERS_MAX": "50"}, "limits = 1\nnetworks = 5")
+    assert [line.partition(":")[0] for line in found] == ["networks", "limits"]
 
 
 def test_names_of_other_commands_are_no_error() -> None:
@@ -303,7 +345,7 @@ def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
     assert len(settings.networks) == 1
     assert settings.networks[0].rules.confirmations == ((0, 5),)
     assert settings.networks[0].agreement_min == 1
-    assert settings.networks[0].rpc_urls[0].reveal() == RPC["TOLLWAY_RPC_BASE"]
+    assert settings.networks[0].rpc_urls[0].get_secret_value() == RPC["TOLLWAY_RPC_BASE"]
 
 
 def test_limits_are_overridden_by_name() -> None:
@@ -361,7 +403,7 @@ def test_the_key_file_is_made_once_private_and_read_again() -> None:
     path = Path("tollway.sqlite3.key")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert first.secret_key is not None
-    assert len(first.secret_key.reveal()) == 32
+    assert len(first.secret_key.get_secret_value()) == 32
     assert ensure_secret_key(load()).secret_key == first.secret_key
 
 
@@ -399,8 +441,7 @@ def test_the_first_of_several_keys_is_the_one_in_use(source: str) -> None:
     }[source]
     settings = load(environment, toml)
     assert settings.secret_key == Secret(bytes.fromhex(KEY))
-    assert settings.other_secret_keys == (Secret(bytes.fromhex(OLD_KEY)),)
-    assert settings.secret_keys == (settings.secret_key, *settings.other_secret_keys)
+    assert settings.secret_keys == (Secret(bytes.fromhex(KEY)), Secret(bytes.fromhex(OLD_KEY)))
     assert OLD_KEY not in repr(settings)
 
 

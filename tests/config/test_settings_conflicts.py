@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tollway.config.settings import check_limits, check_listeners, check_registration
+from tollway.config.settings import check_admin_listen, check_limits, check_public_url, check_registration
 from tollway.config.values import Listen, parse_listen
 from tollway.limits import DEFAULT_LIMITS
 
@@ -37,8 +37,9 @@ def listen(text: str) -> Listen:
 )
 def test_two_doors_apart_are_fine(callers: str, operator: str) -> None:
     url = "https://gw.example.com"
-    assert not [*check_listeners(listen=listen(callers), admin_listen=listen(operator), public_url=url)]
-    assert not [*check_listeners(listen=listen(callers), admin_listen=None, public_url=url)]
+    assert not [*check_admin_listen(listen=listen(callers), admin_listen=listen(operator))]
+    assert not [*check_admin_listen(listen=listen(callers), admin_listen=None)]
+    assert not [*check_public_url(listen=listen(callers), public_url=url)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ MISTAKES: dict[str, Mistake] = {
     "everybody's gas key on a main network": of("a development key that everybody has", GAS_KEYS_BASE=DEVELOPMENT_KEY),
     "more nodes to agree than there are": Mistake(file=OPTIMISM + "agreement_min = 2", told="2 nodes cannot agree"),
     "a rate server of another kind": of("must be redis://", RATE_LIMIT_URL="http://me:hush@cache.example"),
-    "an allowlist that keeps nobody out": of("keeps nobody out", ALLOWLIST="0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+    "an allowlist that keeps nobody out": of("has no effect while registration is open", ALLOWLIST="0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
     "a registration for nobody": of("at least one wallet", REGISTRATION="allowlist"),
     "a maximum for no currency": of("USCD is no currency", UNFINAL_SPEND_MAX="USCD:100"),
     "a lease that ends before its renewal": of("a living gateway counts as dead", LIMIT_OWNER_RENEW_S="16"),

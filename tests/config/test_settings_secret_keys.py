@@ -59,7 +59,7 @@ def test_a_made_file_holds_one_key_for_its_owner_alone_and_is_never_written_over
     make_key_file(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (made,) = read_key_file(path)
-    assert len(made.reveal()) == KEY_BYTES
+    assert len(made.get_secret_value()) == KEY_BYTES
     with pytest.raises(SettingsInvalid) as refused:
         make_key_file(path)
     assert "cannot be made" in refused.value.problems[0]

@@ -73,9 +73,9 @@ KEY_GUARDS = (
     guard(
         "K8",
         "the first secret key is the one in use",
-        "config.settings:_SettingsReader.read",
-        "secret_key=keys[0] if keys else None,",
-        "secret_key=keys[-1] if keys else None,",
+        "config.settings:Settings.secret_key",
+        "return self.secret_keys[0] if self.secret_keys else None",
+        "return self.secret_keys[-1] if self.secret_keys else None",
         test="config/test_settings.py::test_the_first_of_several_keys_is_the_one_in_use",
     ),
     guard(

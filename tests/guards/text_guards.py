@@ -264,9 +264,9 @@ TEXT_GUARDS = (
     guard(
         "K2",
         "a secret setting shows in no repr",
-        "config.values:Secret.__repr__",
-        '        return "Secret(****)"\n',
-        '        return f"Secret({self._value})"\n',
+        "config.settings:Settings",
+        "rate_limit_url: Annotated[Secret[str] | None, _parsed_by(parse_rate_limit_url)]",
+        "rate_limit_url: Annotated[Any, _parsed_by(lambda raw: raw)]",
         test="config/test_settings.py::test_secrets_never_show",
     ),
     # ---- Searches, schemas, bodies.

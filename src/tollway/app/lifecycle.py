@@ -107,7 +107,7 @@ class App:
     def _wire(self) -> None:
         settings, limits = self.settings, self.settings.limits
         origin = parse_origin(settings.public_url)
-        key, *others = [key.reveal() for key in settings.secret_keys]
+        key, *others = [key.get_secret_value() for key in settings.secret_keys]
         self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
         self.catalog = CatalogStore(
             self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
@@ -209,7 +209,7 @@ class App:
         )
 
     def _connect_database(self) -> Database:
-        return connect_database(self.settings.database_url.reveal())
+        return connect_database(self.settings.database_url.get_secret_value())
 
     def _make_redis_windows(self) -> "RedisWindows | None":
         settings, limits = self.settings, self.settings.limits
@@ -219,9 +219,9 @@ class App:
 
         assert settings.secret_key is not None
         return RedisWindows(
-            settings.rate_limit_url.reveal(),
+            settings.rate_limit_url.get_secret_value(),
             namespace=settings.public_url,
-            secret=settings.secret_key.reveal(),
+            secret=settings.secret_key.get_secret_value(),
             deadline_s=limits.shared_rates_deadline_s,
             retry_s=limits.shared_rates_retry_s,
             on_change=self.metrics.add_shared_rates(),
@@ -235,7 +235,7 @@ class App:
         return RpcReader(
             {
                 network.rules.chain_id: ChainEndpoints(
-                    urls=tuple(url.reveal() for url in network.rpc_urls),
+                    urls=tuple(url.get_secret_value() for url in network.rpc_urls),
                     agreement_min=network.agreement_min,
                     is_by_value=network.rules.agreement_above is not None,
                 )

@@ -348,7 +348,7 @@ class AsgiBuilder:
         self._settings = services.settings
         self._limits = services.settings.limits
         keys = [
-            key.reveal() for key in services.settings.secret_keys
+            key.get_secret_value() for key in services.settings.secret_keys
         ]  # ensure_secret_key made one where there was none
         self._receipt_signers = [ReceiptSigner.derive(key) for key in keys]
         self._receipt_signer = self._receipt_signers[0]

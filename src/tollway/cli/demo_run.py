@@ -17,7 +17,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,9 @@ from rich.text import Text
 
 from tollway.app.lifecycle import App
 from tollway.client.safe_text import plain
-from tollway.config.networks import parse_network
 from tollway.config.settings import Settings
-from tollway.config.values import Listen, Secret
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.ids import TxHash, format_network
-from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.chain import (
     ROLES,
     AnvilUnavailable,
@@ -459,24 +456,23 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
     """A gateway for play: SQLite in `folder`, the test chain, private endpoints, registration open and unlimited, every
     rail on. `gas_key`: of a funded account that is nobody else's, in hex."""
     network = {"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
-    return Settings(
-        public_url=f"http://{HOST}:{port}",
-        listen=Listen(host=HOST, port=port),
-        admin_listen=None,
-        database_url=Secret(f"sqlite:///{folder / 'tollway.sqlite3'}"),
-        secret_key=Secret(secrets.token_bytes(32)),
-        secret_key_file=None,
-        networks=(parse_network(network),),
-        allow_private_endpoints=True,
-        registration="open",
-        limits=replace(
-            DEFAULT_LIMITS,
-            registrations_per_hour=UNLIMITED,
-            edits_per_hour=UNLIMITED,
-            signed_requests_per_minute=UNLIMITED,
-            drain_deadline_s=DRAIN_DEADLINE_S,
-        ),
-        log_level="error",
+    return Settings.model_validate(
+        {
+            "public_url": f"http://{HOST}:{port}",
+            "listen": f"{HOST}:{port}",
+            "admin_listen": "off",
+            "database_url": f"sqlite:///{folder / 'tollway.sqlite3'}",
+            "secret_key": secrets.token_hex(32),
+            "networks": [network],
+            "allow_private_endpoints": True,
+            "limits": {
+                "registrations_per_hour": UNLIMITED,
+                "edits_per_hour": UNLIMITED,
+                "signed_requests_per_minute": UNLIMITED,
+                "drain_deadline_s": DRAIN_DEADLINE_S,
+            },
+            "log_level": "error",
+        }
     )
 
 

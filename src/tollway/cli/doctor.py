@@ -165,7 +165,7 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
 async def _examine_seals(settings: Settings, database: Database) -> Finding:
     """Whether what is sealed opens, and with the key in use: after a restore, or while the key is changed."""
     check = "seals"
-    key, *others = [key.reveal() for key in settings.secret_keys]
+    key, *others = [key.get_secret_value() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:
         survey = await rotation.survey(answers_max=_RESPONSES_CHECKED_MAX)
@@ -363,7 +363,11 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
     from tollway.rate_limits.redis_windows import RedisWindows  # loads redis, and most have none to ask
 
     windows = RedisWindows(
-        settings.rate_limit_url.reveal(), namespace="doctor", secret=b"", deadline_s=_DEADLINE_S, retry_s=0.0
+        settings.rate_limit_url.get_secret_value(),
+        namespace="doctor",
+        secret=b"",
+        deadline_s=_DEADLINE_S,
+        retry_s=0.0,
     )
     await windows.open()
     is_up = windows.is_up

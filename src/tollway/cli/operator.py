@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TextIO
 
 import typer
+from pydantic import Secret
 
 from tollway.chain.port import SettlementChain
 from tollway.config.settings import Settings, load_settings
-from tollway.config.values import Secret
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import Address, ListingId, TxHash
 from tollway.ledger.ledger import OperatorLedger
@@ -167,7 +167,7 @@ def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> Non
         with explained_failures(as_json=as_json):
             given = load_settings(os.environ, config=config)
             # Without a key of its own yet, the app gets a temporary one, so that no file is made.
-            wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
+            wired = given.model_copy(update={"secret_keys": given.secret_keys or (Secret(os.urandom(32)),)})
             asyncio.run(_use_services(environment, wired, work, access="look"))
 
 
@@ -506,7 +506,7 @@ def register_backups(app: typer.Typer) -> None:
 
 def _find_database(settings: Settings) -> SqliteDatabase:
     """Does not build the app: that would make a secret key where there is none."""
-    database = connect_database(settings.database_url.reveal())
+    database = connect_database(settings.database_url.get_secret_value())
     if not isinstance(database, SqliteDatabase):
         raise CommandFailed(POSTGRES_NOTICE)
     return database
@@ -688,12 +688,12 @@ async def _use_keys(
     access: Access,
 ) -> None:
     """Does not build the app: it needs the database and the keys."""
-    database = connect_database(settings.database_url.reveal())
+    database = connect_database(settings.database_url.get_secret_value())
     with guard_database(database, access, environment):
         if access == "write":
             await database.open()
         try:
-            key, *others = [key.reveal() for key in settings.secret_keys]
+            key, *others = [key.get_secret_value() for key in settings.secret_keys]
             sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
             await work(KeyRotation(database, sealer=sealer), 1 + len(others))
         finally:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Secret
+
 from tollway.chain.networks import FINALITY_DEPTH, PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
 from tollway.chain.signer import GasKey
-from tollway.config.values import Secret, one_of, parse_number, parse_strings, suggest
+from tollway.config.values import one_of, parse_number, parse_strings, suggest
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.settlement_rules import (

@@ -1,8 +1,8 @@
-"""Settings: read once from the environment and a TOML file, frozen, with every problem reported together.
+"""Settings: one frozen model, read once from the environment and a TOML file, with every problem reported together.
 
-The environment wins over the file, the file over the default. An unknown key is an error in both. Only `app` and `cli` read settings; every other package
-receives values. Nothing is created at import, and a secret never appears in a repr or an error. A settings file that other users can read must not hold a
-secret. Of several secret keys the first signs and encrypts, and all verify and decrypt.
+The environment wins over the file, the file over the default. Only `app` and `cli` read settings; every other package receives values. Nothing is created at
+import. An unknown name is an error in both sources, and a secret appears in no repr and in no error. A settings file that other users can read must not hold a
+secret. Of several secret keys the first signs and encrypts, and all of them verify and decrypt.
 """
 
 import ipaddress
@@ -11,24 +11,37 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    PlainValidator,
+    Secret,
+    ValidationError,
+    create_model,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tollway.chain.networks import PRESETS
 from tollway.config.networks import NetworkSettings, parse_network
 from tollway.config.values import (
     Listen,
-    Secret,
     gas_keys_name,
     is_path_like,
-    one_of,
     parse_admin_listen,
     parse_contact,
     parse_database_url,
-    parse_flag,
     parse_listen,
     parse_maxima,
     parse_name_servers,
@@ -47,21 +60,47 @@ from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.dns import NameServer
 
-KEY_BYTES = 32
+PREFIX = "TOLLWAY_"
+LIMIT_PREFIX = "LIMIT_"
+CONFIG_DEFAULT = Path("tollway.toml")
+NAMES_SHOWN_MAX = 3
 
+KEY_BYTES = 32
 KEYS_MAX = 8
-"""More than one old key is a rotation that was never finished; each costs a try where a value names no key."""
+"""More than one old key is a rotation that was never finished. Each key costs one try where a value does not name its key."""
+
+CLIENT_KEYS = frozenset(
+    {
+        "CONFIG",
+        "GATEWAY",
+        "RPC",
+        "KEY_FILE",
+        "KEY_PASSWORD",
+        "PRIVATE_KEY",
+        "STORE",
+        "ALLOW_HTTP",
+        "BUDGET",
+        "MAX_FEE",
+        "MAX_PRICE",
+        "RAIL",
+        "SESSION_BUDGET",
+    }
+)
+"""Names after the prefix that other commands read. Here they are neither used nor an error."""
 
 SecretKeys = tuple[Secret[bytes], ...]
 
 
+# ---- Secret keys.
+
+
 def parse_secret_keys(raw: Any) -> SecretKeys:
-    """At least one key, the one in use first; between keys stands any white space. Raises ValueError."""
+    """At least one key, the one in use first, with white space between keys. Raises ValueError."""
     words = raw.split() if isinstance(raw, str) else []
     if not words:
         raise ValueError("the secret key must be 64 hex digits (32 bytes)")
     if len(words) > KEYS_MAX:
-        raise ValueError(f"there may be {KEYS_MAX} secret keys at most; take out those that nothing is under")
+        raise ValueError(f"there may be {KEYS_MAX} secret keys at most; remove those that encrypt nothing")
     keys = tuple(_parse_key(word, position) for position, word in enumerate(words, 1))
     if len(set(keys)) < len(keys):
         raise ValueError("a secret key stands twice; write each once, the one in use first")
@@ -79,7 +118,7 @@ def _parse_key(word: str, position: int) -> Secret[bytes]:
 
 
 def read_key_file(path: Path) -> SecretKeys:
-    """Raises `SettingsInvalid`, also where others may read the file."""
+    """Raises `SettingsInvalid`, also where other users may read the file."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise SettingsInvalid([f"secret_key_file: others may read {path}: chmod 600 {path}"])
@@ -89,7 +128,7 @@ def read_key_file(path: Path) -> SecretKeys:
 
 
 def make_key_file(path: Path) -> None:
-    """One new key, for its owner's eyes alone. Raises `SettingsInvalid`, also where there is a file already."""
+    """Writes one new key with mode 0600. Raises `SettingsInvalid`, also where the file exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -100,22 +139,215 @@ def make_key_file(path: Path) -> None:
 
 
 def _reason(exc: Exception) -> str:
-    """Says what is wrong, without the path that an OSError repeats."""
+    """The reason without the path, which an OSError repeats."""
     return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
 
 
-CONFIG_DEFAULT = Path("tollway.toml")
-NAMES_SHOWN_MAX = 3
+# ---- The model.
 
-_API_KEY = re.compile(r"[A-Za-z0-9_-]{24,}")
-"""What providers of nodes put into their URLs. Names of networks and methods are shorter."""
+
+def _parsed_by(parse: Callable[[Any], object]) -> PlainValidator:
+    """A validator that reads a raw value. pydantic makes a problem of a ValueError only."""
+
+    def validate(raw: Any) -> object:
+        try:
+            return parse(raw)
+        except TypeError as exc:
+            raise ValueError(str(exc)) from exc
+
+    return PlainValidator(validate)
+
+
+def _read_network(raw: Any) -> NetworkSettings:
+    if not isinstance(raw, dict):
+        raise TypeError("write each network as a [[networks]] table")
+    return parse_network({**raw, "gas_keys": _read_gas_keys(raw.get("gas_keys", []))})
+
+
+def _read_gas_keys(raw: Any) -> list[str]:
+    """Each key in hex: as it stands, or from the file that is named. Raises ValueError without any part of a key."""
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("gas_keys: must be a list of keys in hex, or of files with one")
+    keys = [part.strip() for part in parts if part.strip()]
+    return [_read_gas_key_file(Path(key)) if is_path_like(key) else key for key in keys]
+
+
+def _read_gas_key_file(path: Path) -> str:
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
+
+
+def _make_limits_table() -> type[BaseModel]:
+    """A model with the fields of `Limits`: each a number above 0 of its default's type."""
+    numbers: dict[str, Any] = {
+        limit.name: (
+            Annotated[int | float, _parsed_by(partial(parse_number, kind=type(limit.default)))],
+            limit.default,
+        )
+        for limit in fields(Limits)
+    }
+    return create_model("LimitsTable", __config__=ConfigDict(extra="forbid"), **numbers)
+
+
+LimitsTable = _make_limits_table()
+
+
+def _limits_schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """`Limits` stays a plain dataclass: clients load it without pydantic."""
+    return core_schema.no_info_after_validator_function(
+        lambda table: Limits(**dict(table)), handler.generate_schema(LimitsTable)
+    )
+
+
+class Settings(BaseSettings):
+    """The settings of one gateway.
+
+    `secret_keys`: the key in use first. It encrypts and signs; the others decrypt, verify and are published beside it during a change of keys. Empty:
+    `ensure_secret_key` makes or reads the file at `secret_key_file`. `unfinal_spend_max_nano`: by currency; a currency without an entry has no maximum.
+    `x402`, `mpp`: whether signed authorisations are accepted in these protocols, on the networks that can settle them.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        case_sensitive=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_default=False,
+    )
+
+    public_url: Annotated[str, _parsed_by(parse_public_url)] = "http://127.0.0.1:8402"
+    contact: Annotated[str | None, _parsed_by(parse_contact)] = None
+    listen: Annotated[Listen, _parsed_by(parse_listen)] = Listen(host="127.0.0.1", port=8402)
+    admin_listen: Annotated[Listen | None, _parsed_by(parse_admin_listen)] = Listen(
+        host="127.0.0.1", port=9402
+    )
+    database_url: Annotated[Secret[str], _parsed_by(parse_database_url)] = Secret("sqlite:///tollway.sqlite3")
+    rate_limit_url: Annotated[Secret[str] | None, _parsed_by(parse_rate_limit_url)] = None
+    secret_keys: Annotated[SecretKeys, _parsed_by(parse_secret_keys)] = Field(
+        (), validation_alias="secret_key"
+    )
+    secret_key_file: Path | None = None
+    allow_mixed_networks: bool = False
+    allow_private_endpoints: bool = False
+    registration: Literal["open", "allowlist"] = "open"
+    allowlist: Annotated[frozenset[Address], _parsed_by(parse_wallets)] = frozenset()
+    require_bound_signature: bool = False
+    require_ownership: bool = False
+    name_servers: Annotated[tuple[NameServer, ...], _parsed_by(parse_name_servers)] = ()
+    x402: bool = True
+    mpp: bool = True
+    unfinal_spend_max_nano: Annotated[Mapping[str, int], _parsed_by(parse_maxima)] = Field(
+        default_factory=lambda: MappingProxyType({}), validation_alias="unfinal_spend_max"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    trusted_proxies: Annotated[tuple[str, ...], _parsed_by(parse_proxies)] = ()
+    mcp_origins: Annotated[frozenset[str], _parsed_by(parse_origins)] = frozenset()
+    networks: tuple[Annotated[NetworkSettings, _parsed_by(_read_network)], ...] = ()
+    limits: Annotated[Limits, GetPydanticSchema(_limits_schema)] = DEFAULT_LIMITS
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Given values only. `load_settings` reads the sources, because each problem names the source of its value."""
+        return (init_settings,)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.database_url.get_secret_value().startswith("sqlite:")
+
+    @property
+    def secret_key(self) -> Secret[bytes] | None:
+        """The key in use; None before `ensure_secret_key`."""
+        return self.secret_keys[0] if self.secret_keys else None
+
+
+def _name_of(field_name: str, field: FieldInfo) -> str:
+    return str(field.validation_alias or field_name)
+
+
+KEYS = tuple(
+    _name_of(name, field)
+    for name, field in Settings.model_fields.items()
+    if name not in ("networks", "limits")
+)
+"""The name of every plain setting. Beside them: `networks` and `limits`."""
+
+
+# ---- Sources.
+
+
+class EnvironmentSource(PydanticBaseSettingsSource):
+    """A source of raw values: the variables with the prefix, joined with the networks and limits of the settings file.
+
+    An empty variable is unset. A variable that no setting has keeps its prefix, so that the model refuses it.
+    """
+
+    def __init__(self, environment: Mapping[str, str], table: Mapping[str, Any]) -> None:
+        super().__init__(Settings)
+        self._table = table
+        self._unread = {
+            name: value
+            for name, value in environment.items()
+            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CLIENT_KEYS
+        }
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        name = _name_of(field_name, field)
+        return self._take(name.upper()), name, False
+
+    def __call__(self) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "networks": self._join_networks(self._table.get("networks", [])),
+            "limits": self._join_limits(self._table.get("limits", {})),
+        }
+        for field_name, field in self.settings_cls.model_fields.items():
+            if field_name not in values:
+                value, name, _ = self.get_field_value(field, field_name)
+                values |= {} if value is None else {name: value}
+        return values | self._unread
+
+    def _take(self, name: str) -> str | None:
+        return self._unread.pop(PREFIX + name, None)
+
+    def _join_limits(self, table: Any) -> Any:
+        taken = {limit.name: self._take(LIMIT_PREFIX + limit.name.upper()) for limit in fields(Limits)}
+        if not isinstance(table, dict):
+            return table  # the model refuses it
+        return table | {name: value for name, value in taken.items() if value is not None}
+
+    def _join_networks(self, tables: Any) -> Any:
+        urls = {preset: self._take(rpc_name(preset)) for preset in PRESETS}
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            return tables  # the model refuses it
+        joined = [dict(table) for table in tables]
+        for preset in PRESETS:
+            table = next((table for table in joined if table.get("preset") == preset), None)
+            if urls[preset] is not None:
+                if table is None:
+                    joined.append(table := {"preset": preset})
+                table["rpc_urls"] = urls[preset]
+            if table is not None and (keys := self._take(gas_keys_name(preset))) is not None:
+                table["gas_keys"] = keys
+        return joined
 
 
 def read_settings_file(
     environment: Mapping[str, str], config: Path | None
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """What stands in `config`, else in what `TOLLWAY_CONFIG` names, else in `tollway.toml` in the current directory where
-    there is one; and what is wrong with the file. Raises `SettingsInvalid` where nothing of it can be read.
+    """The table of `config`, else of the file that `TOLLWAY_CONFIG` names, else of `tollway.toml` in the current directory if it exists; and the problems of
+    the file. Raises `SettingsInvalid` where the file cannot be read or is not TOML.
     """
     named = config or (Path(environment["TOLLWAY_CONFIG"]) if environment.get("TOLLWAY_CONFIG") else None)
     path = named or CONFIG_DEFAULT
@@ -167,7 +399,7 @@ def _texts(raw: Any) -> list[str]:
     try:
         return parse_strings(raw or [])
     except ValueError:
-        return []  # whoever parses it says so
+        return []  # the model refuses it
 
 
 def _has_password(raw: Any) -> bool:
@@ -180,8 +412,11 @@ def _has_password(raw: Any) -> bool:
         return "@" in raw
 
 
+_API_KEY = re.compile(r"[A-Za-z0-9_-]{24,}")
+"""An API key in the URL of a node. Names of networks and methods are shorter."""
+
+
 def _has_api_key(url: str) -> bool:
-    """A URL of a node whose path or query holds a key."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -189,16 +424,21 @@ def _has_api_key(url: str) -> bool:
     return bool(_API_KEY.search(f"{parts.path}?{parts.query}"))
 
 
-def check_listeners(*, listen: Listen, admin_listen: Listen | None, public_url: str) -> Iterator[str]:
-    """Where callers come in, and where the operator does."""
+# ---- Rules between settings.
+
+
+def check_admin_listen(*, listen: Listen, admin_listen: Listen | None) -> Iterator[str]:
     if admin_listen is not None and _is_same_listener(listen, admin_listen):
         yield f"admin_listen: {admin_listen} is where callers are served; take another port, or off"
+
+
+def check_public_url(*, listen: Listen, public_url: str) -> Iterator[str]:
     if not listen.is_loopback and _is_local_only(urlsplit(public_url).hostname or ""):
         yield f"public_url: callers from outside cannot reach {public_url}; set it to the URL they use"
 
 
 def _is_same_listener(one: Listen, other: Listen) -> bool:
-    """Port 0 is whichever is free. On all addresses is on each of them."""
+    """Port 0 is any free port. A listener on all addresses is on each of them."""
     hosts = {one.host, other.host}
     is_everywhere = not hosts.isdisjoint(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
     return one.port == other.port != 0 and (len(hosts) == 1 or is_everywhere)
@@ -215,7 +455,7 @@ def _is_local_only(host: str) -> bool:
 def check_networks(networks: Sequence[NetworkSettings], *, allow_mixed_networks: bool) -> Iterator[str]:
     chains = [network.rules.chain_id for network in networks]
     for chain_id in sorted({chain for chain in chains if chains.count(chain) > 1}):
-        yield f"networks: chain id {chain_id} stands twice"
+        yield f"networks: chain id {chain_id} stands twice; write each network once"
     if len({network.rules.kind for network in networks}) > 1 and not allow_mixed_networks:
         yield (
             "networks: main and test networks together let test money buy real calls; drop one kind, or set "
@@ -224,345 +464,184 @@ def check_networks(networks: Sequence[NetworkSettings], *, allow_mixed_networks:
 
 
 def check_maxima(maxima: Mapping[str, int], networks: Sequence[NetworkSettings]) -> Iterator[str]:
-    """A maximum under a misspelt currency would leave the right one without any."""
+    """A maximum of a misspelt currency leaves the intended currency without one."""
     known = {asset.symbol for network in networks for asset in network.rules.assets}
-    for symbol in sorted(maxima.keys() - known if networks else ()):
+    for symbol in sorted(maxima.keys() - known):
         yield f"unfinal_spend_max: {symbol[:40]} is no currency of a configured network"
 
 
 def check_registration(*, is_open: bool, has_allowlist: bool) -> Iterator[str]:
     if is_open and has_allowlist:
-        yield "allowlist: keeps nobody out while registration is open; set registration = allowlist, or drop it"
+        yield (
+            "allowlist: has no effect while registration is open; set registration = allowlist, or remove it"
+        )
     if not is_open and not has_allowlist:
         yield "allowlist: registration = allowlist needs at least one wallet"
 
 
 def check_limits(limits: Limits) -> Iterator[str]:
-    """A lease that is renewed too late lapses between two renewals, and the others take over what is alive."""
+    """A lease must not end between two renewals: another gateway would take over calls that are alive."""
     if limits.owner_renew_s * 2 > limits.owner_lease_s:
         yield "limits: owner_renew_s must be at most half of owner_lease_s, or a living gateway counts as dead"
     if limits.leader_poll_s >= limits.leader_lease_s:
-        yield "limits: leader_poll_s must be less than leader_lease_s, or nobody leads for long"
+        yield "limits: leader_poll_s must be less than leader_lease_s, or no gateway leads for long"
 
 
-T = TypeVar("T")
+# ---- Loading.
 
-PREFIX = "TOLLWAY_"
-ADMIN_LISTEN_DEFAULT = "127.0.0.1:9402"
+Location = tuple[int | str, ...]
 
-KEYS = (
-    "public_url",
-    "contact",
-    "listen",
-    "admin_listen",
-    "database_url",
-    "rate_limit_url",
-    "secret_key",
-    "secret_key_file",
-    "allow_mixed_networks",
-    "allow_private_endpoints",
-    "registration",
-    "allowlist",
-    "require_bound_signature",
-    "require_ownership",
-    "name_servers",
-    "x402",
-    "mpp",
-    "unfinal_spend_max",
-    "log_level",
-    "log_format",
-    "trusted_proxies",
-    "mcp_origins",
-)
-"""Every plain setting. Beside them: `networks` and `limits`."""
-
-CLIENT_KEYS = frozenset(
-    {
-        "CONFIG",
-        "GATEWAY",
-        "RPC",
-        "KEY_FILE",
-        "KEY_PASSWORD",
-        "PRIVATE_KEY",
-        "STORE",
-        "ALLOW_HTTP",
-        "BUDGET",
-        "MAX_FEE",
-        "MAX_PRICE",
-        "RAIL",
-        "SESSION_BUDGET",
-    }
-)
-"""Names after the prefix that other commands read; here they are neither used nor an error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """`secret_key` None: `ensure_secret_key` makes or reads the file at `secret_key_file`. It is the key in use: it
-    seals and signs. `other_secret_keys` open, verify and are published beside it, while one takes the other's place.
-
-    `unfinal_spend_max_nano`: by currency; a currency that is not named has no maximum. `x402`, `mpp`: whether signed
-    authorisations are taken in these dialects at all, on the networks that can settle them.
-    """
-
-    public_url: str
-    listen: Listen
-    admin_listen: Listen | None
-    database_url: Secret[str]
-    secret_key: Secret[bytes] | None
-    secret_key_file: Path | None
-    networks: tuple[NetworkSettings, ...]
-    other_secret_keys: SecretKeys = ()
-    contact: str | None = None
-    rate_limit_url: Secret[str] | None = None
-    allow_mixed_networks: bool = False
-    allow_private_endpoints: bool = False
-    registration: Literal["open", "allowlist"] = "open"
-    allowlist: frozenset[Address] = frozenset()
-    require_bound_signature: bool = False
-    require_ownership: bool = False
-    name_servers: tuple[NameServer, ...] = ()
-    x402: bool = True
-    mpp: bool = True
-    unfinal_spend_max_nano: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    limits: Limits = DEFAULT_LIMITS
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["auto", "json", "console"] = "auto"
-    trusted_proxies: tuple[str, ...] = ()
-    mcp_origins: frozenset[str] = frozenset()
-
-    @property
-    def is_sqlite(self) -> bool:
-        return self.database_url.reveal().startswith("sqlite:")
-
-    @property
-    def secret_keys(self) -> SecretKeys:
-        """All of them, the one in use first; none before `ensure_secret_key`."""
-        return () if self.secret_key is None else (self.secret_key, *self.other_secret_keys)
+_EXPLANATIONS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "model_type": "must be a table",
+    "path_type": "must be the path of a file",
+    "tuple_type": "write each network as a [[networks]] table",
+}
+"""Error type of pydantic -> what is wrong. The parsers of `config.values` write their own texts."""
 
 
 def load_settings(environment: Mapping[str, str], *, config: Path | None = None) -> Settings:
-    """Reads everything that was set. Raises `SettingsInvalid` with every problem at once.
+    """Reads both sources. Raises `SettingsInvalid` with every problem at once.
 
-    The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory where there is one.
+    The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory if it exists.
     """
-    from_file, of_file = read_settings_file(environment, config)
-    problems = [*of_file]
-    reader = _SettingsReader(environment, from_file, problems)
-    settings = reader.read()
-    _check_together(settings, problems)
+    table, of_file = read_settings_file(environment, config)
+    values = {**table, **EnvironmentSource(environment, table)()}
+    settings, errors = _validate(values)
+    wrong = frozenset(str(error["loc"][0]) for error in errors)
+    keys, of_keys = _find_secret_keys(settings, values, wrong)
+    problems = [
+        *of_file,
+        *(f"{_name_source(error['loc'], environment)}: {_explain(error)}" for error in errors),
+        *of_keys,
+        *_check_together(settings, wrong),
+    ]
     if problems:
         raise SettingsInvalid(problems)
-    return settings
+    return settings.model_copy(update=keys)
 
 
 def ensure_secret_key(settings: Settings) -> Settings:
-    """The settings with their secret key, made now (mode 0600) where the gateway keeps its own and has none yet."""
-    if settings.secret_key is not None or settings.secret_key_file is None:
+    """The settings with their secret keys. Makes the key file (mode 0600) where the gateway keeps its own key and has none."""
+    if settings.secret_keys or settings.secret_key_file is None:
         return settings
     path = settings.secret_key_file
     if not path.exists():
         make_key_file(path)
-    first, *others = read_key_file(path)
-    return replace(settings, secret_key=first, other_secret_keys=tuple(others))
+    return settings.model_copy(update={"secret_keys": read_key_file(path)})
 
 
-class _SettingsReader:
-    """Turns two sources of raw values into Settings; what is wrong goes to `problems`."""
-
-    def __init__(
-        self, environment: Mapping[str, str], from_file: Mapping[str, Any], problems: list[str]
-    ) -> None:
-        self._environment = {
-            name.removeprefix(PREFIX): value
-            for name, value in environment.items()
-            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CLIENT_KEYS
-        }
-        self._file = from_file
-        self._problems = problems
-
-    def read(self) -> Settings:
-        self._refuse_unknown()
-        database_url = self._read_value(
-            "database_url", parse_database_url, Secret("sqlite:///tollway.sqlite3")
-        )
-        listen = self._read_value("listen", parse_listen, Listen(host="127.0.0.1", port=8402))
-        admin_listen: Listen | None = parse_admin_listen(ADMIN_LISTEN_DEFAULT)
-        admin_listen = self._read_value("admin_listen", parse_admin_listen, admin_listen)
-        keys, key_file = self._read_secret_keys(database_url, listen)
-        return Settings(
-            public_url=self._read_value("public_url", parse_public_url, "http://127.0.0.1:8402"),
-            contact=self._read_value("contact", parse_contact, None),
-            listen=listen,
-            admin_listen=admin_listen,
-            database_url=database_url,
-            rate_limit_url=self._read_value("rate_limit_url", parse_rate_limit_url, None),
-            secret_key=keys[0] if keys else None,
-            secret_key_file=key_file,
-            other_secret_keys=keys[1:],
-            networks=self._read_networks(),
-            allow_mixed_networks=self._read_value("allow_mixed_networks", parse_flag, False),
-            allow_private_endpoints=self._read_value("allow_private_endpoints", parse_flag, False),
-            registration=self._read_value("registration", one_of("open", "allowlist"), "open"),
-            allowlist=self._read_value("allowlist", parse_wallets, frozenset()),
-            require_bound_signature=self._read_value("require_bound_signature", parse_flag, False),
-            require_ownership=self._read_value("require_ownership", parse_flag, False),
-            name_servers=self._read_value("name_servers", parse_name_servers, ()),
-            x402=self._read_value("x402", parse_flag, True),
-            mpp=self._read_value("mpp", parse_flag, True),
-            unfinal_spend_max_nano=self._read_value("unfinal_spend_max", parse_maxima, MappingProxyType({})),
-            limits=self._read_limits(),
-            log_level=self._read_value("log_level", one_of("debug", "info", "warning", "error"), "info"),
-            log_format=self._read_value("log_format", one_of("auto", "json", "console"), "auto"),
-            trusted_proxies=self._read_value("trusted_proxies", parse_proxies, ()),
-            mcp_origins=self._read_value("mcp_origins", parse_origins, frozenset()),
-        )
-
-    def _read_value(self, name: str, parse: Callable[[Any], T], default: T) -> T:
-        source = PREFIX + name.upper()
-        raw = self._environment.get(name.upper())
-        if raw is None:
-            source, raw = name, self._file.get(name)
-        if raw is None:
-            return default
-        try:
-            return parse(raw)
-        except (ValueError, TypeError) as exc:
-            self._problems.append(f"{source}: {exc}")
-            return default
-
-    def _refuse_unknown(self) -> None:
-        known = {*KEYS, "networks", "limits"}
-        for name in self._file:
-            if name not in known:
-                self._problems.append(f"{name}: there is no such setting{suggest(name, known)}")
-        plain = {key.upper() for key in KEYS}
-        plain |= {"LIMIT_" + entry.name.upper() for entry in fields(Limits)}
-        plain |= {named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)}
-        for name in self._environment:
-            if name not in plain:
-                hint = suggest(name, plain)
-                self._problems.append(f"{PREFIX}{name}: there is no such setting{hint}")
-
-    def _read_secret_keys(self, database_url: Secret[str], listen: Listen) -> tuple[SecretKeys, Path | None]:
-        none: SecretKeys = ()
-        keys = self._read_value("secret_key", parse_secret_keys, none)
-        path = self._read_value("secret_key_file", Path, None)
-        if keys and path is not None:
-            self._problems.append("secret_key: set either secret_key or secret_key_file, not both")
-        url = database_url.reveal()
-        is_given = any(name.startswith("SECRET_KEY") for name in self._environment) or any(
-            name.startswith("secret_key") for name in self._file
-        )
-        if not is_given:
-            if not url.startswith("sqlite:") or not listen.is_loopback:
-                self._problems.append(
-                    "secret_key: PostgreSQL and a public listen address need a key of your own; set "
-                    "TOLLWAY_SECRET_KEY to 64 hex digits (openssl rand -hex 32), or TOLLWAY_SECRET_KEY_FILE"
-                )
-                return (), None
-            path = Path(url.removeprefix("sqlite:///") + ".key")
-            if not path.exists():
-                return (), path  # ensure_secret_key makes it
-        if not keys and path is not None:
-            try:
-                keys = read_key_file(path)
-            except SettingsInvalid as exc:
-                self._problems.extend(exc.problems)
-        return keys, path
-
-    def _read_limits(self) -> Limits:
-        table = self._file.get("limits", {})
-        if not isinstance(table, dict):
-            self._problems.append("limits: must be a table")
-            table = {}
-        kinds = {entry.name: type(getattr(DEFAULT_LIMITS, entry.name)) for entry in fields(Limits)}
-        raw = {name: (f"limits.{name}", value) for name, value in table.items()}
-        for name in kinds:
-            variable = "LIMIT_" + name.upper()
-            if variable in self._environment:
-                raw[name] = (PREFIX + variable, self._environment[variable])
-        changes: dict[str, Any] = {}
-        for name, (source, value) in raw.items():
-            if name not in kinds:
-                self._problems.append(f"{source}: there is no such limit{suggest(name, kinds)}")
-                continue
-            try:
-                changes[name] = parse_number(value, kinds[name])
-            except ValueError as exc:
-                self._problems.append(f"{source}: {exc}")
-        return replace(DEFAULT_LIMITS, **changes)
-
-    def _read_networks(self) -> tuple[NetworkSettings, ...]:
-        tables = self._file.get("networks", [])
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            self._problems.append("networks: write each network as a [[networks]] table")
-            tables = []
-        wanted = [dict(table) for table in tables]
-        for preset in PRESETS:
-            urls = self._environment.get(rpc_name(preset))
-            if urls is None:
-                continue
-            table = next((table for table in wanted if table.get("preset") == preset), None)
-            if table is None:
-                table = {"preset": preset}
-                wanted.append(table)
-            table["rpc_urls"] = urls
-        self._add_gas_keys(wanted)
-        networks = []
-        for position, table in enumerate(wanted):
-            try:
-                table["gas_keys"] = _read_gas_keys(table.get("gas_keys", []))
-                networks.append(parse_network(table))
-            except (ValueError, TypeError) as exc:
-                self._problems.append(f"networks[{position}]: {exc}")
-        self._require_network(wanted)
-        return tuple(networks)
-
-    def _add_gas_keys(self, wanted: list[dict[str, Any]]) -> None:
-        for preset in PRESETS:
-            keys = self._environment.get(gas_keys_name(preset))
-            table = next((table for table in wanted if table.get("preset") == preset), None)
-            if keys is not None and table is not None:
-                table["gas_keys"] = keys
-            elif keys is not None:
-                self._problems.append(
-                    f"{PREFIX}{gas_keys_name(preset)}: the network {preset} is not configured"
-                )
-
-    def _require_network(self, wanted: list[dict[str, Any]]) -> None:
-        if not wanted:
-            self._problems.append(
-                "networks: name at least one node to read payments from, such as "
-                "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
-            )
-
-
-def _read_gas_keys(raw: Any) -> list[str]:
-    """Each key in hex: as it stands, or from the file that is named. Raises ValueError without a word of any key."""
-    parts = raw.split(",") if isinstance(raw, str) else raw
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise ValueError("gas_keys: must be a list of keys in hex, or of files with one")
-    keys = [part.strip() for part in parts if part.strip()]
-    return [_read_gas_key_file(Path(key)) if is_path_like(key) else key for key in keys]
-
-
-def _read_gas_key_file(path: Path) -> str:
+def _validate(values: Mapping[str, Any]) -> tuple[Settings, list[ErrorDetails]]:
+    """The settings, with the default in place of each refused value, and the refusals."""
+    # `BaseSettings` takes names that begin with an underscore as parameters of its own: the space makes them unknown.
+    values = {f" {name}" if name.startswith("_") else name: value for name, value in values.items()}
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
-        return path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
+        return Settings.model_validate(values), []
+    except ValidationError as exc:
+        errors = exc.errors(include_url=False, include_input=False)
+        return Settings.model_validate(_leave_out(values, [error["loc"] for error in errors])), errors
 
 
-def _check_together(settings: Settings, problems: list[str]) -> None:
-    is_open, maxima = settings.registration == "open", settings.unfinal_spend_max_nano
-    listen, admin_listen, public_url = settings.listen, settings.admin_listen, settings.public_url
-    problems += [
-        *check_networks(settings.networks, allow_mixed_networks=settings.allow_mixed_networks),
-        *check_listeners(listen=listen, admin_listen=admin_listen, public_url=public_url),
-        *check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist)),
-        *check_maxima(maxima, settings.networks),
-        *check_limits(settings.limits),
-    ]
+def _leave_out(values: Mapping[str, Any], locations: Sequence[Location]) -> dict[str, Any]:
+    """The values without those at `locations`: a setting, a limit, or a network."""
+    whole = {location[0] for location in locations if len(location) == 1}
+    parts = {location[:2] for location in locations if len(location) > 1}
+    kept = {name: value for name, value in values.items() if name not in whole}
+    if "limits" in kept:
+        kept["limits"] = {k: v for k, v in kept["limits"].items() if ("limits", k) not in parts}
+    if "networks" in kept:
+        kept["networks"] = [v for i, v in enumerate(kept["networks"]) if ("networks", i) not in parts]
+    return kept
+
+
+def _name_source(location: Location, environment: Mapping[str, str]) -> str:
+    """`TOLLWAY_LISTEN`, `listen`, `limits.headers_max` or `networks[0]`."""
+    name, *rest = location
+    key = LIMIT_PREFIX + str(rest[0]) if name == "limits" and rest else str(name)
+    if environment.get(variable := PREFIX + key.upper()):
+        return variable
+    return str(name).strip() + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+
+
+def _explain(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "literal_error":
+            return "must be one of: " + ", ".join(re.findall(r"'([^']+)'", context["expected"]))
+        case "extra_forbidden":
+            return _explain_unknown(error["loc"])
+        case kind:
+            return _EXPLANATIONS.get(kind, error["msg"])
+
+
+def _explain_unknown(location: Location) -> str:
+    name = str(location[-1]).strip()
+    if len(location) > 1:
+        return f"there is no such limit{suggest(name, LimitsTable.model_fields)}"
+    if not name.startswith(PREFIX):
+        return f"there is no such setting{suggest(name, (*KEYS, 'networks', 'limits'))}"
+    name = name.removeprefix(PREFIX)
+    for preset in PRESETS:
+        if name == gas_keys_name(preset):
+            return f"the network {preset} is not configured; set {PREFIX}{rpc_name(preset)} too"
+    known = [key.upper() for key in KEYS] + [LIMIT_PREFIX + limit.name.upper() for limit in fields(Limits)]
+    known += [named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)]
+    return f"there is no such setting{suggest(name, known)}"
+
+
+def _find_secret_keys(
+    settings: Settings, values: Mapping[str, Any], wrong: frozenset[str]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """The changed fields of the settings, and the problems. Reads the key file; `ensure_secret_key` makes it."""
+    path = settings.secret_key_file
+    if settings.secret_keys and path is not None:
+        return {}, ["secret_key: set either secret_key or secret_key_file, not both"]
+    if (
+        path is None
+        and "secret_key" not in values
+        and wrong.isdisjoint(("secret_key_file", "database_url", "listen"))
+    ):
+        if not settings.is_sqlite or not settings.listen.is_loopback:
+            return {}, [
+                "secret_key: PostgreSQL and a public listen address need a key of your own; set "
+                "TOLLWAY_SECRET_KEY to 64 hex digits (openssl rand -hex 32), or TOLLWAY_SECRET_KEY_FILE"
+            ]
+        path = Path(settings.database_url.get_secret_value().removeprefix("sqlite:///") + ".key")
+        if not path.exists():
+            return {"secret_key_file": path}, []
+    if path is None:
+        return {}, []
+    try:
+        return {"secret_key_file": path, "secret_keys": read_key_file(path)}, []
+    except SettingsInvalid as exc:
+        return {}, exc.problems
+
+
+def _check_together(settings: Settings, wrong: frozenset[str]) -> Iterator[str]:
+    """Runs each rule whose settings are all valid. `wrong`: the names of the refused settings."""
+
+    def are_valid(*names: str) -> bool:
+        return wrong.isdisjoint(names)
+
+    networks, listen = settings.networks, settings.listen
+    if are_valid("networks") and not networks:
+        yield (
+            "networks: name at least one node to read payments from, such as "
+            "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
+        )
+    is_mixed = settings.allow_mixed_networks or not are_valid("allow_mixed_networks")
+    yield from check_networks(networks, allow_mixed_networks=is_mixed)
+    if are_valid("listen", "admin_listen"):
+        yield from check_admin_listen(listen=listen, admin_listen=settings.admin_listen)
+    if are_valid("listen", "public_url"):
+        yield from check_public_url(listen=listen, public_url=settings.public_url)
+    if are_valid("registration", "allowlist"):
+        is_open = settings.registration == "open"
+        yield from check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist))
+    if are_valid("networks", "unfinal_spend_max") and networks:
+        yield from check_maxima(settings.unfinal_spend_max_nano, networks)
+    if are_valid("limits"):
+        yield from check_limits(settings.limits)

@@ -1,6 +1,4 @@
-"""The values that settings are made of, and how the raw text of each is read. Raises ValueError; asks nothing and
-reads no file.
-"""
+"""Parsers of the values of settings. Each raises ValueError or TypeError; none reads a file or the network."""
 
 import difflib
 import ipaddress
@@ -8,8 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
+
+from pydantic import Secret
 
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address
@@ -18,31 +18,7 @@ from tollway.outbound.dns import NameServer
 from tollway.rate_limits.redis_url import parse_redis_url
 from tollway.storage.postgres_address import PostgresAddress
 
-T = TypeVar("T")
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-
-
-class Secret(Generic[T]):
-    """A value that never shows itself in a repr, a log or an error."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def reveal(self) -> T:
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret(****)"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and bool(other._value == self._value)
-
-    def __hash__(self) -> int:
-        return hash(self._value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +85,6 @@ def parse_database_url(raw: Any) -> Secret[str]:
 
 def parse_rate_limit_url(raw: Any) -> Secret[str]:
     return Secret(parse_redis_url(str(raw)))
-
-
-def parse_flag(raw: Any) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    if isinstance(raw, str) and raw.lower() in _TRUE + _FALSE:
-        return raw.lower() in _TRUE
-    raise ValueError("must be true or false")
 
 
 def parse_number(raw: Any, kind: type) -> Any:
