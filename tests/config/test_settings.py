@@ -149,7 +149,7 @@ REFUSED = [
     ({}, f'{TWO_NODES}agreement_above = {{}}', "must be a table"),
     ({}, f'{TWO_NODES}agreement_above = {{USDC = "much"}}', "decimal number"),
     ({}, f'{TWO_NODES}agreement_above = {{USDT = "5"}}', "USDT is no asset"),
-    ({}, f'{OPTIMISM}gas_keys = "abc"', "gas_keys[0]: a gas key is 32 bytes"),
+    ({}, f'{OPTIMISM}gas_keys = "abc"', "gas_keys[0]: a gas key must be 32 bytes"),
     ({}, f'{OPTIMISM}gas_keys = ["{GAS_KEY}", "{GAS_KEY}"]', "stands twice"),
     ({}, f'{OPTIMISM}gas_keys = "nowhere/gas.key"', "cannot be used"),
     ({}, f"{OPTIMISM}gas_keys = 5", "list of keys"),
