@@ -1,7 +1,6 @@
-"""The small files by which crawlers and agents find their way around this site: `llms.txt`, the API catalog of RFC 9727,
-`robots.txt` and `security.txt`. Pure.
+"""The small files of the site for crawlers and agents: `llms.txt`, the API catalog of RFC 9727, `robots.txt` and `security.txt`. Pure.
 
-A provider's words stand in them as text: no heading, link, code or markup of theirs survives.
+Texts of providers appear as plain text: their headings, links, code and markup are escaped.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ from tollway.discovery.safe_text import clean_line
 from tollway.registry.listing import Listing
 
 TEXT_LENGTH_MAX = 3_999
-"""Crawlers warn about more than that."""
+"""Crawlers warn about a longer `llms.txt`."""
 
 CATALOG_PAGE_SIZE, CATALOG_PAGES_MAX = 100, 100
-"""An API catalog of more than one page is nested (RFC 9727 §5); what lies beyond the last one is found by search."""
+"""An API catalog of several pages is nested (RFC 9727 §5). Listings beyond the last page are found by search only."""
 
 CATALOG_TYPE = "application/linkset+json"
 CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
@@ -26,7 +25,7 @@ _NAME_LENGTH_MAX, _WORDS_MAX = 80, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogPage:
-    """`listings` of one page. `total`: of all pages, at least. `number` 0: nobody asked for a page."""
+    """One page of the API catalog. `total`: listings on all pages, at least. `number` 0: the request names no page."""
 
     listings: tuple[Listing, ...]
     total: int
@@ -34,7 +33,7 @@ class CatalogPage:
 
     @property
     def is_nested(self) -> bool:
-        """The pages are named, and what is on them is not."""
+        """Whether the document links to pages instead of listings."""
         return self.number == 0 and self.total > CATALOG_PAGE_SIZE
 
     @property
@@ -43,7 +42,7 @@ class CatalogPage:
 
 
 def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int) -> str:
-    """`/llms.txt`: what this is, how it is used, and some of what is for sale, as long as there is room."""
+    """Writes `/llms.txt`: what the gateway is, how to use it, and as many listings as fit into `TEXT_LENGTH_MAX`."""
     api = f"{public_url}/api/v2"
     head = (
         "# Tollway gateway\n\n"
@@ -94,7 +93,7 @@ def _listing_line(public_url: str, listing: Listing) -> str:
 
 
 def describe_catalog(public_url: str, page: CatalogPage) -> dict[str, Any]:
-    """`/.well-known/api-catalog` as a linkset (RFC 9264). Only addresses of our own stand in it."""
+    """Describes `/.well-known/api-catalog` as a linkset (RFC 9264). It contains only URLs of the gateway."""
     own = f"{public_url}/.well-known/api-catalog"
     anchor = f"{own}?page={page.number}" if page.number else own
     if page.is_nested:
@@ -133,7 +132,7 @@ def _listing_links(public_url: str, listing_id: str) -> dict[str, Any]:
 
 
 def write_robots(public_url: str) -> str:
-    """What can be read may be read; what costs, or belongs to a wallet, is nothing for crawlers."""
+    """Writes `robots.txt`: crawlers may read everything except paid calls and records of wallets."""
     closed = (
         "/api/v2/gateway/",
         "/api/v2/auth/",
@@ -147,7 +146,7 @@ def write_robots(public_url: str) -> str:
 
 
 def write_security_text(public_url: str, contact: str, *, expires: str) -> str:
-    """RFC 9116. `contact`: a URI. `expires`: RFC 3339."""
+    """Writes `security.txt` (RFC 9116). `contact`: a URI. `expires`: RFC 3339."""
     return (
         f"Contact: {contact}\nExpires: {expires}\nCanonical: {public_url}/.well-known/security.txt\n"
         "Preferred-Languages: en\n"

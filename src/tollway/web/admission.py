@@ -17,11 +17,14 @@ from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
 
 RETRY_BODIES_S = 2
 LONG_BODY_INTERVAL_S = 0.2
-"""Between two long bodies of the control plane: most of it is for everybody else."""
+"""The interval between two long bodies of the control plane. It leaves most of the control plane to short requests."""
 
 
 class BodyBudget:
-    """`reserved_bytes`: bytes of all bodies that are held, but for the first `buffer_bytes` of each, which are every connection's."""
+    """A budget of memory for buffered request bodies, in all and per client address.
+
+    `reserved_bytes`: the bytes of all buffered bodies, without the first `buffer_bytes` of each: every connection may have those.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._bytes_max = limits.held_bodies_bytes_max
@@ -31,11 +34,11 @@ class BodyBudget:
         self.reserved_bytes = 0
 
     def open(self, client_address: str) -> "BodyReservation":
-        """For one body. Whoever opened it closes it, whatever happened."""
+        """A reservation for one body. The caller closes it in a `finally`."""
         return BodyReservation(self, client_address)
 
     def next_delay_s(self, now_s: float) -> float:
-        """How long a body that is whole and long waits for its turn: the first one not at all."""
+        """The delay of a complete long body. It starts at zero and keeps `LONG_BODY_INTERVAL_S` between two bodies."""
         begins_s = max(now_s, self._next_s)
         self._next_s = begins_s + LONG_BODY_INTERVAL_S
         return begins_s - now_s
@@ -58,7 +61,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """What one body takes of the budget."""
+    """The part of the budget that one body holds."""
 
     __slots__ = ("_budget", "_client_address", "_reserved_bytes", "_size")
 
@@ -69,7 +72,7 @@ class BodyReservation:
         self._reserved_bytes = 0
 
     def reserve(self, size: int) -> Problem | None:
-        """So many bytes more are held. None: they fit into the budget."""
+        """Adds `size` buffered bytes. None: they fit into the budget."""
         self._size += size
         more = self._size - self._budget.free_bytes - self._reserved_bytes
         if more <= 0:
@@ -80,8 +83,7 @@ class BodyReservation:
         return None
 
     async def wait_interval(self, now_s: float) -> None:
-        """The body is whole. Returns at once for a short one. (To read them in a thread helped nobody: all wait for one
-        interpreter.)"""
+        """Waits for the turn of a complete body; a short body has no wait. Parsing in a thread gains nothing: threads share one interpreter."""
         if self._size > self._budget.free_bytes and (delay_s := self._budget.next_delay_s(now_s)):
             await asyncio.sleep(delay_s)
 
@@ -93,7 +95,7 @@ class BodyReservation:
 
 _BODIES_EXHAUSTED = Problem(
     code=Code.OVERLOADED,
-    detail="The gateway holds as many long request bodies as it can.",
+    detail="The gateway buffers as many long request bodies as it can. Send the request again after Retry-After.",
     reason="bodies",
     retry_after_s=RETRY_BODIES_S,
     payment_state="none",
@@ -101,10 +103,10 @@ _BODIES_EXHAUSTED = Problem(
 
 
 SHED_AT_PERCENT = 95
-"""Requests are refused while there is still something left for those that run to end well."""
+"""The rest stays for the requests in flight, so that they can complete."""
 
 MEMORY_CHECK_INTERVAL_S = 0.25
-"""Memory is looked at so often at most."""
+"""The shortest interval between two reads of the resident memory."""
 
 RETRY_ADDRESS_LIMIT_S, RETRY_OVERLOADED_S = 1, 2
 
@@ -112,7 +114,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def read_resident_bytes() -> int:
-    """The resident memory of this process; 0 where the system does not tell (anything but Linux)."""
+    """The resident memory of this process; 0 where the system does not report it (all but Linux)."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -120,7 +122,7 @@ def read_resident_bytes() -> int:
 
 
 class LoadShedder:
-    """Counts the requests that run, in all and of each client address. Whoever was let in leaves again."""
+    """Counts the requests in flight, in all and per client address. Each successful `enter` has one `leave`."""
 
     def __init__(
         self, *, limits: Limits, clock: Callable[[], float], read_memory_bytes: Callable[[], int]
@@ -138,7 +140,7 @@ class LoadShedder:
         self.running = 0
 
     def enter(self, client_address: str) -> Problem | None:
-        """One more request. None: it is let in, and `leave` must follow. Else why not, and nothing was counted."""
+        """Admits one request. None: admitted, and `leave` must follow. A problem: refused, and nothing is counted."""
         if self.is_full():
             return _OVERLOADED
         bucket = client_bucket(client_address)
@@ -159,7 +161,7 @@ class LoadShedder:
             del self._by_address[bucket]
 
     def is_full(self) -> bool:
-        """Whether nobody more is let in."""
+        """Whether the gateway refuses further requests of any client address."""
         return self.running >= max(self._running_max, 1) or self._is_memory_short()
 
     def _is_memory_short(self) -> bool:
@@ -174,13 +176,13 @@ class LoadShedder:
 
 _OVERLOADED = Problem(
     code=Code.OVERLOADED,
-    detail="The gateway has as much to do as it can; nothing was looked at.",
+    detail="The gateway is at its capacity and has not read the request. Send it again after Retry-After.",
     retry_after_s=RETRY_OVERLOADED_S,
     payment_state="none",
 )
 _ADDRESS_LIMIT = Problem(
     code=Code.OVERLOADED,
-    detail="Too many requests from this address are running.",
+    detail="Too many requests from this address are in flight. Send the request again after Retry-After.",
     reason="address",
     retry_after_s=RETRY_ADDRESS_LIMIT_S,
     payment_state="none",
@@ -192,7 +194,7 @@ _READS = ("GET", "HEAD")
 
 
 class CatalogReadLimit:
-    """A turn ends when the answer begins: by then it is made, and whoever reads it slowly holds up nobody."""
+    """Limits concurrent reads of the catalog. A read releases its slot when its response starts: from then on only the client's speed counts."""
 
     def __init__(self, app: ASGIApp, *, at_once: int) -> None:
         self._app = app
@@ -230,7 +232,7 @@ def _is_catalog_read(scope: Scope) -> bool:
 
 
 class SignInRateLimit:
-    """A sliding minute for each client and each kind of thing."""
+    """Limits nonces, sessions and sign-in challenges per client address, each in a sliding minute."""
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         self.per_minute = limits.nonces_per_minute
@@ -238,19 +240,21 @@ class SignInRateLimit:
         self._item = RateLimitItemPerMinute(self.per_minute, namespace="signin")
 
     async def charge(self, kind: str, *, client_address: str) -> int | None:
-        """One more of that kind. Seconds to wait, or None when it is allowed."""
+        """Counts one of `kind`. None: allowed. Otherwise the seconds to wait."""
         return await self._rate_limiter.hit(self._item, kind, client_bucket(client_address))
 
 
 PROBES_PER_LISTING = 10
-"""A draft is tried a few times before it becomes a listing, and edited after that."""
+"""A provider sends a draft a few times before it becomes a listing, and edits it after that."""
 
 HOUR_S = 3600
 
 
 class PublishingLimits:
-    """Sliding hours. Only created listings count as registrations, and only edits that are written; each look counts,
-    whatever becomes of the draft."""
+    """Limits registrations, edits and probes of endpoints, each in a sliding hour.
+
+    Only created listings and stored edits count. A probe always counts, whatever becomes of the draft.
+    """
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:
         per_hour = limits.registrations_per_hour
@@ -269,21 +273,21 @@ class PublishingLimits:
         self._probes = RateLimitItemPerHour(per_hour * PROBES_PER_LISTING, namespace="registration-look")
 
     async def charge(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one listing. Raises Refusal (429) when the wallet, or the address, has created its share."""
+        """Counts one created listing. Raises Refusal (429) when the quota of the wallet or of the client address is used up."""
         await self._listings.charge(wallet, client_address=client_address)
 
     async def charge_edit(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one edit: each may leave a version of the listing's terms behind. Raises Refusal (429)."""
+        """Counts one edit, because each may leave a version of the listing's terms in storage. Raises Refusal (429)."""
         await self._edits.charge(wallet, client_address=client_address)
 
     async def charge_probe(self, client_address: str) -> None:
-        """Counts one look at an endpoint or a document that somebody has named. Raises Refusal (429)."""
+        """Counts one probe of an endpoint or a document that a draft names. Raises Refusal (429)."""
         wait_s = await self._rate_limiter.hit(self._probes, client_bucket(client_address))
         if wait_s is not None:
             raise Refusal(
                 Problem(
                     code=Code.RATE_LIMITED,
-                    detail=f"One address may have {self._probes.amount} drafts that are looked up an hour.",
+                    detail=f"The gateway probes the endpoints of at most {self._probes.amount} drafts an hour for one address. Send the draft again after Retry-After.",
                     retry_after_s=wait_s,
                     members=describe_rate("endpoint-looks", limit=self._probes.amount, window_s=HOUR_S),
                 )

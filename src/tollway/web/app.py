@@ -1,7 +1,6 @@
-"""The ASGI application: where each request goes, and the one list of the middleware that it passes.
+"""The ASGI application: dispatches each request, and holds the list of the middleware of the control plane.
 
-Gateway calls leave for the raw call app before any framework sees them; everything else is Starlette. Nothing here
-knows what a listing or a payment is.
+Gateway calls go to the raw call app and pass no framework; all other requests go to Starlette. This module does not depend on listings or payments.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +42,7 @@ def build_app(
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
 ) -> ASGIApp:
-    """The whole service as one ASGI app. `routers` carry their full paths; `clock` is monotonic, in seconds."""
+    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds."""
     control_plane = Starlette(routes=[route for router in routers for route in router.routes])
     control_plane.router.redirect_slashes = False  # the redirect would trust Host
     install_handlers(control_plane, public_url, challenge)
@@ -64,7 +63,7 @@ def build_app(
 
 
 class Dispatcher:
-    """Routes on the raw path. The server forwards no WebSocket; one that arrives all the same is closed."""
+    """Dispatches on the raw path. The server forwards no WebSocket; the dispatcher closes one that arrives all the same."""
 
     def __init__(self, *, call_app: ASGIApp, control_app: ASGIApp, lifespan_app: ASGIApp) -> None:
         self._call_app = call_app

@@ -48,14 +48,11 @@ _SIWX_SCHEMA = {
 
 
 WalletDependency = Callable[[Request], Awaitable[Identity]]
-"""Proves who asks, before a route looks at anything else."""
+"""Authenticates the wallet of a request before the route validates anything."""
 
 
 def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> WalletDependency:
-    """A function that proves the wallet of a request, before the route reads the body.
-
-    Raises Refusal (413, or what `Authenticator.authenticate` refuses).
-    """
+    """Builds the wallet dependency of routes. It raises Refusal (413, or a refusal of `Authenticator.authenticate`)."""
 
     async def authenticate(request: Request) -> Identity:
         body = await read_body(request, bytes_max=body_bytes_max)
@@ -65,9 +62,10 @@ def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int)
 
 
 def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
-    """The same wallet, for clients that sign in only when they are asked with a 402: every refusal that would be a 401
-    comes as a 402 with nothing to pay (`accepts: []`). Where no challenge can be made it stays a 401: a 402 without
-    terms would say nothing to anybody."""
+    """Builds the dependency for clients that sign in only after a 402. Each 401 becomes a 402 with an empty `accepts`.
+
+    Without a sign-in challenge the refusal stays a 401, because no client can act on a 402 without terms.
+    """
 
     async def authenticate(request: Request) -> Identity:
         request.scope.setdefault("state", {})[CHALLENGED_BY_402] = True
@@ -77,7 +75,7 @@ def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
 
 
 async def read_body(request: Request, *, bytes_max: int) -> bytes:
-    """The whole body, also for `await request.body()` afterwards. Raises Refusal (`payload_too_large`) beyond `bytes_max`."""
+    """Reads the whole body and keeps it for a later `await request.body()`. Raises Refusal (`payload_too_large`) beyond `bytes_max`."""
     announced = request.headers.get("content-length", "0")
     chunks: list[bytes] = []
     size = int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else 0
@@ -90,15 +88,18 @@ async def read_body(request: Request, *, bytes_max: int) -> bytes:
             chunks.append(chunk)
     if size > bytes_max:
         raise Refusal(
-            Problem(code=Code.PAYLOAD_TOO_LARGE, detail=f"The body may have {bytes_max} bytes at most.")
+            Problem(
+                code=Code.PAYLOAD_TOO_LARGE,
+                detail=f"The body is longer than {bytes_max} bytes. Send a shorter one.",
+            )
         )
     body = b"".join(chunks)
-    request._body = body  # where Starlette itself keeps a body that was read; it offers no bounded read
+    request._body = body  # Starlette keeps a read body in this attribute; it has no bounded read
     return body
 
 
 def to_signed_request(request: Request, *, body: bytes) -> SignedRequest:
-    """The request as it came over the wire."""
+    """The request with its raw path, query and headers, as received."""
     raw_path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     return SignedRequest(
         method=request.method,
@@ -111,9 +112,9 @@ def to_signed_request(request: Request, *, body: bytes) -> SignedRequest:
 
 
 def client_address_of(request: Request) -> str:
-    """Whom limits are counted against: the other end of the connection."""
+    """The address that limits count: of the peer, or of the client that a trusted proxy names."""
     state = request.scope.get("state") or {}
-    known = state.get("client_address")  # where a trusted proxy told whom it speaks for
+    known = state.get("client_address")  # set for a connection of a trusted proxy
     if known is not None:
         return str(known)
     return request.client.host if request.client is not None else ""
@@ -122,8 +123,8 @@ def client_address_of(request: Request) -> str:
 def make_challenge(
     sign_in: SignIn, rate_limit: SignInRateLimit, *, origin: PublicOrigin, chain_ids: Sequence[ChainId]
 ) -> Callable[[Request], Awaitable[list[tuple[str, str]]]]:
-    """What every 401 carries: `WWW-Authenticate`, `Accept-Signature`, and where a signature would do, the x402 sign-in
-    challenge in `PAYMENT-REQUIRED`. A client that asks for too many challenges gets none of the last kind."""
+    """Builds the function that makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, and the x402 sign-in challenge in
+    `PAYMENT-REQUIRED` if the request can be repeated with one. Beyond the rate limit the challenge is left out."""
 
     async def challenge(request: Request) -> list[tuple[str, str]]:
         return await challenge_headers(
@@ -141,7 +142,7 @@ async def challenge_headers(
     origin: PublicOrigin,
     chain_ids: Sequence[ChainId],
 ) -> list[tuple[str, str]]:
-    """The headers of one 401. Never raises: a refusal must not turn into a failure."""
+    """The headers of one 401. Never raises: a refusal must not become a failure."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     unsigned = to_signed_request(request, body=b"?" if has_body else b"")
     realm = f'realm="{origin.authority}"'
@@ -163,7 +164,7 @@ async def challenge_headers(
 
 
 def _sign_in_uri(request: SignedRequest, *, origin: PublicOrigin) -> str:
-    """The URI to sign for: without the query, and only the origin where the path is no plain text."""
+    """The URI of the sign-in message: without the query, and the origin alone if the path is not printable ASCII or is too long."""
     path = request.raw_path.decode("latin-1")
     uri = f"{origin}{path}"
     is_plain = path.isascii() and path.isprintable() and not set(path) & set(' <>"{}|\\^`')
@@ -171,7 +172,7 @@ def _sign_in_uri(request: SignedRequest, *, origin: PublicOrigin) -> str:
 
 
 def _format_challenge(sign_in_challenge: SignInChallenge, *, chain_ids: Sequence[ChainId]) -> str:
-    """x402 v2 "auth only": nothing to pay, a signature to give. No member is null: stock clients refuse that."""
+    """The x402 v2 "auth only" challenge in base64: nothing to pay, a message to sign. No member is null, because stock clients refuse null."""
     challenge = {
         "x402Version": 2,
         "error": "authentication_required",
@@ -256,7 +257,10 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         token = read_bearer(to_signed_request(request, body=b""))
         if token is None:
             raise Refusal(
-                Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Send the token of the session to end.")
+                Problem(
+                    code=Code.AUTHENTICATION_REQUIRED,
+                    detail="The request has no session token. Send the token of the session to end.",
+                )
             )
         await sign_in.close_session(token)
         return Response(status_code=204)
@@ -276,7 +280,7 @@ async def _charge(rate_limit: SignInRateLimit, kind: str, request: Request) -> N
         raise Refusal(
             Problem(
                 code=Code.RATE_LIMITED,
-                detail=f"At most {rate_limit.per_minute} a minute from one address.",
+                detail=f"One address may send {rate_limit.per_minute} of these requests a minute. Send it again after Retry-After.",
                 retry_after_s=wait_s,
                 members=describe_rate(f"signin-{kind}", limit=rate_limit.per_minute, window_s=60),
             )
@@ -293,7 +297,7 @@ async def _read_members(request: Request, *, limits: Limits, known: tuple[str, .
 
 
 class _SignInBody:
-    """The members of one body, each read into its type; everything that is wrong is told together."""
+    """Reads the members of one body into types, and collects all errors into one refusal."""
 
     def __init__(self, members: Mapping[str, Any]) -> None:
         self._members = members

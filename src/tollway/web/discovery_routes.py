@@ -46,7 +46,7 @@ from tollway.web.query import QueryParameters, format_time
 
 CACHE_MS = 5_000
 CACHE_WRITE_TIMES = 100
-"""A document that took long to write stays for so many times that: writing takes a hundredth of a core at most."""
+"""The least lifetime of a document, in multiples of the time to write it: writing takes at most a hundredth of a core."""
 CACHE_MS_MAX = 60_000
 CACHE_BYTES_MAX = 32 * MIB
 WRITES_AT_ONCE_MAX = 2
@@ -54,7 +54,7 @@ WRITES_AT_ONCE_MAX = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """As it goes over the wire, with its tag: a digest of something large is not made for each who asks."""
+    """The bytes of a document with their entity tag. The tag is kept because the digest of a large body is expensive."""
 
     body: bytes
     etag: str
@@ -68,7 +68,7 @@ class _CachedDocument:
 
 
 class DocumentCache:
-    """For one process. `ticks_ms`: a clock that nobody sets."""
+    """A cache of written documents for one process, bounded in bytes. `ticks_ms`: a monotonic clock."""
 
     def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._ticks_ms = ticks_ms
@@ -80,12 +80,12 @@ class DocumentCache:
     async def get_or_write(
         self, name: str, revision: int, write: Callable[[], Awaitable[Document]]
     ) -> Document:
-        """The document of that name and revision; written by `write` when none is kept."""
+        """The document of this name and revision; calls `write` if the cache has none."""
         known = self._find(name, revision)
         if known is not None:
             return known
         async with self._semaphore:
-            known = self._find(name, revision)  # somebody else may have written it meanwhile
+            known = self._find(name, revision)  # another task may have written it meanwhile
             if known is not None:
                 return known
             began_ms = self._ticks_ms()
@@ -122,16 +122,16 @@ _CURSOR = re.compile(r"[1-9][0-9]{0,4}")
 ANY_RESOURCE = ResourceFilter()
 _NO_LISTING = ListingId("")
 _PROBE_UNITS = tuple(1 << power for power in range(UNITS_MAX.bit_length()))
-"""Prices from the least to the dearest. What is too cheap to be worth its gas, and what is so dear that nobody waits for
-its depth, closes no network for what lies between."""
+"""Prices from the lowest to the highest. A network is open if any of them can be settled: a low price may not be worth its gas, and a high
+one may need more confirmations than a call waits for."""
 
 IsOffered = Callable[[Asset, int, ListingId], bool]
-"""Whether so many ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
+"""Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BazaarServices:
-    """What the bazaar needs. `public_url` without a final slash; `rules` of every configured network."""
+    """The collaborators of the bazaar's routes. `public_url` has no final slash. `rules`: of every configured network."""
 
     catalog: Catalog
     rules: Mapping[ChainId, ChainRules]
@@ -140,7 +140,7 @@ class BazaarServices:
 
 
 def bazaar_router(services: BazaarServices) -> Router:
-    """Two routes under `/x402/discovery`; a client is given `{publicUrl}/x402` as its facilitator."""
+    """Two routes under `/x402/discovery`. A client configures `{publicUrl}/x402` as its facilitator."""
 
     async def list_resources(request: Request) -> JSONResponse:
         query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "offset"))
@@ -176,7 +176,7 @@ def bazaar_router(services: BazaarServices) -> Router:
 
 
 async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: ListingQuery) -> ListingPage:
-    """The listings that are sold on a network where authorisations are settled now."""
+    """A page of listings on networks where authorizations can be settled now."""
     network_currencies = tuple(
         network_currency
         for network_currency in _open_markets(services)
@@ -199,8 +199,10 @@ async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: Li
 
 
 def _open_markets(services: BazaarServices) -> tuple[NetworkCurrency, ...]:
-    """Where any price could be settled for a listing that has cost no gas yet. What fails even there (a key below its
-    floor, gas too dear, no domain) would empty page after page."""
+    """The networks and currencies on which some price can be settled for a listing without gas costs so far.
+
+    The search leaves out the others (a key below its floor, gas too expensive, no domain): they would fill pages with nothing.
+    """
     assets = (asset for rules in services.rules.values() for asset in rules.assets)
     return tuple(
         dict.fromkeys(
@@ -224,7 +226,7 @@ def _records(services: BazaarServices, wanted: ResourceFilter, page: ListingPage
 def describe_for_bazaar(
     services: BazaarServices, listing: Listing, wanted: ResourceFilter = ANY_RESOURCE
 ) -> dict[str, Any] | None:
-    """The record of a listing; None when nothing that can be settled now meets what is wanted."""
+    """The record of a listing; None if no requirement that can be settled now meets the filter."""
     requirements = tuple(
         one
         for one in _list_requirements(services, listing)
@@ -237,7 +239,7 @@ def describe_for_bazaar(
 
 
 def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[PaymentRequirement, ...]:
-    """What the call that stands for the listing costs, in every way; nothing for a free one."""
+    """The requirements of the listing's representative call, one for each way to pay; none for a free call."""
     entry = choose_representative_call(listing)
     operation = match_operation(listing.operations, entry.method, entry.path)
     if isinstance(operation, Problem):
@@ -253,7 +255,7 @@ def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[Paym
 
 
 def _read_filter(query: QueryParameters) -> ResourceFilter:
-    """What is well formed but not ours (another type, scheme, network or extension) finds nothing; it is no mistake."""
+    """Reads the filter. A well-formed value that this gateway does not offer (a type, scheme, network or extension) finds nothing and is no error."""
     network = query.parsed("network", _parse_network)
     return ResourceFilter(
         kind=query.choice("type", (RESOURCE_TYPE, "mcp")),
@@ -269,7 +271,7 @@ def _read_limit(query: QueryParameters) -> int:
 
 
 def _parse_network(text: str) -> Network:
-    """CAIP-2; one of another namespace than eip155 is a network all the same."""
+    """Parses CAIP-2. Namespaces other than eip155 are valid too."""
     if not _NETWORK.fullmatch(text):
         raise ValueError("a network is written like eip155:8453")
     return format_network(parse_network(text)) if text.startswith("eip155:") else Network(text)
@@ -282,18 +284,18 @@ def _parse_cursor(text: str) -> int:
 
 
 CACHE_CONTROL = "public, max-age=60"
-"""Who calls at a price that is a minute old pays that one: the terms rule remembers prices for ten."""
+"""A price may be a minute old: a call at an earlier price stays valid for ten minutes (the rule of terms)."""
 
 _JSON, _OPENAPI, _TEXT = "application/json", "application/openapi+json", "text/markdown; charset=utf-8"
 
 Compose = Callable[[ListingView, dict[str, Any] | None], bytes]
-"""A document as bytes, from the listing and its entry in the bazaar."""
+"""Composes a document from the view of a listing and its record in the bazaar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentServices:
-    """The collaborators of the routes. `is_mpp_offered`: which amounts MPP settles now. `is_bound_required`: by the
-    operator, for all listings."""
+    """The collaborators of the routes. `is_mpp_offered`: whether MPP can settle an amount now. `is_bound_required`: the operator requires bound
+    signatures for all listings."""
 
     catalog: Catalog
     encoder: ListingEncoder
@@ -317,7 +319,7 @@ def discovery_router(services: DocumentServices) -> Router:
 
 
 class DocumentRoutes:
-    """Safe to call from many tasks at once."""
+    """The handlers of the documents of one listing. Many tasks may call them at once."""
 
     def __init__(self, services: DocumentServices) -> None:
         self._services = services
@@ -363,7 +365,7 @@ class DocumentRoutes:
         return Response(document.body, media_type=media_type, headers=headers)
 
     async def _write(self, listing: Listing, compose: Compose) -> Document:
-        """What may be large is done in a thread; what asks the gateway's own state is not."""
+        """Reads and composes large documents in threads; reads the state of the gateway on the event loop."""
         operations = await asyncio.to_thread(list_operations, listing)
         view = await self._make_view(listing, operations)
         entry = describe_for_bazaar(self._services.bazaar, listing)

@@ -1,7 +1,7 @@
 """The data plane: raw ASGI in front of the call pipeline.
 
-Parses the request, streams the response under deadlines in both directions, and cuts the connection when a response body is incomplete. A response is
-written only as fast as the client's socket takes it: `ClientSockets` reads from the kernel how much each socket still holds. Decides nothing about money.
+Parses the request, streams the response under deadlines in both directions, and closes the connection when a response body is incomplete. It writes a
+response only as fast as the client's socket accepts it: `ClientSockets` asks the kernel for the bytes that each socket has accepted. Decides nothing about money.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ _SocketEnds = tuple[str, int, int]
 _ACKED = struct.Struct("=120xQ")
 """tcpi_bytes_acked in Linux's tcp_info."""
 _POLL_PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004, *[0.01] * 50)
-"""Between looks whether the server has written what it was given last. Its thread may be late where many begin at once."""
+"""The pauses between checks that the server has written its last message. Its thread may be late when many responses start at once."""
 AHEAD_BYTES_MAX = 1024 * 1024
-"""So much may wait in the server for one caller: what a fast one takes while we fetch more."""
+"""The most bytes in the server's queue for one client: what a fast client reads while the gateway fetches more."""
 ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
-"""For all callers together. Each may have an eighth of what is left, so that those who stand still never have all of it."""
+"""The same for all clients together. Each may use an eighth of the free part, so that stalled clients never use all of it."""
 
 
 class ClientSocket:
-    """One caller's socket, for as long as its call runs."""
+    """The socket of one client for the duration of its call."""
 
     __slots__ = ("_ahead", "_base", "_ends", "_fd", "_sent", "_sockets", "_waiting")
 
@@ -69,7 +69,7 @@ class ClientSocket:
         self._waiting: asyncio.Future[bool] | None = None
 
     def add_sent(self, count: int) -> None:
-        """The server was given so much more."""
+        """Counts bytes that the server has received for this client."""
         self._sent += count
         self._ahead += count
         self._sockets.ahead += count
@@ -79,8 +79,8 @@ class ClientSocket:
         self._ahead = 0
 
     async def wait_writable(self, count: int) -> None:
-        """Returns once the server may be given so much more: it has some to spare for this caller, or has written all, and
-        the kernel takes more. Returns too when the line is gone."""
+        """Waits until the server may receive `count` more bytes: its queue for this client has room, or it has written everything and the
+        kernel accepts more. Also returns when the connection is gone."""
         if self._ahead + count <= self._sockets.limit_ahead(self._ahead):
             return  # even if nothing was written since the last count
         pauses_s = iter(_POLL_PAUSES_S)
@@ -97,7 +97,7 @@ class ClientSocket:
                 await asyncio.sleep(pause_s)
 
     async def _wait_event(self) -> bool:
-        """False when it was released."""
+        """Waits for a writable socket. False: `release` ended the wait."""
         waiting = self._waiting = self._sockets.watch(self._fd)
         try:
             return await waiting
@@ -106,8 +106,8 @@ class ClientSocket:
             self._waiting = None
 
     def _count_ahead(self) -> int:
-        """What was sent and the kernel has not taken. It also takes heads and the frames of chunks: once it has everything,
-        they are left out of the count."""
+        """The bytes that were sent and that the kernel has not accepted. The kernel also counts heads and chunk framing; the base of the count
+        moves by those once the kernel has everything."""
         taken = _count_accepted(self._fd)
         ahead = -1 if taken < 0 else self._sent - (taken - self._base)
         if ahead < 0:
@@ -118,13 +118,13 @@ class ClientSocket:
         return ahead
 
     def release(self) -> None:
-        """The caller has left: nobody waits for room any more."""
+        """The client is gone: ends the wait for a writable socket."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(False)
 
 
 class ClientSockets:
-    """All of them. One per event loop. `ahead`: bytes that the server has and the kernel has not."""
+    """The client sockets of one event loop. `ahead`: bytes that the server has and the kernel has not."""
 
     def __init__(self) -> None:
         self.ahead = 0
@@ -133,7 +133,7 @@ class ClientSockets:
         self._poll: select.epoll | None = None
 
     def find_socket(self, scope: MutableMapping[str, Any]) -> ClientSocket | None:
-        """The line of this request; None where it cannot be told."""
+        """The socket of this request; None if it cannot be identified."""
         ends = _read_scope(scope)
         if ends is None:
             return None
@@ -144,11 +144,11 @@ class ClientSockets:
         return None if fd is None else ClientSocket(self, ends, fd)
 
     def limit_ahead(self, ahead: int) -> int:
-        """How much may wait in the server for a caller for whom so much waits already."""
+        """The most bytes in the server's queue for a client that has `ahead` bytes there."""
         return min(AHEAD_BYTES_MAX, (ALL_AHEAD_BYTES_MAX - self.ahead + ahead) // 8)
 
     def watch(self, fd: int) -> asyncio.Future[bool]:
-        """Done when that descriptor takes more. The server may close it meanwhile: then it is never done."""
+        """A future that completes when the descriptor is writable. It never completes if the server closes the descriptor meanwhile."""
         loop = asyncio.get_running_loop()
         if self._poll is None:
             self._poll = select.epoll()
@@ -176,7 +176,7 @@ class ClientSockets:
                     waiting.set_result(True)
 
     def _scan_sockets(self) -> None:
-        """Every socket of this process by its ends. New ones are seldom looked for: a line lasts for many calls."""
+        """Finds every socket of this process by its ends. Scans are rare, because a connection lasts for many calls."""
         self._fds.clear()
         with contextlib.suppress(OSError):
             for entry in os.listdir(_FD_FOLDER):
@@ -193,8 +193,10 @@ def _is_writable(fd: int) -> bool:
 
 
 def _count_accepted(fd: int) -> int:
-    """How many bytes the kernel was given for that socket in all: those that have arrived, and those on their way. What
-    arrives between the two looks is left out until the next count; in the other order it is counted twice, for good."""
+    """The bytes that the kernel has accepted for the socket in all: acknowledged and unacknowledged ones; -1 if unknown.
+
+    The order of the two reads matters: bytes acknowledged between them are missing until the next count; in the other order they would count twice for good.
+    """
     try:
         borrowed = socket.socket(fileno=fd)
     except OSError:
@@ -210,7 +212,7 @@ def _count_accepted(fd: int) -> int:
 
 
 def _read_ends(fd: int) -> _SocketEnds | None:
-    """The far end of a socket and our port; None for anything else. The descriptor is borrowed, and given back."""
+    """The peer of a TCP socket and the local port; None for another descriptor. The descriptor stays open."""
     try:
         if not os.readlink(f"{_FD_FOLDER}/{fd}").startswith("socket:"):
             return None
@@ -231,7 +233,7 @@ def _read_ends(fd: int) -> _SocketEnds | None:
 def _read_scope(scope: MutableMapping[str, Any]) -> _SocketEnds | None:
     client, server = scope.get("client"), scope.get("server")
     try:
-        return _plain_host(client[0]), int(client[1]), int(server[1])  # type: ignore[index]  # a TypeError is an answer too
+        return _plain_host(client[0]), int(client[1]), int(server[1])  # type: ignore[index]  # None raises TypeError, which is handled
     except (TypeError, ValueError, IndexError):
         return None
 
@@ -241,7 +243,7 @@ def _plain_host(host: str) -> str:
 
 
 class ResponseStream:
-    """How far an answer came. `is_client_gone`: its caller is gone. `client_socket`: of its caller, where it is known."""
+    """The stream of one response body. `sent`: its bytes so far. `client_socket`: None if the socket is unknown."""
 
     __slots__ = ("_client_socket", "_limits", "_rest", "_send", "delivery", "is_client_gone", "sent")
 
@@ -259,9 +261,9 @@ class ResponseStream:
     async def pump(
         self, first: bytes, wait_disconnect: Callable[[], Coroutine[None, None, None]] | None
     ) -> None:
-        """Streams until the end, the upstream's failure, the caller's leaving, or a caller that takes nothing.
+        """Streams until the end, a failure of the upstream, a disconnect of the client, or a client that reads nothing.
 
-        `wait_disconnect` returns when the caller has left; None while that cannot be heard.
+        `wait_disconnect` returns when the client disconnects; None while the request body is not complete.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -275,7 +277,7 @@ class ResponseStream:
                 self._client_socket.close()
 
     def _on_client_gone(self, flow: asyncio.Task[None]) -> None:
-        """Nobody listens any more; what is kept for a repeat is read on for a while."""
+        """Stops the stream. A response that is recorded for a repeat is read further, for `answer_collect_s` at most."""
         self.is_client_gone = True
         if self._client_socket is not None:
             self._client_socket.release()
@@ -286,7 +288,7 @@ class ResponseStream:
 
     async def _flow(self, first: bytes) -> None:
         try:
-            # An empty message brings the head to the caller before the first byte of the body is there.
+            # An empty message makes the server send the head before the first byte of the body.
             await self._send_chunk(first)
             del first
             while await self._relay_chunk():
@@ -298,7 +300,7 @@ class ResponseStream:
             self.delivery = Delivery.COMPLETE
 
     async def _relay_chunk(self) -> bool:
-        """One chunk; False at the end. Nothing of it is here any more when the next is waited for."""
+        """Relays one chunk; False at the end. No reference to the chunk remains during the wait for the next one."""
         await self._wait_writable()
         chunk = await self._rest.read_chunk()
         if chunk and not self.is_client_gone:
@@ -306,7 +308,7 @@ class ResponseStream:
         return bool(chunk)
 
     async def _send_chunk(self, chunk: bytes) -> None:
-        # The server queues five messages or so for a caller who is slow, whatever their size: each of them is small.
+        # The server queues about five messages for a slow client, of any size; so each message is small.
         most = self._limits.buffer_bytes
         for start in range(0, len(chunk) or 1, most):
             piece = chunk if len(chunk) <= most else chunk[start : start + most]
@@ -327,7 +329,7 @@ class ResponseStream:
 _log = structlog.get_logger(__name__)
 
 DISCONNECT_CHECK_S = 0.1
-"""So long the server may take to say that a caller has left."""
+"""The time for the server to report a disconnect."""
 
 
 class GatewayApp:
@@ -397,8 +399,8 @@ class GatewayApp:
             )
         else:
             state = outcome.payment_state
-            told = ProblemResponse(problem=replace(BODY_INCOMPLETE, payment_state=state))
-            await self._send_problem(scope, body, send, request_id, told)
+            incomplete = ProblemResponse(problem=replace(BODY_INCOMPLETE, payment_state=state))
+            await self._send_problem(scope, body, send, request_id, incomplete)
 
     def _read_call(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
@@ -425,17 +427,17 @@ class GatewayApp:
     async def _run_pipeline(self, call: ProxyRequest) -> Outcome:
         try:
             return await self._gateway.handle(call)
-        except Exception:  # noqa: BLE001 - the outermost handler: logged once, answered with a problem
+        except Exception:  # noqa: BLE001 - the outermost handler: one log event and a problem response
             _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
             return ProblemResponse(problem=_INTERNAL_ERROR)
 
     def _render_quote(self, refusal: ProblemResponse, call: ProxyRequest | Problem) -> RenderedQuote | None:
-        """Of a 402, in all its dialects."""
+        """The quote of a 402 in all protocols; None for another refusal."""
         if refusal.quote is None or not isinstance(call, ProxyRequest):
             return None
         return self._payment_required.render(refusal.quote, call, refusal.problem)
 
-    # ---- Answers.
+    # ---- Responses.
 
     async def _send_response(
         self, scope: Scope, answer: ProxyResponse, body: "IncomingBody", send: Send
@@ -455,7 +457,7 @@ class GatewayApp:
             await answer.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
-        # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
+        # Otherwise no final message: the server closes the connection, so that the client detects the incomplete body.
 
     async def _send_problem(
         self,
@@ -474,16 +476,16 @@ class GatewayApp:
             instance=instance_of(scope),
             status=None
             if payment_required is None
-            else status_of(Code.PAYMENT_REQUIRED),  # MPP: also an unreadable one
+            else status_of(Code.PAYMENT_REQUIRED),  # MPP: also for a malformed credential
             encoded=b"" if payment_required is None else payment_required.members,
         )
         headers += refusal.headers
         if payment_required is not None:
             headers += payment_required.headers
-        told = {name for name, _ in refusal.headers}
-        if b"tollway-payment-state" not in told:
+        given = {name for name, _ in refusal.headers}
+        if b"tollway-payment-state" not in given:
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))
-        if b"proxy-status" not in told:
+        if b"proxy-status" not in given:
             headers.append(proxy_status(self._name, f"error={name_proxy_error(problem)}"))
         if problem.code is Code.METHOD_NOT_ALLOWED:
             allow = problem.members.get("allow", ())
@@ -496,10 +498,10 @@ class GatewayApp:
 
 
 class IncomingBody:
-    """The request's body as ASGI brings it. See `RequestBody`.
+    """The body of a request from ASGI messages (a `RequestBody`).
 
-    The server has no deadline for bodies, so this has: 1 KiB a second on average once five seconds have passed, of
-    the time spent waiting for the caller alone.
+    The server has no deadline for bodies; this class has one: `body_rate_bytes_min` a second on average after `body_rate_grace_s`. Only the time
+    spent waiting for the client counts.
     """
 
     __slots__ = (
@@ -530,7 +532,7 @@ class IncomingBody:
         self._receive = receive
         self._budget = budget
         self._client_address = client_address
-        self._reservation: BodyReservation | None = None  # from the first byte that is held
+        self._reservation: BodyReservation | None = None  # from the first buffered byte
         self._limits = limits
         self._waited_s = 0.0
         self._awaits_continue = False
@@ -542,7 +544,7 @@ class IncomingBody:
             if name == b"content-length" and value.isdigit():
                 self.length = int(value)
             elif name == b"transfer-encoding":
-                # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
+                # The end of a body with a refused coding is the server's guess: no further request may be read from the connection.
                 self.is_broken = self.length is None or not is_chunked_alone(value)
                 self.length = None
             elif name == b"expect":
@@ -558,7 +560,7 @@ class IncomingBody:
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
             self.bytes_read += len(chunk)
-            # The last promised byte is the end: whoever leaves after it has sent the whole request.
+            # The last byte of Content-Length is the end: a client that disconnects after it has sent the whole request.
             if not message.get("more_body", False) or self.bytes_read == self.length:
                 self.is_finished = True
             if chunk:
@@ -572,14 +574,14 @@ class IncomingBody:
             raise Refusal(problem)
 
     def close(self) -> None:
-        """Nothing of it is held any more."""
+        """Releases the reservation of buffered bytes."""
         if self._reservation is not None:
             self._reservation.close()
 
     async def drop_rest(self) -> bool:
-        """Reads what is left of a refused body and drops it, so that the refusal is not lost to a reset.
+        """Reads and discards the rest of a refused body, because a reset of the connection would lose the refusal.
 
-        False when the connection cannot be used again: the rest is too long, too slow, or not to come at all.
+        False if the connection cannot be used again: the rest is too long, too slow, or waits for `100 Continue`.
         """
         if self.is_finished:
             return True
@@ -596,7 +598,7 @@ class IncomingBody:
         return True
 
     async def wait_disconnect(self) -> None:
-        """Returns when the caller has left. Only once the whole body is here."""
+        """Returns when the client disconnects. Call it only after the whole body was read."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -608,7 +610,7 @@ class IncomingBody:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self.wait_disconnect())
             await asyncio.wait((watcher,), timeout=DISCONNECT_CHECK_S)
-            await asyncio.sleep(0)  # where the loop was late, what the server has said is still to be heard
+            await asyncio.sleep(0)  # a late event loop may still have the server's message in its queue
             has_disconnected = watcher.done()
             watcher.cancel()
         return has_disconnected
@@ -626,12 +628,12 @@ class IncomingBody:
             raise Refusal(_TOO_SLOW) from exc
         finally:
             self._waited_s += time.monotonic() - started
-        self._is_reading = False  # not after a read that was cut off: what it would have brought is nobody's
+        self._is_reading = False  # stays true after a cancelled read: its message may be lost, so no further read is possible
         return message
 
 
 def _name_outcome(outcome: Outcome) -> str:
-    """For the metric: few values."""
+    """The label of the metric, out of few values."""
     if isinstance(outcome, ProblemResponse):
         return outcome.problem.code.value
     if isinstance(outcome, Disconnected):
@@ -639,15 +641,18 @@ def _name_outcome(outcome: Outcome) -> str:
     return outcome.payment_state or dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
 
 
-_NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
+_NO_ROUTE = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="No API has this path. A gateway call has the path /api/v2/gateway/{apiId}/….",
+)
 _TOO_SLOW = Problem(
     code=Code.INVALID_REQUEST,
-    detail="The request's body came too slowly.",
+    detail="The request body arrived too slowly. Send it again over a faster connection.",
     reason="body_too_slow",
     payment_state="none",
 )
 _INTERNAL_ERROR = Problem(
     code=Code.INTERNAL_ERROR,
-    detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
+    detail="The gateway failed. If the request had a payment, read its record (/api/v2/payments/{transaction}) before another payment.",
     payment_state="held",
 )

@@ -1,6 +1,6 @@
-"""A wallet's calls and payments, as the ledger has them: `/history` and `/payments`, and `/history` once more for
-x402 clients. Reads only, except that a provider may decide a call whose outcome is unknown. It never shows one
-wallet what belongs to another.
+"""The calls and payments of a wallet in the ledger: `/history`, `/payments`, and `/history` again for x402 clients.
+
+Read only, except that a provider may resolve a call whose outcome is unknown. A response never contains a record of another wallet.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,18 +27,18 @@ HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
 OFFSET_MAX = 10_000
 PAYMENTS_LIMIT_MAX = 100
 CALLS_SHOWN_MAX = 100
-"""Of one payment, newest first."""
+"""The most calls of one payment in a response, newest first."""
 
 HISTORY_PARAMETERS = ("apiId", "limit", "offset", "status", "from", "to", "before", "role")
 _STATUSES = ("pending", "succeeded", "failed", "unknown")
 _ERROR_STATUS_MIN = 400
 
 FindAsset = Callable[[ChainId, str], Asset | None]
-"""The asset that the ledger calls by that key on that chain; None when it is no longer configured."""
+"""The asset with this ledger key on a chain; None if it is no longer configured."""
 
 
 LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | None]]
-"""Asks the chains about a transaction for a payer. None: no chain could be asked about it."""
+"""Reads the status of a payer's transaction from the chains. None: a chain did not answer, and no other chain has it."""
 
 
 def history_router(
@@ -51,17 +51,22 @@ def history_router(
     find_asset: FindAsset,
     now_ms: Callable[[], int],
 ) -> Router:
-    """The five routes under `/api/v2`. `wallet` proves who asks, before anything is validated."""
+    """The five routes under `/api/v2`. `wallet` authenticates the request before anything is validated."""
 
     async def resolve_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
         call = await find_call(call_history, request.path_params["call_id"], caller)
         if call.provider != caller.address:
-            raise _refusal(Code.NOT_PROVIDER, "Only the provider decides what became of a call.")
+            raise _refusal(
+                Code.NOT_PROVIDER,
+                "Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
+            )
         outcome = _read_outcome(await request.body())
         if not await ledger.resolve(call.id, outcome, now_ms=now_ms()) and not _is_settled_as(call, outcome):
             raise _refusal(
-                Code.PRECONDITION_FAILED, "The outcome of this call is not unknown.", "not_unknown"
+                Code.PRECONDITION_FAILED,
+                "The outcome of this call is known, so there is nothing to resolve. Read the call for its state.",
+                "not_unknown",
             )
         return JSONResponse(call_json(await find_call(call_history, call.id, caller), find_asset))
 
@@ -105,8 +110,7 @@ def history_router(
 def x402_history_router(
     *, call_history: CallHistory, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
 ) -> Router:
-    """`/x402/history` and `/x402/history/{callId}`: the same two reads, for x402 clients that sign in only when a 402
-    asks them to. Nothing can be paid here."""
+    """`/x402/history` and `/x402/history/{callId}`: the two reads for x402 clients, which sign in only after a 402. They take no payment."""
     return Router(
         _read_routes(
             "/x402",
@@ -162,7 +166,7 @@ async def history_json(
 
 
 def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
-    """A record of `/history`. No body and no query of the call was ever kept."""
+    """A record of `/history`. The ledger stores neither bodies nor queries of calls."""
     return {
         "id": call.id,
         "apiId": call.listing_id,
@@ -190,7 +194,7 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
 
 
 def call_status(call: CallRecord) -> HistoryStatus:
-    """What became of the call, in the words of the wire. A reorged call keeps what its answer made it."""
+    """The state of the call on the wire. A reorged call keeps the state that its response gave it."""
     match call.state:
         case CallState.FORWARDING | CallState.SETTLING:
             return "pending"
@@ -214,7 +218,7 @@ _PAYMENT_STATES = {
 
 
 def _http_status(call: CallRecord) -> int | None:
-    """What the caller was answered: the upstream's status, or that of the problem which the gateway made of it."""
+    """The status of the response to the caller: the upstream's, or that of the gateway's problem."""
     if call.http_status is not None or call.error is None:
         return call.http_status
     return status_of(Code(call.error)) if call.error in set(Code) else None
@@ -234,7 +238,7 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
 
 
 def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
-    """The asset that paid; None for a free call. One that is configured no more is described by the record itself."""
+    """The asset that paid; None for a free call. The record itself describes an asset that is no longer configured."""
     if call.chain_id is None or call.asset is None:
         return None
     configured = find_asset(call.chain_id, call.asset)
@@ -249,7 +253,7 @@ async def _payment_json(
 ) -> dict[str, Any]:
     asset = find_asset(payment.chain_id, payment.asset)
     network = format_network(payment.chain_id)
-    # A gone payment is worth nothing, whatever its running calls still hold of it.
+    # A gone payment has no credit, even while calls in flight hold units of it.
     credit_units = 0 if payment.state is PaymentState.GONE else payment.remaining_units
     newest = await call_history.calls_of(payment.id, limit=CALLS_SHOWN_MAX)
     unknown: tuple[CallId, ...] = ()
@@ -274,8 +278,8 @@ async def _payment_json(
 
 
 def _payment_reason(payment: Payment, *, is_restored: bool, is_held_by_call: bool) -> str | None:
-    """Why some of it cannot be spent although no call was charged for it. `is_restored`: balances are held after a
-    restore now; else what is held is held because nodes disagree."""
+    """The reason for units that are neither charged nor available. `is_restored`: the payment is held because of a restore; otherwise it is held
+    because nodes disagree."""
     if payment.is_held:
         return "held_after_restore" if is_restored else "held_by_dispute"
     if is_held_by_call and payment.state is not PaymentState.GONE:
@@ -284,7 +288,7 @@ def _payment_reason(payment: Payment, *, is_restored: bool, is_held_by_call: boo
 
 
 def _list_calls(unknown: Sequence[CallId], *, among: Sequence[CallId]) -> list[CallId]:
-    """Those without an outcome however old they are, and as many of the newest as there is room for."""
+    """All calls without an outcome, of any age, and the newest others up to `CALLS_SHOWN_MAX`."""
     left = CALLS_SHOWN_MAX - len(unknown)
     shown = {*unknown, *[call_id for call_id in among if call_id not in unknown][:left]}
     older = [call_id for call_id in unknown if call_id not in among]
@@ -305,7 +309,10 @@ def _transaction_status_json(
     tx_hash: TxHash, payer: Address, transaction_status: TransactionStatus | None
 ) -> dict[str, Any]:
     if transaction_status is None:
-        raise _refusal(Code.PAYMENT_NOT_FOUND, "Nothing is known about this transaction.")
+        raise _refusal(
+            Code.PAYMENT_NOT_FOUND,
+            "The ledger has no payment of this wallet in this transaction, and a chain did not answer. Send the request again later.",
+        )
     return {
         "transaction": str(tx_hash),
         "network": None
@@ -342,10 +349,13 @@ def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
 
 
 async def find_call(call_history: CallHistory, call_id: str, caller: Identity) -> CallRecord:
-    """The call, for its payer and its provider; for anybody else there is none."""
+    """The call, if the caller is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
     call = await call_history.find_call(CallId(call_id)) if len(call_id) <= 64 else None
     if call is None or caller.address not in (call.payer, call.provider):
-        raise _refusal(Code.CALL_NOT_FOUND, "There is no such call, or it is not yours to see.")
+        raise _refusal(
+            Code.CALL_NOT_FOUND,
+            "This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",
+        )
     return call
 
 
@@ -358,13 +368,17 @@ def _read_outcome(raw: bytes) -> CallState:
         errors.append(FieldError(code="unknown_value", detail=detail, pointer="/outcome"))
     if errors:
         raise Refusal(
-            Problem(code=Code.VALIDATION_FAILED, detail="The resolution is not valid.", errors=tuple(errors))
+            Problem(
+                code=Code.VALIDATION_FAILED,
+                detail="The resolution is not valid. Correct the members in errors.",
+                errors=tuple(errors),
+            )
         )
     return CallState(str(outcome))
 
 
 def _is_settled_as(call: CallRecord, outcome: CallState) -> bool:
-    """The decision was made before, and it was this one: saying it again changes nothing."""
+    """Whether the call is already resolved with this outcome, so that a repeated resolution changes nothing."""
     return call.state is outcome and call.upstream_status is None
 
 

@@ -1,5 +1,6 @@
-"""`/mcp` and `/mcp/{apiId}`: the ASGI application of MCP (streamable HTTP). It checks the origin and the size of a request, loads
-what answers it, and notices when its caller leaves. What a tool does is the tools' business.
+"""`/mcp` and `/mcp/{apiId}`: the ASGI application of MCP (streamable HTTP).
+
+It checks the origin and the size of a request, loads the MCP server on the first one, and detects a disconnect of the client. The tools are in `mcp_tools`.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def mcp_router(services: McpServices) -> Router:
-    """The two MCP routes, as raw ASGI: the SDK reads the request and writes the answer."""
+    """The two MCP routes as raw ASGI: the SDK reads the request and writes the response."""
     app = McpApp(services)
     return Router([Route(path, endpoint=app, methods=["POST"]) for path in ("/mcp", "/mcp/{apiId}")])
 
 
 class McpApp:
-    """The ASGI application of both paths. It keeps nothing between two requests but the code that answers them."""
+    """The ASGI application of both paths. Between two requests it keeps only the loaded server."""
 
     def __init__(self, services: McpServices) -> None:
         self._services = services
@@ -44,7 +45,7 @@ class McpApp:
             await self._refuse_origin(scope, send)
             return
         body = await read_body(request, bytes_max=self._services.body_bytes_max)
-        check_json_limits(body)  # the SDK's parser trusts a guard of Python's that a library of ours lifts
+        check_json_limits(body)  # the SDK's parser relies on Python's recursion limit, which a library raises
         mcp_request = McpRequest(
             request=request,
             request_id=request_id_of(scope),
@@ -66,7 +67,7 @@ class McpApp:
                 watcher.cancel()
 
     async def _open(self) -> "McpServer":
-        """Loaded beside the event loop: others are served meanwhile."""
+        """The MCP server. The first request loads it in a thread, so that other requests continue."""
         if self._server is None:
             async with self._loading:
                 if self._server is None:
@@ -92,7 +93,7 @@ def _load(services: McpServices) -> "McpServer":
 
 
 class _BufferedReceive:
-    """A body that was read, for somebody who wants to read it once more."""
+    """An ASGI `receive` that delivers a body which was already read."""
 
     def __init__(self, body: bytes, disconnected: asyncio.Event) -> None:
         self._body: bytes | None = body
@@ -113,8 +114,10 @@ async def _wait_gone(receive: Receive, disconnected: asyncio.Event) -> None:
 
 
 def is_origin_allowed(origin: str | None, *, own: str, others: frozenset[str]) -> bool:
-    """Whether a page of that origin may use MCP here: a page elsewhere must not reach a gateway on its reader's own
-    machine (DNS rebinding). Whatever is no browser sends none."""
+    """Whether a page of this origin may use MCP. Clients that are no browsers send no origin.
+
+    A page of another origin must not reach a gateway on the machine of its reader (DNS rebinding).
+    """
     if origin is None or "*" in others or origin.lower() in others:
         return True
     here, there = urlsplit(own), _split(origin)
@@ -140,6 +143,6 @@ def _port(parts: SplitResult) -> int:
 
 _FOREIGN_ORIGIN = Problem(
     code=Code.INVALID_REQUEST,
-    detail="Pages of this origin may not use MCP here. The operator can allow it (mcp_origins).",
+    detail="Pages of this origin may not use MCP. The operator can allow the origin (setting mcp_origins).",
     reason="origin",
 )

@@ -1,7 +1,7 @@
-"""The gateway as the MCP tools use it: the services they need, and gateway calls made in process.
+"""The gateway for the MCP tools: their collaborators, and gateway calls in process.
 
-An internal call goes through the same ASGI application as a call over HTTP, without a socket, so nothing about money is decided here. The MCP request's
-client address, request id and disconnection are those of the internal call.
+An internal call goes through the same ASGI application as a call over HTTP, without a socket, so this module decides nothing about money. The internal call
+has the client address, the request id and the disconnect of the MCP request.
 """
 
 import asyncio
@@ -25,8 +25,11 @@ from tollway.web.listing_json import ListingEncoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServices:
-    """`call_app`: the ASGI application of gateway calls. `wallet` proves who asks. `public_url` without a final slash.
-    `origin`: of the gateway, as signatures name it. `origins`: web origins beside it whose pages may use MCP; `*` is any."""
+    """The collaborators of the MCP tools.
+
+    `call_app`: the ASGI application of gateway calls. `wallet`: authenticates a request. `public_url` has no final slash. `origin`: of the gateway, in
+    signatures. `origins`: further web origins whose pages may use MCP; `*` allows any.
+    """
 
     catalog: Catalog
     encoder: ListingEncoder
@@ -44,15 +47,15 @@ class McpServices:
 RawHeaders = list[tuple[bytes, bytes]]
 
 _PASSED_HEADERS = frozenset({b"user-agent", b"traceparent", b"tracestate", b"accept-language", b"cdn-loop"})
-"""Of the outer request's headers: who asks, its trace, and through which gateways it came (RFC 8586)."""
+"""Headers of the MCP request that the internal call gets: the client, the trace, and the gateways on the way (RFC 8586)."""
 
 _FORWARDED_FOR = "x-forwarded-for"
-"""Who is asking is known already; where the caller stands in a trusted network, an argument would be believed."""
+"""Not taken from arguments: the client address is known, and for a client in a trusted network the gateway would believe the header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpRequest:
-    """One MCP request over HTTP. `request`: with its body read. `disconnected`: set when nobody waits for the answer any more."""
+    """One MCP request over HTTP. `request`: its body is already read. `disconnected`: set when the client disconnects."""
 
     request: Request
     request_id: str
@@ -69,7 +72,7 @@ async def make_internal_call(
     mcp_request: McpRequest,
     bytes_max: int,
 ) -> HttpResponse:
-    """`controls`: headers that pay and bound the call. Raises Refusal when the application sent no response."""
+    """Makes one gateway call. `controls`: headers that pay for the call and limit it. Raises Refusal if the application sends no response."""
     raw_path = f"/api/v2/gateway/{listing_id}{request.rest}".encode()
     scope = {
         "type": "http",
@@ -117,7 +120,7 @@ def _write_headers(
 
 
 class _InternalRequest:
-    """The two ends of the inner request: its body and its caller's leaving in, the answer out."""
+    """The ASGI channels of the internal call: `receive` delivers the body and the disconnect, `send` collects the response."""
 
     def __init__(self, body: bytes, disconnected: asyncio.Event, bytes_max: int) -> None:
         self._body: bytes | None = body
@@ -143,7 +146,7 @@ class _InternalRequest:
         self._size += len(chunk)
         if self._size > self._bytes_max:
             self._chunks.clear()
-            self._disconnected.set()  # what more comes is for nobody: the gateway lets go of the upstream
+            self._disconnected.set()  # the rest is discarded, so the gateway closes the upstream response
         else:
             self._chunks.append(chunk)
         self._is_ended = not message.get("more_body", False)
@@ -167,6 +170,6 @@ class _InternalRequest:
 
 _NO_RESPONSE = Problem(
     code=Code.INTERNAL_ERROR,
-    detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
+    detail="The gateway failed. If the call had a payment, read its record (/api/v2/payments/{transaction}) before another payment.",
     payment_state="held",
 )

@@ -1,7 +1,7 @@
 """The MCP server by the official SDK, and its tools: search listings, show one, call an operation, list a wallet's calls.
 
-Stateless: a server of the SDK is made for each request, so any gateway can answer any request. A refusal becomes a tool result with the same problem as
-over HTTP. Loaded with the first MCP request: the SDK and the checks of arguments take about a second to import.
+Stateless: each request gets its own server of the SDK, so any gateway can answer any request. A refusal becomes a tool result with the same problem as
+over HTTP. The first MCP request loads this module, because the SDK and the checks of arguments take about a second to import.
 """
 
 import asyncio
@@ -63,10 +63,10 @@ from tollway.web.mcp_gateway import McpRequest, McpServices, make_internal_call
 from tollway.web.problems import ErrorBoundary, describe_errors, render_problem
 
 OPERATIONS_CACHED_MAX = 32
-"""Listings whose operations are remembered. A large document gives some megabytes of them."""
+"""The most listings whose operations are cached. Operations of a large document take several megabytes."""
 
 NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
-"""Characters of a listing's name, and of its description where many are found and where one is shown."""
+"""The most characters of a listing's name, of its description in a search result, and of its description in `get_api`."""
 
 _CONTROL_HEADERS = {
     "paymentTx": "x-payment-tx",
@@ -84,7 +84,7 @@ _PROVE_WALLET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """One call of a tool. `payment`: what `_meta` showed under `x402/payment`, whatever it is; None when nothing."""
+    """One call of a tool. `payment`: the unchecked member `x402/payment` of `_meta`; None if there is none."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -93,7 +93,7 @@ class ToolInvocation:
 
 
 class McpTools:
-    """One for a process. Safe to call from many tasks at once."""
+    """The tools of one process. Many tasks may call them at once."""
 
     def __init__(self, services: McpServices) -> None:
         self._services = services
@@ -104,7 +104,7 @@ class McpTools:
     # ---- The gateway's tools.
 
     async def run(self, invocation: ToolInvocation) -> ToolResult | None:
-        """A tool of `GATEWAY_TOOLS`; None for a name that is none of them."""
+        """Runs a tool of `GATEWAY_TOOLS`; None for another name."""
         tool = self._tools.get(invocation.name)
         if tool is None:
             return None
@@ -159,7 +159,9 @@ class McpTools:
     async def _get_api(self, arguments: Mapping[str, Any]) -> ToolResult:
         start = read_cursor(arguments.get("cursor"))
         if start is None:
-            raise _invalid_argument("cursor", "is none that this gateway gave")
+            raise _invalid_argument(
+                "cursor", "is no cursor of this gateway; use nextCursor of the last result"
+            )
         listing = await self.find_listing(arguments["apiId"])
         operations = await self.operations_of(listing)
         page, next_cursor = take_page(operations, start)
@@ -203,12 +205,12 @@ class McpTools:
     async def _proxy(self, invocation: ToolInvocation) -> ToolResult:
         named = split_name(invocation.arguments["toolName"])
         if named is None:
-            raise _invalid_argument("toolName", "is written <apiId>.<tool>, as get_api tells it")
+            raise _invalid_argument("toolName", "must have the form <apiId>.<tool>; get_api lists the names")
         listing_id, tool = named
         listing = await self.find_listing(listing_id)
         operation = _find_operation(await self.operations_of(listing), tool)
         if operation is None:
-            raise _invalid_argument("toolName", "names no operation that this API has")
+            raise _invalid_argument("toolName", "names no operation of this API; get_api lists the names")
         arguments = invocation.arguments.get("arguments", {})
         _check_against(input_schema_of(operation), arguments)
         controls = {name: invocation.arguments[name] for name in CONTROLS if name in invocation.arguments}
@@ -217,11 +219,11 @@ class McpTools:
     # ---- The operations of one listing.
 
     async def find_listing(self, listing_id: str) -> Listing:
-        """Raises Refusal for a listing that is not shown."""
+        """The listing. Raises Refusal if it is unknown, retired or suspended."""
         return await find_public_listing(self._services.catalog, ListingId(listing_id))
 
     async def operations_of(self, listing: Listing) -> tuple[ApiOperation, ...]:
-        """What is sold, by revision. A document may be large: it is read beside the event loop."""
+        """The operations of a listing, cached per revision. A thread reads the document, because it may be large."""
         key = (listing.id, listing.revision)
         known = self._operations.get(key)
         if known is not None:
@@ -236,7 +238,7 @@ class McpTools:
     async def run_operation(
         self, listing: Listing, operations: Sequence[ApiOperation], invocation: ToolInvocation
     ) -> ToolResult | None:
-        """An operation as a tool of its own; None for a name that the listing does not have."""
+        """Runs an operation of the listing; None for an unknown name."""
         operation = _find_operation(operations, invocation.name)
         if operation is None:
             return None
@@ -299,7 +301,7 @@ def _find_operation(operations: Sequence[ApiOperation], tool: str) -> ApiOperati
 
 
 def _provider_text(listing: Listing, most: int) -> dict[str, str]:
-    """The provider's own, without what hides, reorders or leads astray: a model reads them as they stand."""
+    """Name and description of the provider without hidden or reordering characters, because a model reads them as they are."""
     return {
         "name": clean_line(listing.name, NAME_MAX),
         "description": clean_prose(listing.description, most),
@@ -318,21 +320,21 @@ def _tool_json(listing: Listing, operation: ApiOperation) -> dict[str, Any]:
     }
 
 
-# ---- What pays and bounds a call.
+# ---- Headers of a call.
 
 
 def _control_headers(controls: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Only the bound form of a signature counts here: what stands in arguments may be read by others than the gateway."""
+    """The headers of the control arguments. Accepts only bound signatures, because others than the gateway may read arguments."""
     if "paymentSignature" in controls and "paymentSignatureParams" not in controls:
         raise _invalid_argument(
             "paymentSignatureParams",
-            "must say what the signature is bound to: a plain one does not count here",
+            "is required with paymentSignature: a tool accepts only a signature that is bound to the request",
         )
     return [(_CONTROL_HEADERS[name], value) for name, value in controls.items()]
 
 
 def _payment_header(payment: Any) -> list[tuple[str, str]]:
-    """What an x402 client put into `_meta`, as the header that it would have sent; the payment code verifies it."""
+    """The payment in `_meta` as the header of an x402 client over HTTP. The payment code verifies it."""
     if payment is None:
         return []
     if isinstance(payment, str) and not payment.lstrip().startswith("{"):
@@ -347,10 +349,14 @@ def _payment_header(payment: Any) -> list[tuple[str, str]]:
 
 
 def _check_against(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Refuses what does not meet the schema: before anything is looked up, and before a payment is."""
+    """Refuses arguments that do not meet the schema, before any look-up and before a payment is verified."""
     if not _is_writable(arguments):
         raise _invalid(
-            (FieldError(code="unwritable", detail="no JSON could hold this", pointer="/arguments"),)
+            (
+                FieldError(
+                    code="unwritable", detail="has a value that JSON does not allow", pointer="/arguments"
+                ),
+            )
         )
     errors = check_arguments(schema, arguments)
     if errors:
@@ -358,7 +364,7 @@ def _check_against(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> N
 
 
 def _is_writable(arguments: Mapping[str, Any]) -> bool:
-    """Python's parser also takes what is no JSON: numbers that are none, halves of surrogate pairs."""
+    """Whether JSON can represent the arguments. Python's parser also accepts NaN, infinities and lone surrogates."""
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -376,7 +382,7 @@ def _invalid_argument(argument: str, detail: str) -> Refusal:
 
 
 def _query_text(value: Any) -> str:
-    """An argument as the query of the same read over HTTP has it."""
+    """An argument as text in the query of the same read over HTTP."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -385,7 +391,7 @@ def _query_text(value: Any) -> str:
 
 
 LISTS_CACHE_MS = 60_000
-"""How long a client may use a list of tools that it has: prices stand in it, and they are remembered for ten minutes."""
+"""How long a client may cache a list of tools. The list contains prices, and an earlier price stays valid for ten minutes."""
 
 Context = ServerRequestContext[Any, Any]
 Page = types.PaginatedRequestParams | None
@@ -402,7 +408,7 @@ _HINTS = {method: CacheHint(ttl_ms=LISTS_CACHE_MS, scope="public") for method in
 
 
 class McpServer:
-    """One for a process. Safe to call from many tasks at once."""
+    """The MCP server of one process. Many tasks may call it at once."""
 
     def __init__(self, services: McpServices) -> None:
         self._tools = McpTools(services)
@@ -439,7 +445,7 @@ class McpServer:
         await self._serve(server, scope, receive, send)
 
     async def find_api(self, api_id: str) -> tuple[Listing, tuple[ApiOperation, ...]]:
-        """What `serve_api` serves. Raises Refusal for a listing that is not shown."""
+        """The arguments of `serve_api`. Raises Refusal if the listing is unknown, retired or suspended."""
         listing = await self._tools.find_listing(api_id)
         return listing, await self._tools.operations_of(listing)
 
@@ -485,7 +491,7 @@ class McpServer:
         await self._serve(server, scope, receive, send)
 
     async def _serve(self, server: Server[Any], scope: Scope, receive: Receive, send: Send) -> None:
-        server.middleware.clear()  # traces of its own, which nobody here collects
+        server.middleware.clear()  # the SDK's own traces, which the gateway does not collect
         manager = StreamableHTTPSessionManager(
             server,
             json_response=True,
@@ -558,7 +564,7 @@ _EMPTY_HANDLERS: dict[str, Any] = {
     "on_list_resource_templates": _list_templates,
     "on_read_resource": _read_resource,
 }
-"""Prompts and resources: there are none, and a client that asks is told so in its own words."""
+"""Handlers of prompts and resources: there are none, and the protocol has a response for that."""
 
 
 def _unknown_cursor() -> MCPError:

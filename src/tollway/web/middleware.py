@@ -1,8 +1,7 @@
-"""What every request of the control plane passes on its way in and out: an id, a log line, the checks of its head,
-limits on its body, and the headers of its answer. Plain ASGI; `web/app.py` shows the order.
+"""The middleware of the control plane, as plain ASGI: request id, access log, checks of the head, limits on the body, response headers. `web/app.py` has the order.
 
-It never reads what a body means, and it never logs a query, a header value or a body. The raw gateway call does not
-pass here; it uses `read_request_id`, `read_client_address` and `is_preflight` by itself.
+It does not interpret bodies and never logs a query, a header value or a body. Gateway calls do not pass it; they use `read_request_id`, `read_client_address` and
+`is_preflight`.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _HOST = re.compile(
     rb"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+(?::[0-9]*)?|\[[0-9A-Fa-fvV:.]+\](?::[0-9]*)?"
 )
-"""`uri-host [ ":" port ]` (RFC 3986 §3.2.2), and not empty: no target of ours is without an authority."""
+"""`uri-host [ ":" port ]` (RFC 3986 §3.2.2), not empty, because every target here has an authority."""
 _FORWARDED_MAX = 20
 _UNLIMITED_PATHS = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -44,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 def read_request_id(headers: Iterable[tuple[bytes, bytes]], *, entropy: Callable[[int], bytes]) -> str:
-    """The caller's own `X-Request-Id` where it is harmless (8 to 64 letters, digits, `.`, `_`, `-`), else a new one."""
+    """The client's `X-Request-Id` if it has 8 to 64 letters, digits, `.`, `_` or `-`; otherwise a new id."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
@@ -52,8 +51,10 @@ def read_request_id(headers: Iterable[tuple[bytes, bytes]], *, entropy: Callable
 
 
 def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
-    """Who is asking: the peer, or, when the peer is a trusted proxy, the last address in `X-Forwarded-For` that is
-    not one. Anything else in that header is the caller's own invention."""
+    """The address of the client: the peer, or for a trusted proxy the last address in `X-Forwarded-For` that is no trusted proxy.
+
+    The earlier addresses in that header are not reliable: the client itself may have sent them.
+    """
     peer = scope.get("client")
     address = _unmap(str(peer[0])) if peer else "unknown"
     if not trusted_proxies or not _is_trusted(address, trusted_proxies):
@@ -70,7 +71,7 @@ def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
 
 
 def _unmap(address: str) -> str:
-    """A socket that takes both families writes an IPv4 peer as IPv6 (RFC 4291 §2.5.5.2); it is the same client."""
+    """The IPv4 address of an IPv4-mapped one (RFC 4291 §2.5.5.2), so that a dual-stack socket does not make two clients of one."""
     if not address.startswith("::ffff:"):
         return address
     mapped = IPv6Address(address).ipv4_mapped
@@ -78,7 +79,7 @@ def _unmap(address: str) -> str:
 
 
 def parse_proxies(networks: Iterable[str]) -> ProxyNetworks:
-    """CIDR texts as `read_client_address` wants them."""
+    """Parses CIDR texts for `read_client_address`."""
     return tuple(ip_network(network) for network in networks)
 
 
@@ -91,7 +92,7 @@ def _is_trusted(address: str, networks: ProxyNetworks) -> bool:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """A CORS preflight (Fetch §4.8): the gateway answers it itself, free. Any other OPTIONS is a request like any."""
+    """Whether the request is a CORS preflight (Fetch §4.8), which the gateway answers itself. Any other OPTIONS is an ordinary request."""
     if scope["method"] != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}
@@ -99,7 +100,7 @@ def is_preflight(scope: Scope) -> bool:
 
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
-    """Everything may be asked from anywhere, without credentials: no cookie of ours counts here."""
+    """Allows every method and header from every origin, without credentials: the gateway has no cookies."""
     requested = b", ".join(
         value for name, value in scope["headers"] if name == b"access-control-request-headers"
     )
@@ -116,7 +117,7 @@ async def answer_preflight(scope: Scope, send: Send) -> None:
 
 
 class RequestId:
-    """Gives each request its id and the address of its client (`scope["state"]`), for logs, answers and limits."""
+    """Sets the request id and the client address in `scope["state"]`, for logs, responses and limits."""
 
     def __init__(
         self, app: ASGIApp, *, entropy: Callable[[int], bytes], trusted_proxies: ProxyNetworks
@@ -137,7 +138,7 @@ class RequestId:
 
 
 class AccessLog:
-    """One line and one observation per request. `clock`: a monotonic one, in seconds."""
+    """Writes one log line and one metric observation per request. `clock`: monotonic, in seconds."""
 
     def __init__(self, app: ASGIApp, *, clock: Callable[[], float], metrics: Metrics | None) -> None:
         self._app = app
@@ -173,7 +174,7 @@ class AccessLog:
 
 
 class ResponseHeaders:
-    """Adds the request's id, CORS and the guards of a browser to every answer that has none of its own."""
+    """Adds the request id, the CORS headers and the security headers to each response that lacks them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -192,7 +193,7 @@ class ResponseHeaders:
 
 
 class HeadWithoutBody:
-    """An answer to HEAD has the headers of GET and no body (RFC 9110 §9.3.2)."""
+    """Removes the body of a response to HEAD; the headers are those of GET (RFC 9110 §9.3.2)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -207,7 +208,7 @@ class HeadWithoutBody:
 
 
 class OverloadLimit:
-    """Refuses more requests than the gateway can bear. Whether it is well is told all the same."""
+    """Refuses requests beyond the capacity of the gateway, except health checks."""
 
     def __init__(self, app: ASGIApp, *, shedder: LoadShedder, public_url: str) -> None:
         self._app = app
@@ -230,7 +231,7 @@ class OverloadLimit:
 
 
 class RequestHeadCheck:
-    """Refuses a request whose head is ambiguous or too large, before anything else looks at it."""
+    """Refuses a request with an ambiguous or too large head before a route sees it."""
 
     def __init__(self, app: ASGIApp, *, limits: Limits, public_url: str) -> None:
         self._app = app
@@ -248,31 +249,40 @@ class RequestHeadCheck:
 
 
 def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
-    """Refuses a target that is not a path (`*`, CONNECT's authority), a method that is too long to be recorded, a line
-    over the limit, and a request of HTTP/1.1 without a valid `Host` (RFC 9112 §3.2)."""
+    """Refuses a target that is not a path (`*`, the authority of CONNECT), a method that is too long for the ledger, a request line over the
+    limit, and an HTTP/1.1 request without a valid `Host` (RFC 9112 §3.2)."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     if len(scope["method"]) > METHOD_LENGTH_MAX:
-        detail = f"The method has more than {METHOD_LENGTH_MAX} characters."
+        detail = f"The method has more than {METHOD_LENGTH_MAX} characters. Send a shorter one."
         return Problem(code=Code.INVALID_REQUEST, detail=detail)
     if scope["method"] == "CONNECT" or not raw_path.startswith(b"/"):
-        return Problem(code=Code.INVALID_REQUEST, detail="The target of a request must be a path.")
+        return Problem(
+            code=Code.INVALID_REQUEST,
+            detail="The request target is not a path. Send one that begins with a slash.",
+        )
     line_bytes = (
         len(scope["method"]) + len(raw_path) + len(scope.get("query_string", b"")) + len("  HTTP/1.1?")
     )
     if line_bytes > limits.request_line_bytes_max:
-        detail = f"The request line is larger than {limits.request_line_bytes_max} bytes."
+        detail = f"The request line is longer than {limits.request_line_bytes_max} bytes. Send a shorter path or query."
         return Problem(code=Code.INVALID_REQUEST, detail=detail)
     return _check_host(scope)
 
 
 def _check_host(scope: Scope) -> Problem | None:
-    """Two of them are found with the other control headers. Which host it is decides nothing (`public_url` does)."""
+    """Checks the syntax of `Host`. A second `Host` fails the check of control headers. The host selects nothing; `public_url` does."""
     for name, value in scope["headers"]:
         if name == b"host":
             if _HOST.fullmatch(value) is not None:
                 return None
-            return _bad_host("Host is no host name or address with an optional port.")
-    return None if scope["http_version"] == "1.0" else _bad_host("A request of HTTP/1.1 has a Host.")
+            return _bad_host(
+                "Host is not a host name or an address with an optional port. Correct the header."
+            )
+    return (
+        None
+        if scope["http_version"] == "1.0"
+        else _bad_host("The request has no Host. HTTP/1.1 requires the header.")
+    )
 
 
 def _bad_host(detail: str) -> Problem:
@@ -284,7 +294,7 @@ def _bad_host(detail: str) -> Problem:
 
 
 async def send_problem(problem: Problem, scope: Scope, send: Send, *, public_url: str) -> None:
-    """A whole answer outside of any framework."""
+    """Sends a problem as a complete response, outside of any framework."""
     status, headers, body = render_problem(
         problem, public_url=public_url, request_id=request_id_of(scope), instance=instance_of(scope)
     )
@@ -293,11 +303,10 @@ async def send_problem(problem: Problem, scope: Scope, send: Send, *, public_url
 
 
 class BodyLimits:
-    """Bounds a request body in size and in slowness, all of them together in what they hold, and clears up after an
-    answer that came before its end.
+    """Limits a request body in size and duration, and all buffered bodies together in bytes. Discards the rest of a body after an early response.
 
-    The refusals surface where the body is read, as `Refusal`. What nobody read is read and dropped up to
-    `refused_body_bytes_max`, so that the answer is not lost to a reset; beyond that the connection closes.
+    Raises `Refusal` where the route reads the body. Discards unread bytes up to `refused_body_bytes_max`, because a reset of the connection would lose the
+    response; closes the connection beyond that.
     """
 
     def __init__(
@@ -338,7 +347,7 @@ class _BoundedBody:
         codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
         self._declared = _parse_length(headers.get(b"content-length", b"0"))
         self._is_ended = self._declared == 0 and not codings
-        # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
+        # The end of a body with a refused coding is the server's guess: no further request may be read from the connection.
         self._is_framing_ambiguous = len(codings) > 1 or not all(map(is_chunked_alone, codings))
         self._awaits_continue = b"expect" in headers
         self._receive = receive
@@ -364,11 +373,11 @@ class _BoundedBody:
         return message
 
     async def discard_rest(self) -> bool:
-        """Reads what is left and drops it. False when the connection cannot be used again."""
+        """Reads and discards the rest. False if the connection cannot be used again."""
         if self._is_framing_ambiguous:
             return False
         if not self._is_ended and self._awaits_continue and self._started is None:
-            return False  # the client still waits for our word; it sends no body now
+            return False  # the client waits for `100 Continue` and sends no body
         rest_max = self._limits.refused_body_bytes_max
         if max(self._declared - self._bytes, 0) > rest_max:
             return self._is_ended
@@ -383,7 +392,7 @@ class _BoundedBody:
         return True
 
     async def _receive_in_time(self) -> Message:
-        """The slower the body, the sooner its deadline: it must keep a minimum rate once the grace is over."""
+        """Receives one message. The body must keep a minimum rate on average after a grace period."""
         now = self._clock()
         if self._started is None:
             self._started = now
@@ -393,7 +402,11 @@ class _BoundedBody:
                 message = await self._receive()
         except TimeoutError:
             raise Refusal(
-                Problem(code=Code.INVALID_REQUEST, detail="The body arrived too slowly.", reason="too_slow")
+                Problem(
+                    code=Code.INVALID_REQUEST,
+                    detail="The request body arrived too slowly. Send it again over a faster connection.",
+                    reason="too_slow",
+                )
             ) from None
         if message["type"] == "http.disconnect":
             self._is_ended = self._is_framing_ambiguous = True
@@ -406,7 +419,7 @@ class _BoundedBody:
 
 BODY_INCOMPLETE = Problem(
     code=Code.INVALID_REQUEST,
-    detail="The request's body broke off before its end.",
+    detail="The request body ended before its declared length. Send the whole body.",
     reason="body_broken_off",
 )
 
@@ -416,7 +429,7 @@ def _parse_length(raw: bytes) -> int:
 
 
 def _too_large(most: int) -> Refusal:
-    detail = f"The body is larger than {most} bytes."
+    detail = f"The body is longer than {most} bytes. Send a shorter one."
     return Refusal(
         Problem(
             code=Code.PAYLOAD_TOO_LARGE,

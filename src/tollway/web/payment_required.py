@@ -1,8 +1,7 @@
-"""The terms of a 402 as they go out: our own `payment` member, and the same offer in the dialects of x402 and MPP.
+"""Encodes the terms of a 402: the `payment` member, and the same offer for x402 and MPP.
 
-Shapes only. What is owed, and what can be settled now, was decided before; which refusals may carry terms is
-decided by the gateway. What is the same for all who ask a listing is encoded once for each of its states; path, moment, request
-and MPP's challenge are each request's own.
+Formats only: the pipeline decides the price, the payable options, and which refusals have terms. Parts that do not depend on the request are encoded once for
+each revision of a listing; URL, expiry, error and MPP's challenge are encoded for each request.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,14 +34,14 @@ from tollway.web.query import format_time
 SALT_BYTES = 12
 TEMPLATES_CACHED_MAX, HEADERS_CACHED_MAX = 1_024, 1_024
 OFFERS_CACHE_S = 5
-"""So long the same signed offers are given to everybody who asks for one URL. They promise that much less than fresh ones."""
+"""How long all requests for one URL get the same signed offers. The validity of those is shorter by that time."""
 
 _EXPIRES = TemplateSlot("expiresAt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedQuote:
-    """What a refusal that asks for money says beside the problem. `members`: JSON, an object."""
+    """The terms of a refusal, beside its problem. `members`: a JSON object."""
 
     members: bytes
     headers: Headers
@@ -50,8 +49,7 @@ class RenderedQuote:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _QuoteTemplate:
-    """The terms of one listing, as it is now, for one kind of call: what is the same for everybody who asks. `encoder` None:
-    no authorisation can pay."""
+    """The encoded terms of one revision of a listing for one kind of call. `encoder` None: no authorization can pay."""
 
     members: JsonTemplate
     encoder: PaymentRequiredEncoder | None
@@ -59,14 +57,14 @@ class _QuoteTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SignedHeader:
-    """A `PAYMENT-REQUIRED`, and the second of its offers."""
+    """The value of `PAYMENT-REQUIRED`. `made_s`: the time of its offers."""
 
     header: bytes = field(repr=False)
     made_s: int
 
 
 class PaymentRequiredRenderer:
-    """One per process. `challenger` None: MPP is off. `is_x402` False: x402 is."""
+    """Renders quotes, with caches for one process. `challenger` None: MPP is off. `is_x402` False: x402 is off."""
 
     def __init__(
         self,
@@ -80,7 +78,7 @@ class PaymentRequiredRenderer:
         receipt_signer: ReceiptSigner | None = None,
         offer_valid_s: int = 600,
     ) -> None:
-        """`receipt_signer` signs the offers, which are good for `offer_valid_s`."""
+        """`receipt_signer` signs the offers, which are valid for `offer_valid_s`."""
         self._rules = rules
         self._public_url = public_url
         self._challenger = challenger
@@ -93,11 +91,11 @@ class PaymentRequiredRenderer:
         self._required: dict[tuple[_QuoteTemplate, str, str], _SignedHeader] = {}
 
     def render(self, quote: Quote, call: ProxyRequest, problem: Problem) -> RenderedQuote:
-        """`payment` and the members of x402 v1; `PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and where a reader that
-        knows none of them finds all that it needs."""
+        """The members `payment` and those of x402 v1; the headers `PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and a `Link` to the agent
+        document for other clients."""
         requirements = quote.requirements
         template = self._find_template(quote, requirements, call)
-        url = call.public_url(self._public_url)  # byte for byte: clients compare it
+        url = call.public_url(self._public_url)  # clients compare it byte for byte
         error = problem.reason or problem.code.value
         members = template.members.fill(
             {
@@ -120,7 +118,7 @@ class PaymentRequiredRenderer:
         url = f"{self._public_url}/api/v2/apis/{listing.id}/agent"
         return f'<{url}>; rel="describedby"; type="application/json"'.encode()
 
-    # ---- Made once for each state of a listing.
+    # ---- Once for each revision of a listing.
 
     def _find_template(
         self, quote: Quote, requirements: tuple[PaymentRequirement, ...], call: ProxyRequest
@@ -152,7 +150,7 @@ class PaymentRequiredRenderer:
         return _QuoteTemplate(members=JsonTemplate({"payment": payment, **members_v1}), encoder=encoder)
 
     def _payment_json(self, quote: Quote, settled: frozenset[Asset]) -> dict[str, Any]:
-        """`payment`: every number that a client needs in order to pay. `settled`: what authorisations can pay with now."""
+        """The `payment` member: all numbers that a client needs to pay. `settled`: the assets that an authorization can pay with now."""
         listing = quote.entry.listing
         options = [
             option_json(option)
@@ -175,8 +173,7 @@ class PaymentRequiredRenderer:
         }
 
     def _extensions(self, listing: Listing, method: str, path: str) -> dict[str, Mapping[str, Any]]:
-        """The provider's own document says what the call takes; sign-in is not among them, since it grants nothing
-        here."""
+        """The x402 extensions of a call, with its input from the provider's document. Sign-in is not one of them: it grants no gateway call."""
         extensions: dict[str, Mapping[str, Any]] = {PAYMENT_IDENTIFIER: PAYMENT_IDENTIFIER_EXTENSION}
         described = describe_call(method, path=path, openapi=listing.openapi)
         if described is not None:
@@ -185,7 +182,7 @@ class PaymentRequiredRenderer:
             extensions[OFFER_RECEIPT] = OFFERS_EXTENSION
         return extensions
 
-    # ---- Made for each request, or for each URL.
+    # ---- Once for each request, or for each URL.
 
     def _find_required_header(
         self,
@@ -219,8 +216,7 @@ class PaymentRequiredRenderer:
     def _challenge(
         self, challenger: Challenger, requirement: PaymentRequirement, call: ProxyRequest
     ) -> bytes:
-        """MPP's, of the first requirement alone: its clients take the first of several without looking further. The salt
-        makes it one of its kind."""
+        """The challenge of MPP for the first requirement only, because its clients use the first of several. The salt makes each challenge unique."""
         return challenger.challenge(
             requirement,
             build_challenge_route(call),

@@ -1,7 +1,7 @@
 """The HTTP server: granian, embedded in the gateway's event loop.
 
-HTTP/1.1 only, no WebSocket, no access log. This module adds what granian lacks: a check that no other process listens on the port, kernel timers that
-close connections whose client takes no bytes, and a higher limit of open files and sockets (many systems allow 1,024 by default).
+HTTP/1.1 only, no WebSocket, no access log. This module adds a check that no other process listens on the port, kernel timers that close connections whose
+client acknowledges no bytes, and a higher limit of open files and sockets (many systems allow 1,024 by default).
 """
 
 import asyncio
@@ -24,15 +24,17 @@ from tollway.errors import SettingsInvalid
 from tollway.limits import Limits
 
 OPEN_FILES_WANTED = 65_536
-"""Two for each of a great many connections."""
+"""Two for each of 32,768 connections."""
 
 
 def raise_open_file_limit() -> int:
-    """Asks for what is wanted, or for all that is allowed. How many there may be now."""
+    """Raises the limit of open files to `OPEN_FILES_WANTED`, or as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < allowed:
-        with contextlib.suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+        with contextlib.suppress(
+            ValueError, OSError
+        ):  # some systems report a hard limit that they do not grant
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -44,7 +46,7 @@ _PORT_POLL_S = 0.01
 
 
 class PortTaken(SettingsInvalid):
-    """Another process listens on the port. The server itself would not notice: it shares ports (SO_REUSEPORT)."""
+    """Another process listens on the port. The server itself does not detect it: it shares ports (SO_REUSEPORT)."""
 
 
 class HttpServer:
@@ -72,39 +74,41 @@ class HttpServer:
             ),
         )
         self._is_up = asyncio.Event()
-        # Bounds the drain: without it, one stalled reader would keep the process for ever.
+        # Limits the drain: without it one stalled client would keep the process alive for ever.
         self._server.workers_kill_timeout = math.ceil(limits.drain_deadline_s)
 
     async def serve(self) -> None:
-        """Runs until `stop`, then until the calls in flight are done, at most `drain_deadline_s`. Raises PortTaken."""
+        """Serves until `stop`, then until the calls in flight end, at most `drain_deadline_s`. Raises PortTaken."""
         check_port_free(self._host, self._port)
         async with asyncio.TaskGroup() as group:
             setting = group.create_task(self._set_socket_timeouts())
             try:
-                # The drain deadline: what is left then ends with the loop, and recovery finds it.
+                # The drain deadline: calls in flight end with the loop, and recovery finds them.
                 with contextlib.suppress(TimeoutError):
                     await self._server.serve()
             finally:
                 setting.cancel()
 
     async def wait_up(self) -> None:
-        """Returns once the port accepts connections and none of them can be held for ever."""
+        """Returns when the port accepts connections and the kernel timers apply to them."""
         await self._is_up.wait()
 
     def stop(self) -> None:
-        """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
+        """Stops accepting connections; `serve` returns when the calls in flight end. A second call has no effect."""
         self._server.stop()  # type: ignore[no-untyped-call]  # granian's own method has no annotations
 
     async def _set_socket_timeouts(self) -> None:
-        """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is dropped. And
-        TCP_NOTSENT_LOWAT: else the kernel takes 4 MiB ahead, then nothing until a third of that has left, and a caller
-        who takes 40 KiB a second looks as if he took none."""
+        """Sets two options on the listening socket; accepted sockets inherit them.
+
+        TCP_USER_TIMEOUT closes the connection of a peer that acknowledges nothing for that time. Without TCP_NOTSENT_LOWAT the kernel buffers 4 MiB, then
+        accepts nothing until a third of them has left: a client that reads 40 KiB a second would look stalled.
+        """
         await self._await_port()
         if sys.platform == "linux":
             timeout_ms, unsent = int(self._limits.write_stall_s * 1000) + 1000, self._limits.buffer_bytes
             for entry in os.listdir("/proc/self/fd"):
                 with contextlib.suppress(OSError), _borrow_socket(int(entry)) as candidate:
-                    # The listening one, and whoever came in before this.
+                    # The listening socket, and connections that were accepted before this.
                     if candidate.family != socket.AF_UNIX and candidate.getsockname()[1] == self._port:
                         candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
                         candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
@@ -123,10 +127,10 @@ class HttpServer:
 
 @contextlib.contextmanager
 def _borrow_socket(number: int) -> Iterator[socket.socket]:
-    """A file descriptor of ours as a socket, without closing it. Raises OSError when it is none.
+    """A file descriptor of this process as a socket; it stays open. Raises OSError if it is no socket.
 
-    Anything else is left alone: to close even a copy of a file's descriptor frees every lock (fcntl) that this process
-    has on the file, and SQLite without its locks lets the next process that looks into the database delete its log.
+    Only sockets are duplicated: closing a copy of a file's descriptor releases every lock (fcntl) of this process on the file. Without the locks of SQLite
+    the next process that opens the database may delete its log.
     """
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         raise OSError(errno.ENOTSOCK, "not a socket")
@@ -141,7 +145,7 @@ def _borrow_socket(number: int) -> Iterator[socket.socket]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raises PortTaken where nobody can listen there: taken, not allowed, or no address of this machine."""
+    """Raises PortTaken if the address cannot be bound: in use, not allowed, or not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
 """The site: home page, contract (`/openapi.json`, `/docs`), files for crawlers and agents, published keys, health and problem pages. Read only.
 
-`discovery` decides what the files contain. No page loads anything from another host, and none runs an inline script. Addresses come from the configured
+`discovery` and `contract.py` decide what the files contain. No page loads anything from another host or runs an inline script. URLs come from the configured
 public URL, never from the request.
 """
 
@@ -49,7 +49,7 @@ NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
 
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
-    """A whole document. `query`: what was asked for, by its words and its page."""
+    """The home page as an HTML document. `query`: the search of `page`."""
     words = " ".join(drop_unclean(query.words or "").split())
     found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
     heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
@@ -127,7 +127,7 @@ class _ListingOperations:
 
 
 class FeaturedOperations:
-    """One per process. A document is read once for each revision of its listing, beside the event loop."""
+    """Chooses the featured operations. A thread reads the document of a listing, once for each revision."""
 
     def __init__(self, catalog: Catalog, encoder: ListingEncoder, *, is_mpp_offered: IsOffered) -> None:
         self._catalog = catalog
@@ -136,7 +136,7 @@ class FeaturedOperations:
         self._cached: OrderedDict[ListingId, _ListingOperations] = OrderedDict()
 
     async def choose(self) -> tuple[FeaturedOperation, ...]:
-        """At most `FEATURED_MAX`: the first of every listing, then the second of every listing, and so on."""
+        """At most `FEATURED_MAX` operations: the first of each listing, then the second of each, and so on."""
         page = await self._catalog.search(ListingQuery(limit=FEATURED_MAX))
         rows = [await self._describe(found.listing.id) for found in page.found]
         positions = range(max((len(row) for row in rows), default=0))
@@ -201,7 +201,7 @@ _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _CSP = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'"
 HOME_CSP = f"{_CSP}; form-action 'self'"
 DOCS_CSP = f"{_CSP}; form-action 'none'; script-src 'self'; connect-src 'self'"
-"""Content-Security-Policy. The page that draws the contract asks nobody but this origin, and runs files of ours alone."""
+"""Content-Security-Policy. The page that renders the contract sends requests to this origin only and runs files of this origin only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ def site_router(services: SiteServices) -> Router:
 
 
 class SiteRoutes:
-    """Safe to call from many tasks at once."""
+    """The handlers of the site's pages and files. Many tasks may call them at once."""
 
     def __init__(self, services: SiteServices) -> None:
         self._services = services
@@ -297,7 +297,7 @@ class SiteRoutes:
         body = write_security_text(self._services.site.public_url, contact, expires=expires)
         return self._answer(request, _with_etag(body.encode()), _TEXT)
 
-    # ---- What is written.
+    # ---- Documents.
 
     async def _write_openapi(self) -> Document:
         featured = await self._services.featured_operations.choose()
@@ -318,7 +318,7 @@ class SiteRoutes:
         content = await asyncio.to_thread(describe_catalog, self._services.site.public_url, catalog_page)
         return _with_etag(render_json(content))
 
-    # ---- How it is answered.
+    # ---- Responses.
 
     async def _show_file(self, request: Request, name: str) -> Response:
         return self._answer(request, await _read_page(name), ASSETS[name], cache_s=ASSET_CACHE_S)
@@ -332,7 +332,7 @@ class SiteRoutes:
         cache_s: int = CACHE_S,
         more: dict[str, str] | None = None,
     ) -> Response:
-        """With a validator of its content, and relations to the rest of the site."""
+        """A response with an entity tag, and links to the other documents of the site; a 304 if the client has the document."""
         headers = {
             "ETag": document.etag,
             "Cache-Control": f"public, max-age={cache_s}",
@@ -363,16 +363,18 @@ def _format_links() -> str:
     return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
 
 
-_NO_FILE = Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
-_NO_CONTACT = Problem(code=Code.ROUTE_NOT_FOUND, detail="The operator has named no contact.")
+_NO_FILE = Problem(code=Code.ROUTE_NOT_FOUND, detail="The site has no file at this path. See /docs.")
+_NO_CONTACT = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="The gateway has no contact. The operator can configure one (setting contact).",
+)
 
 
 _DID_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
 
 
 def did_router(*, authority: str, signers: Sequence[Address]) -> Router:
-    """`authority`: host and port of the public URL. `signers`: the one in use first; what the others have signed still
-    counts."""
+    """`/.well-known/did.json`. `authority`: host and port of the public URL. `signers`: the current one first; signatures of the others stay valid."""
     document = describe_signers(authority=authority, signers=signers)
 
     async def read_did(request: Request) -> JSONResponse:
@@ -383,7 +385,7 @@ def did_router(*, authority: str, signers: Sequence[Address]) -> Router:
 
 
 def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str, Any]:
-    """did:web §3.2: a port's colon is percent-encoded. The account is a wallet like any other, so chain 1 names it."""
+    """The DID document. did:web §3.2: the colon of a port is percent-encoded. An account id needs a chain; the signer is the same wallet on each, so it is chain 1."""
     did = f"did:web:{quote(authority, safe='')}"
     methods = [
         {
@@ -414,7 +416,7 @@ def key_directory_router(
     now_ms: Callable[[], int],
     entropy: Callable[[int], bytes],
 ) -> Router:
-    """`authority`: host and port of the public URL, whatever `Host` says."""
+    """The directory of signing keys (RFC 9421). `authority`: host and port of the public URL, independent of `Host`."""
     body = render_json(signer.describe())
 
     async def read_directory(request: Request) -> Response:
@@ -428,11 +430,11 @@ def key_directory_router(
 
 
 Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
-"""Checks by name (`storage`, `chain_8453`, …): true where all is well."""
+"""The checks by name (`storage`, `chain_8453`, …); true: passed."""
 
 
 def health_router(readiness: Readiness) -> Router:
-    """`/healthz` (the process), `/readyz` (the process and all it needs), `/problems` and `/problems/{code}`."""
+    """`/healthz` (the process), `/readyz` (the process and its dependencies), `/problems` and `/problems/{code}`."""
 
     async def healthz(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
@@ -455,7 +457,11 @@ def health_router(readiness: Readiness) -> Router:
         name = request.path_params["name"]
         code = next((code for code in Code if _problem_name(code) == name), None)
         if code is None:
-            raise Refusal(Problem(code=Code.ROUTE_NOT_FOUND, detail="There is no such kind of problem."))
+            raise Refusal(
+                Problem(
+                    code=Code.ROUTE_NOT_FOUND, detail="No problem has this name. See /problems for all names."
+                )
+            )
         kind, page = PROBLEM_KINDS[code], PROBLEM_PAGES[code]
         again = "The same request, sent again later, can succeed." if kind.is_retryable else ""
         text = (
@@ -477,7 +483,7 @@ def health_router(readiness: Readiness) -> Router:
 
 
 def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
-    """The code of the worst: without its ledger a gateway can do nothing, without a chain it still serves credit."""
+    """The problem of the most severe failed check: without storage a gateway serves no call, without a chain it still serves credit."""
     code = Code.OVERLOADED
     if any(name.startswith("chain") for name in failed):
         code = Code.CHAIN_UNAVAILABLE
