@@ -1,10 +1,10 @@
-"""The wallet that sends a request to the control plane, proved in one or more of three ways.
+"""Authenticates requests to the control plane: finds the wallet that a request proves, by one or more of three proofs.
 
-Every proof that is present must hold, and all must name one wallet; only then is a nonce spent. It never decides what
-the wallet may do, and never reads the body beyond its digest.
+Every proof in the request must be valid, and all must name one wallet; only then the nonces are spent. Permissions of the wallet are
+checked elsewhere. Of the body only the digest is read.
 
-A plain wallet is one account on all chains. A contract wallet is known by its address alone as well, so it counts only
-where its chain is configured here (a full CAIP-10 name would tell two contracts of one address on two chains apart).
+An EOA is one account on all chains. A contract wallet is identified by its address alone too, so it counts only
+where its chain is configured here (two contracts with one address on two chains are one account).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = ["Authenticator", "Identity", "SignedRequest"]
 CREATE_PATH = "/api/v2/apis"
 
 NONCE_RETENTION_SLACK_MS = 60_000
-"""A request that was judged in its last moment may come to spend its nonce a little later."""
+"""A request that is verified in its last valid moment spends its nonce a little later."""
 
 T = TypeVar("T")
 ProofMethod = Literal["erc8128", "session", "siwx"]
@@ -33,8 +33,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The proven wallet. With several proofs `method` and `chain_id` are those of the strongest: a signed request binds
-    the whole request, a session nothing."""
+    """A proven wallet. With several proofs, `method` and `chain_id` are those of the strongest one: a signed request covers
+    the whole request, a session covers nothing."""
 
     address: Address
     method: ProofMethod
@@ -42,7 +42,7 @@ class Identity:
 
 
 class Authenticator:
-    """Safe to use from many tasks at once."""
+    """One per process; safe to use from many tasks at once."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Authenticator:
         self._origin = origin
         self._limits = limits
         self._now_ms = now_ms
-        # Each leaves a row behind until its nonce has expired.
+        # Each signed request leaves a row until its nonce has expired.
         self._signed = Quota(
             "signed-requests",
             "signed requests (a session has no such limit)",
@@ -69,16 +69,16 @@ class Authenticator:
         )
 
     async def authenticate(self, request: SignedRequest) -> Identity:
-        """The wallet behind a request.
+        """The wallet of a control-plane request.
 
-        Raises `Refusal` (a 401 code, `invalid_request` for a header that stands twice, `rate_limited` for too many
-        questions to chains or signed requests), `ChainUnavailable` when only a chain could tell, and `StorageUnavailable`.
+        Raises `Refusal` (a 401 code; `invalid_request` for a repeated header; `rate_limited` for too many
+        chain look-ups or signed requests), `ChainUnavailable` where only a chain can decide, and `StorageUnavailable`.
         """
         return await self._authenticate(request, token=read_bearer(request))
 
     async def authenticate_call(self, request: SignedRequest) -> Identity:
-        """The wallet behind a gateway call: by ERC-8128 or `SIGN-IN-WITH-X` only. `Authorization` of such a call is for
-        its payment or its upstream, so a session never counts. Raises as `authenticate` does."""
+        """The wallet of a gateway call, by ERC-8128 or `SIGN-IN-WITH-X` only. There `Authorization` belongs to
+        the payment or to the upstream, so a session never counts. Raises as `authenticate` does."""
         return await self._authenticate(request, token=None)
 
     async def _authenticate(self, request: SignedRequest, *, token: str | None) -> Identity:
@@ -104,7 +104,7 @@ class Authenticator:
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,
-                    detail="SIGN-IN-WITH-X counts for reads and for publishing only; sign the request (ERC-8128).",
+                    detail="SIGN-IN-WITH-X is accepted for reads and for publishing only. Sign this request (ERC-8128).",
                     reason="siwx_not_accepted_here",
                 )
             )
@@ -121,7 +121,7 @@ class Authenticator:
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,
-                    detail="The request was not signed by the wallet that keyid names, or it changed after that. "
+                    detail="The signature is not of the wallet in keyid, or the request changed after it was signed. "
                     f"The public_url of this gateway is {self._origin}: sign {self._origin.authority} as @authority.",
                     reason="signature_mismatch",
                 )
@@ -144,11 +144,11 @@ class Authenticator:
                 raise Refusal(
                     Problem(
                         code=Code.NONCE_REUSED,
-                        detail="This nonce was used before; sign each request with a new one.",
+                        detail="This nonce was used before. Sign each request with a new nonce.",
                         reason="nonce_reused",
                     )
                 )
-            # Only now: whoever repeats what somebody else has signed must not use up that wallet's share.
+            # Only after the nonce is spent: a replay of another wallet's request must not use up the quota of that wallet.
             self._signed.count(proof.address, client_address=request.client_address)
         if siwx is not None:
             uris = None if request.method in _SAFE_METHODS else (f"{self._origin}{CREATE_PATH}",)
@@ -156,7 +156,7 @@ class Authenticator:
 
 
 def is_siwx_possible(request: SignedRequest) -> bool:
-    """`SIGN-IN-WITH-X` binds neither method nor body: it is for reads, and for a create with a nonce of its own."""
+    """`SIGN-IN-WITH-X` covers neither method nor body, so it counts for reads, and for a create with a nonce issued for that URI."""
     is_create = request.method == "POST" and request.raw_path == CREATE_PATH.encode()
     return is_create or request.method in _SAFE_METHODS
 
@@ -183,14 +183,14 @@ def _find_common_identity(
         raise Refusal(
             Problem(
                 code=Code.CONFLICTING_IDENTITIES,
-                detail="The request carries proofs of different wallets; send proofs of one.",
+                detail="The request carries proofs of different wallets. Send proofs of one wallet.",
             )
         )
     return identities[0]
 
 
 def read_bearer(request: SignedRequest) -> str | None:
-    """The token of `Authorization: Bearer`; other schemes are not ours."""
+    """The token of `Authorization: Bearer`; None for another scheme."""
     header = _find_single_header(request, "authorization")
     if header is None:
         return None
@@ -201,7 +201,7 @@ def read_bearer(request: SignedRequest) -> str | None:
 def _find_single_header(request: SignedRequest, name: str) -> str | None:
     lines = request.field_lines(name)
     if len(lines) > 1:
-        raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"The header {name} stands more than once."))
+        raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"The header {name} occurs more than once. Send it once."))
     return lines[0] if lines else None
 
 

@@ -1,7 +1,7 @@
-"""HTTP Message Signatures (RFC 9421): requests signed by a wallet (ERC-8128), and the names of the signature under forwarded calls. Pure.
+"""HTTP Message Signatures (RFC 9421): requests signed by a wallet (ERC-8128), and the names of the signature of forwarded calls. Pure.
 
-It reads the claims of a request and builds the headers of one. It never asks a chain, never stores a nonce and never
-says that a signature is good: it returns the digest that must have been signed.
+It parses the signatures of a request and builds the headers of a signed request. It returns the digest that must have been signed;
+verification of the signature, chain look-ups and nonces are the work of `authenticator`.
 """
 
 import base64
@@ -25,7 +25,7 @@ SignatureParams = dict[str, Any]
 SignatureMember = tuple[Any, SignatureParams]
 
 CLOCK_SLACK_S = 5
-"""How far a signer's clock may run ahead of ours."""
+"""How far a signer's clock may be ahead of the gateway's."""
 
 SIGNATURES_MAX = 3
 NONCE_CHARACTERS_MAX = 128
@@ -34,7 +34,7 @@ REQUIRED = ("@authority", "@method", "@path")
 
 TAG, ALGORITHM = "tollway-forward", "ed25519"
 CALL_ID, API_ID, PAYER = "Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer"
-"""Of the signature under each call that a gateway forwards: its tag and algorithm, and the fields that name the call."""
+"""The signature of each forwarded call: its tag, its algorithm, and the fields that identify the call."""
 
 _KEYID = re.compile(r"erc8128:(0|[1-9][0-9]{0,14}):(0[xX][0-9a-fA-F]{40})")
 _FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -48,9 +48,9 @@ _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request as it came over the wire: the path undecoded, the query without its `?`, the whole body.
+    """A request as received: the path undecoded, the query without its `?`, the whole body.
 
-    `client_address`: whom look-ups on chains are counted against.
+    `client_address`: chain look-ups count against it.
     """
 
     method: str
@@ -61,7 +61,7 @@ class SignedRequest:
     client_address: str = ""
 
     def field_lines(self, name: str) -> tuple[str, ...]:
-        """Every line of that header, trimmed. `name` in lower case."""
+        """Every value of that header, trimmed. `name` in lower case."""
         wanted = name.encode()
         return tuple(
             value.strip(b" \t").decode("latin-1") for key, value in self.headers if key.lower() == wanted
@@ -70,9 +70,9 @@ class SignedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpProof:
-    """What one ERC-8128 signature claims. It counts once `address` proves to stand behind `digest`.
+    """One parsed ERC-8128 signature, not yet verified: `signature` must be one of `address` over `digest`.
 
-    `keyid` in lower case; together with `nonce` it may be used once, until `expires_ms`.
+    `keyid` in lower case. The pair (`keyid`, `nonce`) may be used once, until `expires_ms`.
     """
 
     keyid: str
@@ -85,7 +85,7 @@ class HttpProof:
 
 
 class _InvalidSignature(Exception):
-    """Why a signature cannot count; never leaves this module."""
+    """A signature that cannot count, with the reason. It never leaves this module."""
 
     def __init__(self, reason: str, detail: str, code: Code = Code.INVALID_SIGNATURE) -> None:
         self.problem = Problem(code=code, detail=detail, reason=reason)
@@ -94,7 +94,7 @@ class _InvalidSignature(Exception):
 def read_http_proofs(
     request: SignedRequest, *, origin: PublicOrigin, limits: Limits, now_ms: int
 ) -> tuple[HttpProof, ...] | Problem:
-    """All ERC-8128 claims of a request, or why one of them cannot count. Other HTTP signatures are not looked at."""
+    """All ERC-8128 signatures of a request; a Problem where one of them cannot count. Other HTTP signatures are ignored."""
     lines = request.field_lines("signature-input")
     if not lines:
         return ()
@@ -127,9 +127,9 @@ def signature_headers(
     nonce: str,
     sign: Callable[[bytes], bytes],
 ) -> tuple[tuple[str, str], ...]:
-    """The headers that make `request` a signed one: `Content-Digest` where there is a body, and the signature's two.
+    """The headers that sign `request`: `Content-Digest` where there is a body, `Signature-Input` and `Signature`.
 
-    `sign` gets the 32-byte digest (ERC-191 already applied) and gives 65 bytes. `created`, `expires`: unix seconds.
+    `sign` takes the 32-byte digest (ERC-191 already applied) and returns 65 bytes. `created`, `expires`: unix seconds.
     """
     headers: list[tuple[str, str]] = []
     if request.body:
@@ -152,14 +152,14 @@ def signature_headers(
 
 
 def required_components(request: SignedRequest) -> tuple[str, ...]:
-    """What a signature of this request has to cover, at least."""
+    """The components that a signature of this request must cover."""
     query = ("@query",) if request.query else ()
     digest = ("content-digest",) if request.body else ()
     return (*REQUIRED, *query, *digest)
 
 
 def thumbprint(x: str) -> str:
-    """RFC 7638 of an Ed25519 key (RFC 8037 §2): the members that make it, in the order of their names."""
+    """The RFC 7638 thumbprint of an Ed25519 key (RFC 8037 §2): its required members, in the order of their names."""
     members = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
     return encode_base64url(hashlib.sha256(members.encode()).digest())
 
@@ -170,7 +170,7 @@ def encode_base64url(raw: bytes) -> str:
 
 
 def accept_signature(components: Sequence[str]) -> str:
-    """`Accept-Signature` (RFC 9421 §5.1): what to sign when asking again."""
+    """The value of `Accept-Signature` (RFC 9421 §5.1): the components and parameters that the next request must sign."""
     params: SignatureParams = {"keyid": True, "created": True, "expires": True, "nonce": True}
     return f"sig1={_serialise(([(name, {}) for name in components], params))}"
 
@@ -181,7 +181,7 @@ def _format_bytes(label: str, payload: bytes) -> str:
 
 def _parse_dictionary(lines: Sequence[str], name: str) -> dict[str, SignatureMember]:
     def refuse_duplicate(key: str, _context: str) -> None:
-        raise _InvalidSignature("malformed", f"{name} names {key} twice.")
+        raise _InvalidSignature("malformed", f"{name} holds {key} twice.")
 
     try:
         parsed = http_sf.parse(
@@ -198,7 +198,7 @@ def _parse_dictionary(lines: Sequence[str], name: str) -> dict[str, SignatureMem
 
 
 def _serialise(member: SignatureMember) -> str:
-    """One inner list with its parameters, in the only spelling that RFC 9651 knows."""
+    """One inner list with its parameters, in the canonical form of RFC 9651."""
     return http_sf.ser(cast(http_sf.StructuredType, [member]))
 
 
@@ -229,7 +229,7 @@ def _read_proof(
             "nonce_missing", f"nonce is a string of 1 to {NONCE_CHARACTERS_MAX} characters."
         )
     if "alg" in params:
-        raise _InvalidSignature("alg_not_allowed", "alg must be absent: the keyid says it all.")
+        raise _InvalidSignature("alg_not_allowed", "alg must be absent: keyid names the algorithm.")
     raw = signature[0] if signature is not None else None
     if not isinstance(raw, bytes) or not 0 < len(raw) <= SIGNATURE_BYTES_MAX:
         raise _InvalidSignature("signature_missing", "Signature holds no bytes for this Signature-Input.")
@@ -259,7 +259,7 @@ def _read_keyid(params: SignatureParams) -> tuple[str, Address, ChainId]:
 
 
 def _read_components(covered: object) -> tuple[str, ...]:
-    """The covered names, in order. Parameters (`;req`, `;bs`, `;key`, …) mean another value than we would check."""
+    """The covered names, in order. Parameters (`;req`, `;bs`, `;key`, …) are refused: they select another value than the one checked here."""
     if not isinstance(covered, list):
         raise _InvalidSignature("malformed", "Signature-Input holds no list of components.")
     names: list[str] = []
@@ -278,19 +278,19 @@ def _check_times(params: SignatureParams, *, limits: Limits, now_ms: int) -> int
         raise _InvalidSignature("times_missing", "created and expires are unix seconds.")
     if not created < expires <= created + limits.signed_request_ttl_s:
         raise _InvalidSignature(
-            "validity_too_long", f"expires lies at most {limits.signed_request_ttl_s} s after created."
+            "validity_too_long", f"expires must be after created, by at most {limits.signed_request_ttl_s} s."
         )
     if created * 1000 > now_ms + CLOCK_SLACK_S * 1000:
-        raise _InvalidSignature("created_in_future", "created lies in the future.", Code.SIGNATURE_EXPIRED)
+        raise _InvalidSignature("created_in_future", "created is in the future.", Code.SIGNATURE_EXPIRED)
     if now_ms > expires * 1000:
         raise _InvalidSignature(
-            "expired", "The signature has expired; sign the request again.", Code.SIGNATURE_EXPIRED
+            "expired", "The signature has expired. Sign the request again.", Code.SIGNATURE_EXPIRED
         )
     return expires
 
 
 def _check_digest(request: SignedRequest) -> None:
-    """Every digest that we can compute must match (RFC 9530), and there must be one."""
+    """Every digest of a known algorithm must match (RFC 9530), and there must be at least one."""
     digests = _parse_dictionary(request.field_lines("content-digest"), "Content-Digest")
     known = [(value[0], _DIGESTS[name]) for name, value in digests.items() if name in _DIGESTS]
     if not known:
@@ -303,7 +303,7 @@ def _check_digest(request: SignedRequest) -> None:
 def _signature_base(
     request: SignedRequest, components: Sequence[str], params: str, *, origin: PublicOrigin
 ) -> bytes:
-    """RFC 9421 §2.5. `params`: the serialised list of components with its parameters."""
+    """The signature base of RFC 9421 §2.5. `params`: the serialised list of components with its parameters."""
     lines = [f'"{name}": {_component_value(request, name, origin=origin)}' for name in components]
     lines.append(f'"@signature-params": {params}')
     return "\n".join(lines).encode("latin-1")
@@ -326,7 +326,7 @@ def _component_value(request: SignedRequest, name: str, *, origin: PublicOrigin)
             raise _InvalidSignature("component_unsupported", f"{name} is not supported.")
         return derived[name]
     if not _FIELD_NAME.fullmatch(name):
-        raise _InvalidSignature("component_unsupported", "A covered field is named in lower case.")
+        raise _InvalidSignature("component_unsupported", "A covered field name must be in lower case.")
     values = request.field_lines(name)
     if not values:
         raise _InvalidSignature(

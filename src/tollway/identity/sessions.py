@@ -1,6 +1,6 @@
-"""Sign-in: issues nonces, opens a session for a signed message, closes sessions; and the port where nonces and sessions are stored.
+"""Sign-in: issues nonces, opens a session for a signed message, closes sessions; and the port that stores nonces and sessions.
 
-It proves which wallet signs in; what a wallet may do is decided elsewhere. No token is stored, only its SHA-256. `storage` implements the port in SQL, the test
+Permissions of a wallet are checked elsewhere. The store holds the SHA-256 of a token, never the token. `storage` implements the port in SQL, the test
 kit in memory; both pass one contract suite.
 """
 
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInNonce:
-    """A nonce that we made. `uri` None: given to somebody who named no URI; it opens a session or reads."""
+    """A nonce that a gateway issued. `uri`: the URI that the client asked for; None: no URI, and the nonce counts for a session or a read."""
 
     nonce: str
     uri: str | None
@@ -41,7 +41,7 @@ class SignInNonce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A wallet that signed in. `chain_id`: the chain that the message named. `token_hash`: SHA-256 of the token."""
+    """A session of one wallet. `chain_id`: from the signed message. `token_hash`: SHA-256 of the token."""
 
     token_hash: bytes = field(repr=False)
     address: Address
@@ -51,42 +51,43 @@ class Session:
 
 
 class SessionStore(Protocol):
-    """Every method is atomic and raises `StorageUnavailable` when the store is away. Many may call at once."""
+    """A store of nonces and sessions. Every method is atomic and raises `StorageUnavailable`. Safe to use from many tasks and gateways
+    at once."""
 
     async def issue_nonce(self, nonce: SignInNonce) -> None:
-        """Remembers a nonce of ours until it is taken or expires."""
+        """Stores a nonce until it is taken or expires."""
         ...
 
     async def take_nonce(self, nonce: str, *, now_ms: int) -> SignInNonce | None:
-        """Of all who ask, one gets it, once, before it expires; None for everybody else. Durable when it returns."""
+        """Takes a nonce. One caller gets it, once, before it expires; every other gets None. Durable when it returns."""
         ...
 
     async def put_session(self, session: Session) -> None: ...
 
     async def find_session(self, token_hash: bytes, *, now_ms: int) -> Session | None:
-        """A session that was opened, not closed, and has not expired."""
+        """The session, if it is open and has not expired."""
         ...
 
     async def delete_session(self, token_hash: bytes) -> None:
-        """Closes a session; no difference where there is none."""
+        """Closes a session. Does nothing where there is none."""
         ...
 
     async def remember_signature_nonce(self, keyid: str, nonce: str, *, expires_ms: int) -> bool:
-        """True for the first who shows this pair, False for everybody after. Durable when it returns."""
+        """True for the first use of this pair, False for every later one. Durable when it returns."""
         ...
 
     async def prune(self, *, now_ms: int) -> int:
-        """Forgets what has expired by itself; how many rows that were."""
+        """Deletes expired rows; returns how many."""
         ...
 
 
 def format_token(entropy: bytes) -> str:
-    """32 random bytes as a bearer token: 43 characters."""
+    """Formats 32 random bytes as a bearer token of 43 characters."""
     return base64.urlsafe_b64encode(entropy).rstrip(b"=").decode()
 
 
 def hash_token(token: str) -> bytes | None:
-    """What is kept of a token; None for text that cannot be one of ours."""
+    """The stored hash of a token; None for text that cannot be a token of this gateway."""
     return hashlib.sha256(token.encode()).digest() if _TOKEN.fullmatch(token) else None
 
 
@@ -96,7 +97,7 @@ URI_CHARACTERS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInChallenge:
-    """A fresh nonce and what a message that uses it should say."""
+    """A new nonce, and the fields of a message that uses it."""
 
     nonce: str
     domain: str
@@ -105,7 +106,7 @@ class SignInChallenge:
     expires_ms: int
 
     def format_message(self, *, address: Address, chain_id: ChainId) -> str:
-        """The ready EIP-4361 text for that wallet."""
+        """The EIP-4361 text for that wallet to sign."""
         return format_sign_in(
             SignInMessage(
                 domain=self.domain,
@@ -122,7 +123,7 @@ class SignInChallenge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """An open session. `token` is shown once and kept nowhere."""
+    """A session that was just opened. `token` goes into one response and is stored nowhere."""
 
     token: str = field(repr=False)
     address: Address
@@ -130,7 +131,7 @@ class NewSession:
 
 
 class SignIn:
-    """Safe to use from many tasks at once. `entropy(n)` gives n random bytes fit for secrets."""
+    """One per process; safe to use from many tasks at once. `entropy(n)` returns n random bytes that are fit for secrets."""
 
     def __init__(
         self,
@@ -152,13 +153,13 @@ class SignIn:
         self._entropy = entropy
 
     async def create_challenge(self, uri: str | None = None) -> SignInChallenge:
-        """A nonce; with `uri`, for messages that name exactly that URI, which must lie under the public origin.
+        """Issues a nonce. With `uri` it counts only in messages with exactly that URI, which must be under the public origin.
 
         Raises Refusal (`validation_failed`) for another URI.
         """
         if uri is not None and (len(uri) > URI_CHARACTERS_MAX or not self._origin.is_origin_of(uri)):
             wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
-            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="Not valid: /uri.", errors=(wrong,)))
+            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="The member /uri is not valid.", errors=(wrong,)))
         now_ms = self._now_ms()
         challenge = SignInChallenge(
             nonce=self._entropy(16).hex(),
@@ -173,9 +174,9 @@ class SignIn:
         return challenge
 
     async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewSession:
-        """Opens a session for the wallet that signed. Raises Refusal; then the nonce is unspent, unless it was the nonce.
+        """Opens a session for the wallet that signed. Raises Refusal; the nonce is then unspent, unless the nonce itself was refused.
 
-        Raises `ChainUnavailable` where only a chain could tell and it does not answer.
+        Raises `ChainUnavailable` where only a chain can decide and its nodes do not answer.
         """
         try:
             message = parse_sign_in(text)
@@ -201,25 +202,25 @@ class SignIn:
         return NewSession(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
 
     async def close_session(self, token: str) -> None:
-        """Ends it. Raises Refusal (`session_expired`) for a token that opens nothing."""
+        """Closes the session. Raises Refusal (`session_expired`) for a token without an open session."""
         await self.find_session(token)
         token_hash = hash_token(token)
         assert token_hash is not None
         await self._store.delete_session(token_hash)
 
     async def find_session(self, token: str) -> Session:
-        """Whose token this is. Raises Refusal (`session_expired`) when nobody's: unknown, closed or expired."""
+        """The session of a token. Raises Refusal (`session_expired`) for an unknown, closed or expired one."""
         token_hash = hash_token(token)
         if token_hash is not None:
             session = await self._store.find_session(token_hash, now_ms=self._now_ms())
             if session is not None:
                 return session
         raise Refusal(
-            Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended; sign in again.")
+            Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended. Sign in again.")
         )
 
     async def verify(self, proof: SignInProof, *, client_address: str, now_ms: int) -> None:
-        """Raises Refusal unless the message is for this gateway, of now, and signed by the wallet that it names."""
+        """Raises Refusal unless the message is for this gateway, valid now, and signed by the wallet that it names."""
         message = proof.message
         problem = check_sign_in(message, origin=self._origin, limits=self._limits, now_ms=now_ms)
         if problem is not None:
@@ -242,15 +243,15 @@ class SignIn:
     async def is_signed_by(
         self, address: Address, digest: bytes, signature: bytes, *, chain_id: ChainId, client_address: str
     ) -> bool:
-        """Key, contract or contract to be. Only a question to a chain is counted, and refused (`rate_limited`) when there
-        were too many of that client or about that wallet. Raises `ChainUnavailable`."""
+        """Verifies a signature of a key, of a contract, or of a contract that is not deployed yet (ERC-6492). Only chain look-ups are
+        counted; Refusal (`rate_limited`) where that client, or that wallet, has used up its quota. Raises `ChainUnavailable`."""
         if self._verifier.is_chain_needed(address, digest, signature, [chain_id]):
             wait_s = await self._lookup_quota.charge(client_address=client_address, signer=str(address))
             if wait_s is not None:
                 raise Refusal(
                     Problem(
                         code=Code.RATE_LIMITED,
-                        detail="Too many signatures that only a chain can judge.",
+                        detail="There were too many signatures that only a chain can verify. Wait, then sign in again.",
                         retry_after_s=wait_s,
                         members=describe_rate(
                             "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
@@ -262,17 +263,17 @@ class SignIn:
     async def spend_nonce(
         self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
     ) -> None:
-        """Uses up the nonce of a verified message. `uris`: for which the nonce may have been given out; None: for any,
-        but a nonce given out for a URI counts only in a message that names it.
+        """Spends the nonce of a verified message. `uris`: the URIs for which the nonce may have been issued; None: any. In both cases
+        a nonce that was issued for a URI counts only in a message with that URI.
 
-        Raises Refusal (`nonce_reused`, or `invalid_signature` when it was given out for something else).
+        Raises Refusal (`nonce_reused`; `invalid_signature` where the nonce was issued for another URI).
         """
         taken = await self._store.take_nonce(message.nonce, now_ms=now_ms)
         if taken is None:
             raise Refusal(
                 Problem(
                     code=Code.NONCE_REUSED,
-                    detail="The nonce is not one of ours, has expired, or was used; ask for another.",
+                    detail="The nonce is unknown, has expired, or was used. Request a new nonce.",
                     reason="invalid_siwx_nonce",
                 )
             )
@@ -281,7 +282,7 @@ class SignIn:
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,
-                    detail="The nonce was given out for another URI.",
+                    detail="The nonce was issued for another URI. Request a nonce for this URI.",
                     reason="invalid_siwx_uri_mismatch",
                 )
             )

@@ -1,9 +1,9 @@
-"""Signatures: who signed a digest, which digests Tollway asks wallets to sign, and the gateway's own signature under offers and receipts.
+"""Signatures of wallets: recovers the signer of a digest, builds the digests that wallets sign, and signs the gateway's offers and receipts.
 
-Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are called on their chain by `SignatureVerifier`.
-Knows nothing of HTTP, of nonces or of time, and never decides what a signer may do.
+Signers are recovered locally. `SignatureVerifier` calls contract wallets (ERC-1271, ERC-6492) on their chain.
+HTTP, nonces, times and permissions are handled elsewhere.
 
-The key of `ReceiptSigner` is derived from the gateway's secret: all gateways of one public URL sign with one key, and no other key has to be stored.
+The key of `ReceiptSigner` is derived from the gateway's secret key: all gateways of one public URL sign with one key, and no other key has to be stored.
 """
 
 import hmac
@@ -40,8 +40,8 @@ _PAID_CALL_TYPE = keccak256(
 
 
 def parse_signature(text: str) -> bytes:
-    """`0x` + hex, any case, 1 byte to 4 KiB. 65 bytes are ECDSA: r || s || v, low s, v in {0, 1, 27, 28}. Every other
-    length is for contract wallets, which alone can read it.
+    """Parses `0x` + hex, any case, 1 byte to 4 KiB. 65 bytes are ECDSA: r || s || v, low s, v in {0, 1, 27, 28}. Every other
+    length is a signature for a contract wallet, whose format only that contract defines.
 
     Raises ValueError on other text, and on 65 bytes with a high s or another v.
     """
@@ -63,9 +63,9 @@ def parse_signature(text: str) -> bytes:
 
 
 def recover(digest: bytes, signature: bytes) -> Address | None:
-    """The wallet whose key signed the 32-byte `digest`, or None: wrong length, high s, bad v, no such key.
+    """The wallet whose key signed the 32-byte `digest`; None for a wrong length, a high s, a bad v, or no such key.
 
-    About 35 µs; repeats are remembered.
+    About 35 µs; results are cached.
     """
     if len(digest) != 32 or len(signature) != KEY_SIGNATURE_BYTES:
         return None
@@ -75,7 +75,7 @@ def recover(digest: bytes, signature: bytes) -> Address | None:
 @lru_cache(maxsize=RECOVERIES_MAX)
 def _recover(digest: bytes, signature: bytes) -> Address | None:
     recovery_id = _RECOVERY_IDS.get(signature[64])
-    # libsecp256k1 recovers from a high s as well: the same signature would have two spellings.
+    # libsecp256k1 recovers from a high s as well: the same signature would have two forms.
     if recovery_id is None or int.from_bytes(signature[32:64], "big") > _HALF_ORDER:
         return None
     try:
@@ -94,7 +94,7 @@ def eip191_digest(message: bytes) -> bytes:
 
 @lru_cache(maxsize=RECOVERIES_MAX)
 def transaction_digests(tx_hash: TxHash) -> tuple[bytes, bytes]:
-    """What the plain form of `X-Signature` may sign: the hash's 66-character lower-case text, and its 32 raw bytes."""
+    """The digests that the plain form of `X-Signature` may sign: of the hash as 66 lower-case characters, and of its 32 raw bytes."""
     return eip191_digest(str(tx_hash).encode()), eip191_digest(bytes(tx_hash))
 
 
@@ -110,10 +110,10 @@ def paid_call_digest(
     valid_until: int,
     nonce: bytes,
 ) -> bytes:
-    """What the bound form of `X-Signature` signs: EIP-712 `PaidCall` under the domain Tollway, version 1, chain id.
+    """The digest that the bound form of `X-Signature` signs: EIP-712 `PaidCall` in the domain Tollway, version 1, chain id.
 
     `gateway`: the origin of the public URL. `target`: the raw path and query as sent, after `/gateway/{apiId}`.
-    `body_hash` and `nonce`: 32 bytes. `valid_until`: unix seconds. Raises ValueError on other sizes.
+    `body_hash` (keccak-256) and `nonce`: 32 bytes. `valid_until`: unix seconds. Raises ValueError on other sizes.
     """
     if len(body_hash) != 32 or len(nonce) != 32 or len(transaction) != 32:
         raise ValueError("bodyHash, transaction and nonce are 32 bytes each")
@@ -137,7 +137,7 @@ def paid_call_digest(
 
 @lru_cache(maxsize=NAMES_MAX)
 def _hash_name(text: str) -> bytes:
-    """Of a text that call after call has: a gateway, a listing, a method."""
+    """Cached: the same gateway, listing and method occur in many calls."""
     return keccak256(text.encode())
 
 
@@ -149,10 +149,10 @@ def _domain_separator(chain_id: ChainId) -> bytes:
 
 
 class SignatureVerifier:
-    """Says whether an address stands behind a digest, be it a key, a contract or an account delegated by EIP-7702.
+    """Verifies that an address signed a digest, by its key, by its contract, or as an account delegated by EIP-7702.
 
-    A yes of the key or of the contract is enough, so the key, which costs nothing to ask, is asked first: plain
-    wallets need no chain at all. Safe to use from many tasks at once.
+    A valid signature of the key or of the contract is enough. The key is checked first, because it needs no look-up; an EOA
+    needs no chain. Safe to use from many tasks at once.
     """
 
     def __init__(self, chains: ChainReader, *, limits: Limits) -> None:
@@ -164,16 +164,16 @@ class SignatureVerifier:
     def is_chain_needed(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
-        """True when the key does not say yes by itself and a configured chain would be asked."""
+        """Whether the key alone does not verify the signature, so that a configured chain must be read."""
         is_askable = any(chain_id in self._chains.chain_ids for chain_id in chain_ids)
         return is_askable and recover(digest, signature) != address
 
     async def is_signed_by(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
-        """For payers: ECDSA, or ERC-1271 on one of `chain_ids` (those that are not configured do not count).
+        """Verifies a payer's signature: ECDSA, or ERC-1271 on one of `chain_ids` (a chain that is not configured does not count).
 
-        Raises `ChainUnavailable` when no chain said yes and at least one did not answer.
+        Raises `ChainUnavailable` where no chain confirms it and at least one did not answer.
         """
         if recover(digest, signature) == address:
             return True
@@ -186,8 +186,8 @@ class SignatureVerifier:
     async def is_signed_for_authentication(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
-        """For authentication: as `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need
-        not stand yet."""
+        """Verifies a signature for authentication: as `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need
+        not be deployed yet."""
         if not signature.endswith(_WRAPPED):
             return await self.is_signed_by(address, digest, signature, chain_ids)
         if len(signature) > self._limits.erc1271_bytes_max:
@@ -215,7 +215,7 @@ class SignatureVerifier:
     async def _call_wallet(
         self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
     ) -> bool:
-        """ERC-1271. An address without code answers with nothing, which is no: it need not be asked for its code."""
+        """ERC-1271. An address without code returns no data, which is a refusal; its code need not be read."""
         result = await self._chains.call_contract(
             chain_id,
             to=address,
@@ -229,7 +229,7 @@ class SignatureVerifier:
     async def _call_validator(
         self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
     ) -> bool:
-        """ERC-6492: our validator makes the wallet inside an `eth_call` that leaves nothing behind, then asks it."""
+        """ERC-6492: a validator contract deploys the wallet inside an `eth_call`, which changes no state, and then calls it."""
         arguments = _encode_arguments(bytes(12) + address, digest, last=signature)
         result = await self._chains.call_contract(
             chain_id,
@@ -243,8 +243,8 @@ class SignatureVerifier:
 
 
 def _encode_arguments(*words: bytes, last: bytes) -> bytes:
-    """Calldata of words of 32 bytes and, as the last argument, `bytes` (Solidity's ABI, "formal specification of the
-    encoding"): where they begin, how many they are, and they themselves, padded to whole words."""
+    """Calldata of 32-byte words and, as the last argument, `bytes` (Solidity's ABI, "formal specification of the
+    encoding"): their offset, their length, and the bytes, padded to whole words."""
     begin = (len(words) + 1) * 32
     head = (*words, begin.to_bytes(32, "big"), len(last).to_bytes(32, "big"))
     return b"".join(head) + last + bytes(-len(last) % 32)
@@ -254,7 +254,7 @@ _PURPOSE = b"tollway offers and receipts"
 
 
 class ReceiptSigner:
-    """Signing touches nothing shared: safe to use from many tasks at once. `address` is published."""
+    """Signs offers and receipts. Safe to use from many tasks at once. `address` is published."""
 
     __slots__ = ("_key", "address")
 
@@ -264,7 +264,7 @@ class ReceiptSigner:
 
     @classmethod
     def derive(cls, secret: bytes) -> Self:
-        """The same signer from the same secret, always."""
+        """The same secret always gives the same signer."""
         return cls(coincurve.PrivateKey(hmac.digest(secret, _PURPOSE, "sha256")))
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Sign-in with Ethereum: the gateway's public origin, EIP-4361 messages, and the `SIGN-IN-WITH-X` header (x402, CAIP-122). Pure.
 
-The origin comes from the configuration and never from `Host` or a forwarded header, so that no signature for another gateway counts here.
-Texts are kept as they were signed: parsing and formatting are exact inverses. What a message says is checked
-here; whether its signature is good and its nonce unused is for the callers of this module.
+The origin comes from the settings and never from `Host` or a forwarded header, so no signature for another gateway counts here.
+Texts stay as they were signed: parsing and formatting are exact inverses. This module checks the fields of a message; its callers verify
+the signature and spend the nonce.
 """
 
 import base64
@@ -26,7 +26,8 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicOrigin:
-    """`authority`: lower case, without the scheme's own port. It is `@authority` of RFC 9421 and `domain` of EIP-4361."""
+    """The origin of the public URL. `authority`: lower case, without the default port of the scheme. It is `@authority` of RFC 9421 and
+    `domain` of EIP-4361."""
 
     scheme: str
     authority: str
@@ -41,7 +42,7 @@ class PublicOrigin:
 
 
 def parse_origin(public_url: str) -> PublicOrigin:
-    """`https://gw.example.com/` -> its origin. Raises ValueError on anything but scheme, host and port."""
+    """Parses `https://gw.example.com/` into its origin. Raises ValueError on anything but scheme, host and port."""
     parts = urlsplit(public_url)
     if parts.scheme not in _DEFAULT_PORTS:
         raise ValueError("the public URL begins with http:// or https://")
@@ -57,12 +58,12 @@ def parse_origin(public_url: str) -> PublicOrigin:
 
 
 CLOCK_SLACK_MS = 5_000
-"""How far the signer's clock may run ahead of ours."""
+"""How far the signer's clock may be ahead of the gateway's."""
 
 MESSAGE_CHARACTERS_MAX = 4_096
 HEADER_CHARACTERS_MAX = 16 * 1024
 BRACKETS_MAX = 64
-"""In a `SIGN-IN-WITH-X` payload, so that none can nest deep: Python's own guard moves with its recursion limit."""
+"""A limit on nesting in a `SIGN-IN-WITH-X` payload. Python's own limit changes with its recursion limit."""
 
 STATEMENT = "Sign in to the API gateway"
 
@@ -89,7 +90,7 @@ _MOMENT = re.compile(r"(.{19})(?:\.([0-9]{1,9}))?(?:Z|([+-])([0-9]{2}):([0-9]{2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInMessage:
-    """An EIP-4361 message; every field is the text that was signed. `resources` None: no such section at all."""
+    """An EIP-4361 message; every field is the text that was signed. `resources` None: the message has no such section."""
 
     domain: str
     address: str
@@ -110,20 +111,20 @@ class SignInMessage:
 
     @property
     def digest(self) -> bytes:
-        """What `personal_sign` signs."""
+        """The digest that `personal_sign` signs."""
         return eip191_digest(format_sign_in(self).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInProof:
-    """A message with its signature, not yet judged."""
+    """A message with its signature, not yet verified."""
 
     message: SignInMessage
     signature: bytes = field(repr=False)
 
 
 def format_sign_in(message: SignInMessage) -> str:
-    """The text that a wallet shows and signs. No newline at its end."""
+    """The text that a wallet displays and signs, without a newline at its end."""
     scheme = f"{message.scheme}://" if message.scheme is not None else ""
     lines = [f"{scheme}{message.domain}{_PREAMBLE}", message.address, ""]
     if message.statement is not None:
@@ -149,7 +150,7 @@ def format_sign_in(message: SignInMessage) -> str:
 
 
 def parse_sign_in(text: str) -> SignInMessage:
-    """Exactly the grammar of EIP-4361. Raises ValueError on anything else, also on impossible times."""
+    """Parses exactly the grammar of EIP-4361. Raises ValueError on anything else, also on impossible times."""
     if len(text) > MESSAGE_CHARACTERS_MAX:
         raise ValueError(f"the message is longer than {MESSAGE_CHARACTERS_MAX} characters")
     match = _MESSAGE.fullmatch(text)
@@ -178,7 +179,7 @@ def parse_sign_in(text: str) -> SignInMessage:
 
 
 def parse_moment(text: str) -> int:
-    """An RFC 3339 time in milliseconds since the epoch, finer digits cut off. Raises ValueError."""
+    """Parses an RFC 3339 time into milliseconds since the epoch; finer digits are cut off. Raises ValueError."""
     match = _MOMENT.fullmatch(text)
     if match is None:
         raise ValueError("a time is written as in RFC 3339")
@@ -194,7 +195,7 @@ def parse_moment(text: str) -> int:
 
 
 def format_moment(now_ms: int) -> str:
-    """RFC 3339 UTC with three digits and Z, as EIP-4361 wants it."""
+    """RFC 3339 UTC with three digits and Z, as EIP-4361 requires."""
     moment = datetime.fromtimestamp(now_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{moment}.{now_ms % 1000:03d}Z"
 
@@ -202,25 +203,25 @@ def format_moment(now_ms: int) -> str:
 def check_sign_in(
     message: SignInMessage, *, origin: PublicOrigin, limits: Limits, now_ms: int
 ) -> Problem | None:
-    """Is it for this gateway, and of now? None: yes. The reasons are those of the x402 SDKs."""
+    """Checks that a message is for this gateway and valid now; None where it is. The reasons are those of the x402 SDKs."""
     if message.domain != origin.authority or message.scheme not in (None, origin.scheme):
-        return _refused("domain_mismatch", f"The message is for another domain than {origin.authority}.")
+        return _refused("domain_mismatch", f"The message is for another domain. Sign a message for {origin.authority}.")
     if not origin.is_origin_of(message.uri):
-        return _refused("uri_mismatch", f"The message's URI is not under {origin}.")
+        return _refused("uri_mismatch", f"The URI of the message is not under {origin}.")
     issued_ms = parse_moment(message.issued_at)
     if issued_ms > now_ms + CLOCK_SLACK_MS:
-        return _expired("issued_at_in_future", "The message was issued in the future.")
+        return _expired("issued_at_in_future", "The message was issued in the future. Check the clock of the signer.")
     if issued_ms < now_ms - limits.nonce_ttl_s * 1000:
-        return _expired("issued_at_too_old", f"The message is older than {limits.nonce_ttl_s} s.")
+        return _expired("issued_at_too_old", f"The message is older than {limits.nonce_ttl_s} s. Sign a new one.")
     if message.expiration_time is not None and parse_moment(message.expiration_time) <= now_ms:
-        return _expired("expired", "The message has expired.")
+        return _expired("expired", "The message has expired. Sign a new one.")
     if message.not_before is not None and parse_moment(message.not_before) > now_ms:
         return _expired("not_yet_valid", "The message is not valid yet.")
     return None
 
 
 def read_siwx(header: str) -> SignInProof | Problem:
-    """`SIGN-IN-WITH-X`: base64 of a JSON object with the fields of the message, its signature and its kind."""
+    """Parses `SIGN-IN-WITH-X`: base64 of a JSON object with the fields of the message, its signature and its type."""
     try:
         payload = _decode_object(header)
         return _read_payload(payload)
@@ -239,18 +240,18 @@ def _decode_object(header: str) -> dict[str, Any]:
         raise ValueError("too deep")
     payload = json.loads(raw.decode(), object_pairs_hook=_refuse_duplicates)
     if not isinstance(payload, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - one failure for the one caller
+        raise ValueError("not an object")  # noqa: TRY004 - input, not a programming error
     return payload
 
 
 def _read_payload(payload: Mapping[str, Any]) -> SignInProof | Problem:
     network = _text(payload, "chainId")
     if not network.startswith("eip155:"):
-        return _refused("unsupported_chain", "Only wallets of eip155 chains can sign in here.")
+        return _refused("unsupported_chain", "Only wallets of eip155 chains can sign in.")
     try:
         chain_id = parse_network(network)
     except ValueError:
-        return _refused("chain_id", "chainId is eip155: followed by a decimal chain id.")
+        return _refused("chain_id", "chainId must be eip155: followed by a decimal chain id.")
     if _text(payload, "type") != "eip191" or _text(payload, "version") != "1":
         return _refused("payload", "Sign with type eip191 and version 1.")
     message = SignInMessage(
@@ -266,19 +267,19 @@ def _read_payload(payload: Mapping[str, Any]) -> SignInProof | Problem:
         request_id=_optional(payload, "requestId"),
         resources=_texts(payload, "resources"),
     )
-    # A field with a line break could say what another field should say.
+    # A field with a line break could forge the line of another field.
     if parse_sign_in(format_sign_in(message)) != message:
         raise ValueError("a field breaks the message")
     signature = _text(payload, "signature")
     if not re.fullmatch(r"0x(?:[0-9a-fA-F]{2}){1,4096}", signature):
-        return _refused("malformed_signature", "signature is 0x and an even number of hex digits.")
+        return _refused("malformed_signature", "signature must be 0x and an even number of hex digits.")
     return SignInProof(message=message, signature=bytes.fromhex(signature[2:]))
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a member stands twice")
+        raise ValueError("a member occurs twice")
     return members
 
 
