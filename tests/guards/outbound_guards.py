@@ -303,7 +303,7 @@ OUTBOUND_GUARDS = (
         "X2",
         "the head of an answer has a deadline",
         "outbound.connection:Connection._expire",
-        '        self.fail(TimeoutError("nothing came in time"))\n',
+        '        self.fail(TimeoutError("no byte arrived in time"))\n',
         "        pass\n",
         test="outbound/test_client.py::test_the_head_has_a_deadline_whatever_trickles_in",
     ),

@@ -201,7 +201,11 @@ def read_bearer(request: SignedRequest) -> str | None:
 def _find_single_header(request: SignedRequest, name: str) -> str | None:
     lines = request.field_lines(name)
     if len(lines) > 1:
-        raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"The header {name} occurs more than once. Send it once."))
+        raise Refusal(
+            Problem(
+                code=Code.INVALID_REQUEST, detail=f"The header {name} occurs more than once. Send it once."
+            )
+        )
     return lines[0] if lines else None
 
 

@@ -205,14 +205,20 @@ def check_sign_in(
 ) -> Problem | None:
     """Checks that a message is for this gateway and valid now; None where it is. The reasons are those of the x402 SDKs."""
     if message.domain != origin.authority or message.scheme not in (None, origin.scheme):
-        return _refused("domain_mismatch", f"The message is for another domain. Sign a message for {origin.authority}.")
+        return _refused(
+            "domain_mismatch", f"The message is for another domain. Sign a message for {origin.authority}."
+        )
     if not origin.is_origin_of(message.uri):
         return _refused("uri_mismatch", f"The URI of the message is not under {origin}.")
     issued_ms = parse_moment(message.issued_at)
     if issued_ms > now_ms + CLOCK_SLACK_MS:
-        return _expired("issued_at_in_future", "The message was issued in the future. Check the clock of the signer.")
+        return _expired(
+            "issued_at_in_future", "The message was issued in the future. Check the clock of the signer."
+        )
     if issued_ms < now_ms - limits.nonce_ttl_s * 1000:
-        return _expired("issued_at_too_old", f"The message is older than {limits.nonce_ttl_s} s. Sign a new one.")
+        return _expired(
+            "issued_at_too_old", f"The message is older than {limits.nonce_ttl_s} s. Sign a new one."
+        )
     if message.expiration_time is not None and parse_moment(message.expiration_time) <= now_ms:
         return _expired("expired", "The message has expired. Sign a new one.")
     if message.not_before is not None and parse_moment(message.not_before) > now_ms:

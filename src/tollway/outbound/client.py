@@ -1,8 +1,8 @@
-"""The HTTP/1.1 client: every request that this gateway sends to a provider's server leaves here.
+"""The HTTP/1.1 client for upstreams: sends every request of this gateway to a provider's server.
 
 It connects to allowed addresses only, holds the connection while the caller claims, sends once, and reads under limits. It never follows a
-redirect, never sends a request twice, and never says why a connection failed. A body that is cut is never taken for a whole one, in either
-direction. `Host` and the framing are made here; everything else goes out as it was given.
+redirect, never sends a request twice, and never reports why a connection failed. A body that was cut never counts as a whole one, in either
+direction. `Host` and the framing are written here; all other fields are sent unchanged.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamRequest:
-    """What is to be sent. `target` is path and query from the root, byte for byte; the endpoint adds nothing to it.
+    """One request to an upstream. `target`: the path and query from the root, sent byte for byte; nothing of the endpoint is added.
 
-    `fields` are final, as `format_fields` writes them; `Host` and the framing are made here. A streamed `body` without
-    `content_length` is sent chunked; with it, exactly so many bytes go out or the connection is cut.
+    `fields`: as `format_fields` writes them, without `Host` and the framing. A streamed `body` without
+    `content_length` is sent chunked; with it, exactly that many bytes are sent or the connection is cut.
     """
 
     method: str
@@ -50,7 +50,7 @@ class UpstreamRequest:
     content_length: int | None = None
 
     def check_writable(self) -> None:
-        """Refuses what would fail, or go out as it stands, only after the claim. Raises Refusal."""
+        """Raises Refusal where method or target cannot be written as HTTP: after the claim it would be too late."""
         is_writable = (
             FIELD_NAME.fullmatch(self.method)
             and self.method.upper() != "CONNECT"
@@ -62,7 +62,7 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedDocument:
-    """A whole small document."""
+    """A whole response with a small body."""
 
     status: int
     content_type: str
@@ -73,16 +73,16 @@ SLICE_BYTES = 64 * 1024
 HOSTS_KEPT = 4_096
 LAST_CHUNK = b"0\r\n\r\n"
 
-# These mean nothing by having no body, so they do not say that they have none (RFC 9110 §8.6).
+# Without a body these send no Content-Length: 0, because a body has no meaning there (RFC 9110 §8.6).
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class BodyLengthMismatch(Exception):
-    """The streamed request body ended before, or went beyond, the length that was promised."""
+    """The streamed request body is shorter or longer than its `content_length`."""
 
 
 class UploadFailed(Exception):
-    """The request's body broke. `reason`: what its iterator raised, or BodyLengthMismatch."""
+    """The request body failed. `reason`: the exception of its iterator, or BodyLengthMismatch."""
 
     def __init__(self, reason: Exception) -> None:
         self.reason = reason
@@ -90,14 +90,14 @@ class UploadFailed(Exception):
 
 
 def is_streamed(request: UpstreamRequest) -> bool:
-    """A large body that is here goes out in pieces too: in one, it would wait in our memory for an upstream that does
-    not read."""
+    """Whether the body is sent in pieces. A large body in memory is too: in one piece its copy would stay in memory while the upstream
+    does not read."""
     body = request.body
     return bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES)
 
 
 def format_first_bytes(request: UpstreamRequest, added: bytes = b"") -> bytes:
-    """The head, with the fields of the request and those that are `added`, and the body behind it unless it is streamed."""
+    """The head, with the fields of the request and `added`, and after it the body unless that is streamed."""
     body = request.body
     line = f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n".encode()
     if not body:
@@ -115,20 +115,20 @@ def format_first_bytes(request: UpstreamRequest, added: bytes = b"") -> bytes:
 
 @lru_cache(maxsize=HOSTS_KEPT)
 def format_host(endpoint: Endpoint) -> str:
-    """`Host` as it is sent: no port that the scheme has by itself, and no dot at the end of a name."""
+    """The value of `Host`: without the default port of the scheme and without a final dot of the name."""
     return endpoint.origin.partition("://")[2].replace(".:", ":").removesuffix(".")
 
 
 async def write_body(
     request: UpstreamRequest, connection: Connection, *, exchange: "UpstreamExchange", head_deadline_s: float
 ) -> None:
-    """Writes a streamed body as fast as the upstream takes it; each piece starts the wait for the head anew.
+    """Writes a streamed body as fast as the upstream reads it; each piece restarts the deadline of the head.
 
-    Runs beside the reader of the answer and raises nothing: what goes wrong fails the connection.
+    Runs beside the reader of the response. Raises nothing: a failure fails the connection.
     """
     try:
         is_written = await _write_pieces(request, connection, exchange, head_deadline_s)
-    except Exception as exc:  # noqa: BLE001 - the caller's own iterator may raise anything; its reader hears it unchanged
+    except Exception as exc:  # noqa: BLE001 - the caller's iterator may raise anything; the reader gets it unchanged
         connection.fail(UploadFailed(exc))
         return
     if is_written:
@@ -138,7 +138,7 @@ async def write_body(
 async def _write_pieces(
     request: UpstreamRequest, connection: Connection, exchange: "UpstreamExchange", head_deadline_s: float
 ) -> bool:
-    """False when the connection was lost on the way."""
+    """False where the connection was lost meanwhile."""
     if isinstance(request.body, bytes):
         length: int | None = len(request.body)
         body = _slice(request.body)
@@ -169,19 +169,19 @@ async def _slice(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + SLICE_BYTES]
 
 
-# Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
+# Only these methods may use a connection that was idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 
 class UpstreamExchange:
     """One request to an upstream and its response, over a connection that is held from before the claim to the end of the body.
 
-    A context of one task. Its exit returns or cuts the connection, with one exception: the head of the response is here and
-    the block ends without an error. Then the reader of the body calls `close`, in every case.
+    A context manager for one task. Its exit returns or cuts the connection, with one exception: the head of the response has arrived and
+    the block ends without an error. Then the reader of the body must call `close`, in every case.
 
-    The client alone writes how far the request came; it may be read at any moment, also after a failure. While `is_sent` is
-    false, provably no byte has left. While `is_body_handed_over` is false, the last byte of the body provably has not left:
-    it is set before that byte goes to the connection, `is_body_sent` after the connection has taken it.
+    The progress flags may be read at any time, also after a failure. While `is_sent` is false, no byte has
+    left. While `is_body_handed_over` is false, the last byte of the body has not left:
+    the flag is set before that byte goes to the connection, and `is_body_sent` after the connection has accepted it.
     """
 
     __slots__ = (
@@ -203,13 +203,13 @@ class UpstreamExchange:
     def __init__(self, client: "HttpClient", request: UpstreamRequest) -> None:
         self.status = 0
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
-        self.length: int | None = None  # of the body, where the head says it; 0 where there is none
+        self.length: int | None = None  # of the body, where the head states it; 0 where there is none
         self.is_sent = self.is_body_sent = self.is_body_handed_over = False
         self.is_read = False
         self._is_head_read = False
         self._client = client
         self._origin = request.endpoint.origin
-        # Until it is sent, and no longer: its body may be large, and its response may take long.
+        # Dropped once it is sent: its body may be large, and its response may take long.
         self._request: UpstreamRequest | None = request
         self._connection: Connection | None = None
         self._connected_ms = 0
@@ -237,12 +237,12 @@ class UpstreamExchange:
             self._end(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
 
     async def send(self, *, head_deadline_s: float, fields: bytes = b"") -> None:
-        """Sends the request once, and returns when the head of the response is here. `fields`: those that only the claim
-        has decided, behind the request's own.
+        """Sends the request once, and returns when the head of the response has arrived. `fields`: sent after the request's own;
+        they are known only after the claim.
 
-        The head deadline counts from the moment of sending, and anew from each piece of a streamed body. What the body's
-        iterator raises reaches the caller unchanged; the upstream then sees a cut request. Raises Refusal (a connection that is
-        held for longer than half a lease), UpstreamUnreachable (nothing left), UpstreamTimeout and UpstreamBadResponse (bytes
+        The head deadline starts with the first byte, and again with each piece of a streamed body. An exception of the body's
+        iterator is raised unchanged; the upstream then gets a cut request. Raises Refusal (the connection was
+        held for longer than half a lease), UpstreamUnreachable (no byte left), UpstreamTimeout and UpstreamBadResponse (bytes
         may have left). A cancelled call cuts its connection.
         """
         request, self._request = self._request, None
@@ -253,7 +253,7 @@ class UpstreamExchange:
             self._client.check_age(self._connected_ms)
             head = await self._deliver(request, connection, fields, head_deadline_s)
         except BaseException as exc:
-            # Here, and not at the exit: what the caller does about the failure may take long.
+            # Now, and not at the exit: the caller's handling of the failure may take long.
             self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
             raise
         self._is_head_read = True
@@ -262,14 +262,14 @@ class UpstreamExchange:
     async def _deliver(
         self, request: UpstreamRequest, connection: Connection, fields: bytes, head_deadline_s: float
     ) -> ResponseHead:
-        """Bytes may have left when it raises; `is_sent` says so before the first one does."""
+        """Bytes may have left when it raises; `is_sent` is set before the first one."""
         first_bytes, has_rest = format_first_bytes(request, fields), is_streamed(request)
         self.is_sent = True
         self.is_body_handed_over = not has_rest
         is_taken = connection.begin(request.method, first_bytes)
         if has_rest:
             body = write_body(request, connection, exchange=self, head_deadline_s=head_deadline_s)
-            # Not in a task group: it belongs to the exchange, which outlives this function and ends it.
+            # Not in a task group: the exchange owns this task, outlives this function and cancels the task.
             connection.upload(asyncio.get_running_loop().create_task(body))
         else:
             self.is_body_sent = is_taken
@@ -283,24 +283,26 @@ class UpstreamExchange:
             raise UpstreamBadResponse from exc
 
     async def read_chunk(self) -> bytes:
-        """The next bytes of the body; b"" at its true end. `is_read` is true once the last byte was given out: the connection is
-        free already.
+        """The next bytes of the body; b"" at its end. Once the last byte is returned, `is_read` is true and the connection is
+        free.
 
-        Raises UpstreamBadResponse when the upstream breaks off, UpstreamTimeout when it falls silent.
+        Raises UpstreamBadResponse where the body is cut, UpstreamTimeout where no byte arrives in time.
         """
         connection = self._connection
         if connection is None:
             if self.is_read:
                 return b""
-            raise UpstreamBadResponse("The answer was given up before its end.")
+            raise UpstreamBadResponse("The response was closed before its end.")
         try:
             chunk = await connection.read_chunk(self._client.chunk_idle_s)
         except TimeoutError as exc:
             self.close()
-            raise UpstreamTimeout("The provider's API stopped in the middle of its answer.") from exc
+            raise UpstreamTimeout("The provider's API stopped in the middle of its response.") from exc
         except Exception as exc:
             self.close()
-            raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.") from exc
+            raise UpstreamBadResponse(
+                "The provider's API cut the connection in the middle of its response."
+            ) from exc
         except asyncio.CancelledError:
             self.close()
             raise
@@ -310,7 +312,7 @@ class UpstreamExchange:
         return chunk
 
     def take_whole(self) -> bytes | None:
-        """The whole body, where its last byte is here already; the connection is free then. None: it still comes, and nothing
+        """The whole body, where its last byte has arrived; the connection is free then. None: the body is not complete, and nothing
         of it is read."""
         connection = self._connection
         if connection is None or not connection.is_whole:
@@ -321,7 +323,7 @@ class UpstreamExchange:
         return body
 
     def close(self) -> None:
-        """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
+        """Gives the connection up: it is cut at once unless the whole body has arrived. Idempotent."""
         self._end()
 
     def _end(self, *, is_untouched: bool = False) -> None:
@@ -332,7 +334,7 @@ class UpstreamExchange:
 
 CLAIM_TOO_OLD = Problem(
     code=Code.OVERLOADED,
-    detail="The gateway stood still for too long to send this call. Nothing was sent.",
+    detail="The gateway was stalled for too long to send this call. Nothing was sent, so repeat the request.",
     retry_after_s=1,
 )
 
@@ -341,7 +343,7 @@ class HttpClient:
     """Sends requests to providers. One per process; any number of tasks may use it at once.
 
     `own_origins` (`scheme://host[:port]`), `own_addresses` (on any port) and `own_listeners` ((ip, port); an
-    unspecified ip stands for every local one) are the gateway itself and are refused.
+    unspecified ip means every local address) are the gateway itself and are refused.
     """
 
     def __init__(
@@ -356,12 +358,12 @@ class HttpClient:
         ssl_context: ssl.SSLContext | None = None,
         ticks_ms: Callable[[], int] = lambda: int(monotonic() * 1000),
     ) -> None:
-        """`ticks_ms`: a clock that is never set. By it, what was claimed too long ago is not sent any more."""
+        """`ticks_ms`: a monotonic clock. A call that was claimed too long ago by this clock is not sent."""
         self._limits = limits
         self.ticks_ms = ticks_ms
         self.chunk_idle_s = limits.chunk_idle_s
         self._allow_private = allow_private
-        # The others may take a gateway for dead whose claim is older, and run its call themselves.
+        # Half a lease. With an older claim, other gateways may count this one as dead and run the call themselves.
         self._claim_ms_max = int(limits.owner_lease_s * 500)
         self._guard = AddressGuard(
             allow_private=allow_private,
@@ -376,14 +378,14 @@ class HttpClient:
         self._is_closed = False
 
     def connect(self, request: UpstreamRequest) -> UpstreamExchange:
-        """The exchange of one request: its entry connects, its `send` sends."""
+        """The exchange of one request. Entering its context connects; `send` sends."""
         return UpstreamExchange(self, request)
 
     async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
-        """GETs one small document under the same policy; no redirects.
+        """GETs one small document under the same policy, without redirects.
 
         Raises EndpointNotAllowed for a URL that may not be dialled, UpstreamBadResponse beyond `bytes_max`, and
-        what an exchange raises.
+        the exceptions of an exchange.
         """
         base, mark, query = url.partition("?")
         endpoint = parse_endpoint(base, allow_private=self._allow_private)
@@ -402,26 +404,26 @@ class HttpClient:
             raise UpstreamTimeout("The document did not arrive in time.") from exc
 
     async def check_endpoint(self, endpoint: Endpoint) -> None:
-        """Resolves and judges every record without connecting.
+        """Resolves the host and checks every record, without connecting.
 
-        Raises EndpointNotAllowed, in the same words for a name that leads inside and one that leads nowhere.
+        Raises EndpointNotAllowed, with the same text for a name of a private address and for a name without an address.
         """
         try:
             await self._guard.check_endpoint(endpoint)
         except OSError as exc:
             raise EndpointNotAllowed(
-                "The endpoint's host does not lead to addresses that this gateway calls."
+                "The endpoint's host does not resolve to addresses that this gateway may call."
             ) from exc
 
     async def check_connection(self, endpoint: Endpoint) -> None:
-        """Connects as a call would, sends nothing, and lets go. Raises UpstreamUnreachable."""
+        """Connects as a call does, sends nothing, and cuts the connection. Raises UpstreamUnreachable."""
         if self._is_closed:
             raise UpstreamUnreachable
         self.check_origin(endpoint)
         (await self._dial(endpoint)).cut()
 
     async def close(self) -> None:
-        """Closes every connection, those of calls in flight too. Later sends fail as unreachable."""
+        """Closes every connection, also those of calls in flight. Later sends raise UpstreamUnreachable."""
         self._is_closed = True
         await self._pool.close()
         self._guard.stop()
@@ -440,7 +442,7 @@ class HttpClient:
         return connection or await self._dial(request.endpoint)
 
     async def _dial(self, endpoint: Endpoint) -> Connection:
-        """Raises UpstreamUnreachable, which never says why."""
+        """Raises UpstreamUnreachable, which never carries the cause."""
         try:
             connection = await self._pool.open(endpoint)
         except (OSError, ValueError, RuntimeError) as exc:
@@ -451,19 +453,19 @@ class HttpClient:
         return connection
 
     async def renew(self, connection: Connection, request: UpstreamRequest) -> Connection:
-        """The same connection; a new one where the upstream has closed it, or has said something, since it was acquired."""
+        """The same connection; a new one where the upstream has closed it, or has sent bytes, since it was acquired."""
         if self._is_usable(connection, request) and connection.has_no_unread_bytes():
             return connection
         connection.cut()  # nothing was written to it: a new connection is as good as the first
         return await self._dial(request.endpoint)
 
     def check_age(self, connected_ms: int) -> None:
-        """The last look before the first byte. Raises Refusal for a call that was claimed too long ago."""
+        """The last check before the first byte. Raises Refusal for a call that was claimed too long ago."""
         if self.ticks_ms() - connected_ms > self._claim_ms_max:
             raise Refusal(CLAIM_TOO_OLD)
 
     def _is_usable(self, connection: Connection, request: UpstreamRequest) -> bool:
-        """Still, after the claim, which may have taken long."""
+        """Whether the connection is still usable after the claim, which may have taken long."""
         idle_s_max = self._idle_s_max(request) if connection.exchanges else inf
         return connection.is_open and monotonic() - connection.idle_since < idle_s_max
 
@@ -486,7 +488,7 @@ class HttpClient:
         return FetchedDocument(status=exchange.status, content_type=content_type, body=bytes(body))
 
     def begin_call(self, origin: str) -> None:
-        """Counts one more call to this origin; `end_call` follows once. Raises Refusal at the maximum."""
+        """Counts a call to this origin; `end_call` must follow once. Raises Refusal at the maximum."""
         if self._is_closed:
             raise UpstreamUnreachable
         count = self._in_flight.get(origin, 0)
@@ -494,7 +496,7 @@ class HttpClient:
             raise Refusal(
                 Problem(
                     code=Code.OVERLOADED,
-                    detail="Too many calls to this provider's API are in flight.",
+                    detail="Too many calls to this provider's API are in flight. Repeat the request later.",
                     retry_after_s=1,
                 )
             )
@@ -515,7 +517,8 @@ def _translate_upload_failure(reason: Exception) -> Exception:
     if isinstance(reason, BodyLengthMismatch):
         return Refusal(
             Problem(
-                code=Code.INVALID_REQUEST, detail="The request body is not as long as its Content-Length."
+                code=Code.INVALID_REQUEST,
+                detail="The length of the request body differs from its Content-Length.",
             )
         )
     return reason

@@ -1,9 +1,9 @@
-"""One connection to an upstream: one exchange at a time, and the outcome of the last one.
+"""A connection to an upstream: one exchange at a time, and how the last one ended.
 
-It knows at once when it is not usable any more: lost, or given bytes that no request asked for. It never begins an exchange by
-itself, never carries one after another that was not complete, and never holds more of a response than its limit: what
-is not read stays in the kernel, and so with the upstream. `ReadBuffer` is the memory of all connections of an event loop: nothing
-stays in it between two calls, and only a few fast readers get more than one connection's buffer.
+It detects at once that it is not usable any more: it was lost, or it received bytes outside an exchange. It never begins an exchange by
+itself, never carries an exchange after one that was not complete, and never holds more of a response than its limit: what
+is not read stays in the kernel and, by flow control, at the upstream. `ReadBuffer` is the read memory of all connections of an event loop:
+it holds no data between two reads, and only a few fast readers get more than one buffer.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from typing import cast
 from tollway.outbound.http1 import HeadLimits, ResponseHead, ResponseMalformed, ResponseParser
 
 HEAD_READ_BYTES = 16 * 1024
-"""What a read may bring beside the first measure of body, where the head comes with it."""
+"""The bytes of a read that brings a head, besides the first read size of a body."""
 FIRST_READ_BYTES = 16 * 1024
 LARGE_BUFFERS = 4
-"""A large read brings so many buffers at once."""
+"""The size of a large read, in buffers."""
 LARGE_READERS_MAX = 16
 
 
 class ReadBuffer:
-    """`first_size`, and what `grow` gives, are measures: bytes that the next read of one connection may bring. Whoever has one
-    gives it back."""
+    """The read memory of all connections, and the read size of each. A size (`first_size`, the result of `grow`) is the number of bytes
+    that the next read of one connection may bring. Each connection must return its size (`release_size`)."""
 
     __slots__ = ("_buffer_bytes", "_large", "_large_max", "view")
 
@@ -44,12 +44,12 @@ class ReadBuffer:
 
     @property
     def head(self) -> memoryview:
-        """For a head, with as much of the body as comes with it: most answers are whole with their first bytes. It is not
-        known yet how quick the reader is."""
+        """The memory for a head and the part of the body that arrives with it: most responses are complete in one read. The body part
+        is small, because the speed of the reader is not known yet."""
         return self.view[: HEAD_READ_BYTES + self.first_size]
 
     def grow(self, size: int) -> int:
-        """Twice as much, as far as there is room."""
+        """Twice the size, within the limits."""
         buffer_bytes, twice = self._buffer_bytes, 2 * size
         if size > buffer_bytes:
             return min(twice, LARGE_BUFFERS * buffer_bytes)
@@ -61,23 +61,23 @@ class ReadBuffer:
         return min(twice, LARGE_BUFFERS * buffer_bytes)
 
     def release_size(self, size: int) -> int:
-        """The first measure, for this one."""
+        """Returns a size, and gets the first size for it."""
         if size > self._buffer_bytes:
             self._large -= 1
         return self.first_size
 
 
 _LOSS_ERRNOS = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-"""Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
+"""The errors of a broken connection. A TLS connection that ends without close_notify is not among them: many servers do that."""
 _ANY_EVENT = select.POLLIN | select.POLLERR | select.POLLHUP
 FAST_READER_S = 0.05
-"""A reader who comes back in less gets twice as much at once as before; one who is slower, the first measure again."""
+"""A reader that reads again within this time gets twice the read size; a slower one gets the first size again."""
 TLS_READ_BYTES = 16 * 1024
-"""What of a TLS connection may wait to be opened: a record."""
+"""The bytes of a TLS connection that may wait for decryption: one record."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket. One task asks and reads; one more may write a streamed body at the same time."""
+    """One socket to an upstream. One task sends and reads; another one may write a streamed body at the same time."""
 
     __slots__ = (
         "_failure",
@@ -114,21 +114,21 @@ class Connection(asyncio.BufferedProtocol):
         read_buffer: ReadBuffer,
         on_lost: Callable[["Connection"], None],
     ) -> None:
-        """`on_lost` hears once that the connection is gone."""
+        """`on_lost` is called once, when the connection is lost."""
         self.origin = origin
         self.is_tls = is_tls
         self.exchanges = 0
         self.opened_at = self.idle_since = monotonic()
         self._loop = asyncio.get_running_loop()
         self._socket = handle
-        self._poll: select.poll | None = None  # once it is asked: it belongs to the socket
+        self._poll: select.poll | None = None  # made with the first check
         self._transport: asyncio.Transport | None = None
         self._on_lost = on_lost
         self._head_limits = head_limits
         self._read_buffer = read_buffer
         self._read_bytes = read_buffer.first_size
         self._read_at = 0.0
-        self._parser: ResponseParser | None = None  # None: nothing was asked, and whatever comes is stray
+        self._parser: ResponseParser | None = None  # None: outside an exchange, where any byte is stray
         self._failure: Exception | None = None
         self._wait_read: asyncio.Future[None] | None = None
         self._wait_write: asyncio.Future[None] | None = None
@@ -144,10 +144,10 @@ class Connection(asyncio.BufferedProtocol):
         return self._failure is None and transport is not None and not transport.is_closing()
 
     def has_no_unread_bytes(self) -> bool:
-        """The last look before the first byte: False for what the event loop has not seen yet, a FIN, a reset or stray
-        bytes in the kernel's buffer. They would become the answer to the next request.
+        """The last check before the first byte. False where the kernel's buffer holds a FIN, a reset or stray bytes that the event loop
+        has not read yet: they would become the response to the next request.
 
-        A new TLS connection may hold the session tickets of its handshake.
+        A new TLS connection is not checked: it may hold the session tickets of its handshake.
         """
         if self.is_tls and not self.exchanges:
             return True
@@ -159,8 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         return not self._poll.poll(0)
 
     def begin(self, method: str, first_bytes: bytes) -> bool:
-        """Writes the head, with the body where it is here already; from now on an answer may come. True when the
-        connection has taken the bytes."""
+        """Begins an exchange: writes the head, and the body where it is in memory. True where the connection has accepted
+        the bytes."""
         transport = self._transport
         assert self._parser is None, "one exchange at a time"
         assert transport is not None, "begun once it is open"
@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
         return not transport.is_closing()
 
     def finish(self) -> bool:
-        """Ends the exchange. True when the connection may carry another one; else it is cut."""
+        """Ends the exchange. True where the connection can carry another one; else it is cut."""
         parser = self._parser
         if parser is None or not parser.is_reusable or not self.is_open or not self._is_uploaded():
             self.cut()
@@ -182,20 +182,20 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _is_uploaded(self) -> bool:
-        """An upstream that has answered before it took all of the request may read the rest as another one."""
+        """Whether the whole request was written. An upstream that responded before that may read the rest as another request."""
         if self._uploading is None:
             return True
         transport = self._transport
         return self._uploading.done() and transport is not None and not transport.get_write_buffer_size()
 
     def cut(self) -> None:
-        """Ends everything at once: a mere close would first wait for an upstream that takes no bytes."""
+        """Aborts the connection. A plain close would first wait for an upstream that reads no bytes."""
         self.fail(ConnectionAbortedError("the connection was cut"))
         if self._uploading is not None:
             self._uploading.cancel()
 
     def fail(self, exc: Exception) -> None:
-        """The exchange cannot go on, and `exc` is what its reader hears once it has read what is here. It then cuts."""
+        """Fails the exchange: its reader gets `exc` after the bytes that have arrived. Aborts the connection."""
         if self._failure is None:
             self._failure = exc
         if self._transport is not None:
@@ -206,11 +206,11 @@ class Connection(asyncio.BufferedProtocol):
     # ---- Writing a streamed body.
 
     def upload(self, uploading: asyncio.Task[None]) -> None:
-        """This task writes the body; it ends with the exchange."""
+        """Sets the task that writes the body; it is cancelled with the exchange."""
         self._uploading = uploading
 
     async def write(self, data: bytes) -> bool:
-        """Returns once there is room for more. False when the connection is lost."""
+        """Writes, and returns once the write buffer has room. False where the connection is lost."""
         if not self.is_open or self._transport is None:
             return False
         self._transport.write(data)
@@ -223,16 +223,16 @@ class Connection(asyncio.BufferedProtocol):
         return self.is_open
 
     def restart_deadline(self, deadline_s: float) -> None:
-        """Nothing to restart once the head is here, or the deadline has passed."""
+        """Restarts the deadline of the head. Does nothing once the head has arrived or the deadline has passed."""
         if self._timer is not None and self._parser is not None and self._parser.head is None:
             self._set_timer(deadline_s)
 
     # ---- Reading.
 
     async def read_head(self, deadline_s: float) -> ResponseHead:
-        """Raises ResponseMalformed, TimeoutError, OSError for a loss, and what `fail` was given."""
+        """The head of the response. Raises ResponseMalformed, TimeoutError, OSError for a lost connection, and the exception of `fail`."""
         parser = self._parser
-        assert parser is not None, "nothing was asked"
+        assert parser is not None, "an exchange has begun"
         if parser.head is None and self._failure is None:
             await self._wait(deadline_s)
         if parser.head is not None:
@@ -240,9 +240,9 @@ class Connection(asyncio.BufferedProtocol):
         raise self._explain()
 
     async def read_chunk(self, idle_s: float) -> bytes:
-        """All of the body that is here; waits when there is nothing. b"" at its true end. Raises as `read_head`."""
+        """The part of the body that has arrived; waits where there is none. b"" at its end. Raises as `read_head`."""
         parser = self._parser
-        assert parser is not None, "nothing was asked"
+        assert parser is not None, "an exchange has begun"
         if not parser.buffered and not parser.is_whole and self._failure is None:
             is_soon = self._loop.time() - self._read_at < FAST_READER_S
             size = self._read_buffer.grow if is_soon else self._read_buffer.release_size
@@ -258,17 +258,17 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_whole(self) -> bool:
-        """The last byte of the answer has arrived."""
+        """The last byte of the response has arrived."""
         return self._parser is not None and self._parser.is_whole
 
     def take_body(self) -> bytes:
-        """What of the body is here and not read yet."""
-        assert self._parser is not None, "nothing was asked"
+        """The part of the body that has arrived and was not read yet."""
+        assert self._parser is not None, "an exchange has begun"
         return self._parser.take_body()
 
     @property
     def is_read(self) -> bool:
-        """The last byte of the answer has arrived, and was read."""
+        """The last byte of the response has arrived and was read."""
         return self._parser is not None and self._parser.is_whole and not self._parser.buffered
 
     def _explain(self) -> Exception:
@@ -284,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
             self._cancel_timer()
 
     def _wake(self) -> None:
-        self._cancel_timer()  # what has come in time is not late because its reader is
+        self._cancel_timer()  # a slow reader must not make bytes late that arrived in time
         if self._wait_read is not None and not self._wait_read.done():
             self._wait_read.set_result(None)
 
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        self.fail(TimeoutError("nothing came in time"))
+        self.fail(TimeoutError("no byte arrived in time"))
 
     def _resume_reading(self) -> None:
         if self._is_reading_paused:
@@ -309,9 +309,9 @@ class Connection(asyncio.BufferedProtocol):
     # ---- What arrives (asyncio.Protocol).
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         if transport.get_extra_info("ssl_object") is not None:
-            # Else as much as a quarter of a MiB waits unopened while reading is paused. Only TLS transports have this.
+            # The default keeps up to 256 KiB of encrypted bytes while reading is paused. Only TLS transports have this method.
             transport.set_read_buffer_limits(high=TLS_READ_BYTES)  # type: ignore[attr-defined]
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -334,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         except ResponseMalformed as exc:
             self.fail(exc)
             return
-        # Nothing is read ahead: whoever wants more asks for it, once the caller has room.
+        # Nothing is read ahead: reading resumes with the next `read_chunk`, once the caller has room.
         if parser.buffered and not parser.is_whole and not self._is_reading_paused:
             self._is_reading_paused = True
             if self._transport is not None:
@@ -354,7 +354,9 @@ class Connection(asyncio.BufferedProtocol):
     def _end(self, exc: Exception | None) -> None:
         if self._parser is not None and self._failure is None:
             self._parser.end(is_broken=isinstance(exc, OSError) and exc.errno in _LOSS_ERRNOS)
-        self.fail(exc if isinstance(exc, OSError) else ConnectionAbortedError("the upstream hung up"))
+        self.fail(
+            exc if isinstance(exc, OSError) else ConnectionAbortedError("the upstream closed the connection")
+        )
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True

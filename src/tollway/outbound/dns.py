@@ -1,8 +1,8 @@
 """DNS: addresses of names from the system's resolver, in threads and under a deadline; TXT records from name servers.
 
-It checks no address and caches no answer. A look-up that hangs holds its thread for as long as the system waits, far beyond the deadline, and any provider may
-list names that are slow. So names that answered quickly at their last look-up have threads of their own. No address is dialled because of a TXT record; the
-library for TXT records is loaded with the first query.
+It checks no address and caches no result. A look-up that hangs holds its thread for as long as the system waits, far beyond the deadline, and any provider may
+list slow names. So names whose last look-up was quick have threads of their own. TXT records decide no address to dial; the
+library for them is loaded with the first query.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 QUICK_THREADS_MAX = 32
 OTHER_THREADS_MAX = 16
-"""Threads for names that answered quickly, and for all others."""
+"""Threads for names whose last look-up was quick, and for all others."""
 
 QUICK_S = 1.0
 SLOW_FOR_S = 300.0
-"""So long a name that was slow is a newcomer, however quickly it answers meanwhile."""
+"""For this time after a slow look-up a name does not count as quick, even if later look-ups are quick."""
 
 NAMES_MAX = 10_000
-"""So many names are known as quick, and as slow."""
+"""The maximum of names in each of the two lists, quick and slow."""
 
 Lookup = Callable[[str, int], list[str]]
 
@@ -44,7 +44,7 @@ class HostResolver:
         self._deadline_s = deadline_s
         self._clock = clock
         self._names_max = names_max
-        # Not the default pool: a slow name server must not starve what else runs there.
+        # Not the default thread pool: a slow name server must not block the other users of that pool.
         self._quick_threads = ThreadPoolExecutor(QUICK_THREADS_MAX, thread_name_prefix="resolver")
         self._other_threads = ThreadPoolExecutor(OTHER_THREADS_MAX, thread_name_prefix="resolver-newcomer")
         self._running: dict[str, asyncio.Future[list[str]]] = {}
@@ -53,11 +53,11 @@ class HostResolver:
 
     @property
     def quick(self) -> tuple[str, ...]:
-        """Names that have threads of their own, the one that answered last at the end."""
+        """The names with a quick last look-up, the latest at the end."""
         return tuple(self._quick)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """All addresses. Calls that need the same name at once share one look-up; raises OSError where it fails."""
+        """All addresses of a name. Concurrent calls for one name share one look-up. Raises OSError where it fails."""
         running = self._running.get(host)
         if running is None:
             threads = self._quick_threads if host in self._quick else self._other_threads
@@ -73,12 +73,12 @@ class HostResolver:
             raise OSError("name resolution failed") from exc
 
     def _look_up(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[str]:
-        """In a thread. What counts is how long the name took, not how long it waited for its turn."""
+        """Runs in a thread. Only the duration of the look-up counts, not the wait for a thread."""
         began_s = self._clock()
         try:
             return self._lookup(host, port)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._record_time, host, self._clock() - began_s)
 
     def _record_time(self, host: str, took_s: float) -> None:
@@ -100,10 +100,10 @@ class HostResolver:
     def _remove_running(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
         self._running.pop(host, None)
         if not lookup.cancelled():
-            lookup.exception()  # seen, although whoever waited may have given up before it came
+            lookup.exception()  # retrieved, because every waiter may have timed out before it
 
     def stop(self) -> None:
-        """Lets the threads go; a look-up that hangs ends by itself."""
+        """Shuts the threads down without waiting; a look-up that hangs ends by itself."""
         for threads in (self._quick_threads, self._other_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -118,14 +118,14 @@ TEXT_BYTES_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameServer:
-    """An address and a port. It is the operator's, so that it may stand in a private network."""
+    """The address and port of a name server. The operator sets it, so it may be in a private network."""
 
     ip: str
     port: int
 
 
 class TxtRecords:
-    """One per process; safe to use from many tasks at once. `servers` empty: those of the system's configuration."""
+    """Reads TXT records. One per process; safe to use from many tasks at once. `servers` empty: those of the system's configuration."""
 
     def __init__(self, servers: Sequence[NameServer] = (), *, deadline_s: float) -> None:
         self._servers = tuple(servers)
@@ -133,17 +133,17 @@ class TxtRecords:
         self._texts_resolver: _TxtResolver | None = None
 
     async def find_texts(self, name: str) -> tuple[str, ...] | None:
-        """The TXT records of an ASCII name, each as one text; none when there are none. None: no name server answers."""
+        """The TXT records of an ASCII name, each as one text; empty where there are none. None: no name server answers."""
         if self._texts_resolver is None:
             self._texts_resolver = await asyncio.to_thread(_TxtResolver, self._servers)
         return await self._texts_resolver.resolve_texts(name, deadline_s=self._deadline_s)
 
 
 class _TxtResolver:
-    """The way to the name servers. Making it loads a library and reads the system's configuration: for a thread."""
+    """Queries the name servers. Its constructor loads a library and reads the system's configuration, so it runs in a thread."""
 
     def __init__(self, servers: Sequence[NameServer]) -> None:
-        from dns import (  # noqa: PLC0415 - only who asks for a proof in a name needs it
+        from dns import (  # noqa: PLC0415 - needed only where ownership is proved by a TXT record
             asyncresolver,
             exception,
             nameserver,
@@ -156,7 +156,7 @@ class _TxtResolver:
         try:
             self._resolver = asyncresolver.Resolver(configure=not servers)
         except self._failures:
-            self._resolver = None  # the system names none
+            self._resolver = None  # the system has no name server
         if self._resolver is not None and servers:
             self._resolver.nameservers = [
                 nameserver.Do53Nameserver(server.ip, server.port) for server in servers
@@ -176,7 +176,7 @@ class _TxtResolver:
 
 
 def _read_texts(answer: "Answer") -> tuple[str, ...]:
-    """A record of several strings is one text (RFC 7208 §3.3 reads them so, and so does everybody)."""
+    """Joins the strings of each record into one text (RFC 7208 §3.3)."""
     found = []
     for record in list(answer)[:TEXTS_MAX]:
         whole = b"".join(record.strings)

@@ -1,7 +1,7 @@
 """HTTP/1.1 as bytes: formats the fields of a request, and parses responses into a head and the pieces of a body. No I/O.
 
-Names, line ends and framing are checked by llhttp; what it accepts and could be read in two ways is refused here. A head that is not wholly valid is
-refused. A cut body is never taken for a whole one, nor bytes behind its end for a part of it.
+llhttp checks names, line ends and framing; input that it accepts and that has two readings is refused here. A head that is not wholly valid is
+refused. A cut body never counts as a whole one, and bytes after its end never count as part of it.
 """
 
 import re
@@ -21,7 +21,7 @@ _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
 _CONTROLS = bytes(code for code in (*range(1, 32), 127) if code not in b"\t\r\n")
 _CONTROLS_REPLACED = bytes.maketrans(
     _CONTROLS, b"@" * len(_CONTROLS)
-)  # which is not for names, lengths and codings
+)  # "@" is valid in no name, length or coding
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -31,7 +31,7 @@ FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 FIELD_NAMES_KEPT = 2_048
 FIELD_NAME_CHARS_KEPT = 64
-"""What is known of a longer name is not kept: a caller chooses the names, and these many of 32 KiB are 64 MiB."""
+"""The result for a longer name is not cached: the caller chooses the names, and 2,048 names of 32 KiB are 64 MiB."""
 
 
 def _is_field_name(text: str) -> bool:
@@ -59,12 +59,12 @@ def format_fields(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 class ResponseMalformed(Exception):
-    """What came is no answer that can be trusted."""
+    """The bytes from the upstream are no valid response."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HeadLimits:
-    """`head_bytes`: of one answer, the interim ones before it included. `field_bytes`: one name with its value."""
+    """Limits of a response head. `head_bytes`: all heads of one response, the interim ones included. `field_bytes`: one name with its value."""
 
     head_bytes: int
     line_bytes: int
@@ -73,11 +73,11 @@ class HeadLimits:
 
 
 class ResponseHead:
-    """A status and its headers. `length`: bytes of the body; None when it is chunked, or else goes on until the connection is
-    closed. `is_keep_alive`: this side of the wire may keep the connection once the body is here.
+    """A status and its headers. `length`: bytes of the body; None where it is chunked, or ends with the
+    connection. `is_keep_alive`: the connection may be kept once the body is read.
 
-    `fields`: what llhttp has found so far (`on_header`); a parsed head does not change any more. One object for both: one is
-    made on the path of every call.
+    `fields`: the fields that llhttp has reported so far (`on_header`); a parsed head does not change any more. It is one object and not
+    two, because every call makes one.
     """
 
     __slots__ = ("fields", "headers", "is_chunked", "is_keep_alive", "length", "status")
@@ -99,14 +99,14 @@ class ResponseHead:
 
 
 def check_partial_head(partial_head: bytes | bytearray, *, seen: int) -> None:
-    """Raises ResponseMalformed when no whole head can come of this any more; the first `seen` bytes were looked at."""
+    """Raises ResponseMalformed where these bytes cannot begin a valid head; the first `seen` bytes were checked before."""
     prefix = bytes(partial_head[:9])
     if not any(version.startswith(prefix) for version in _VERSIONS) or _BARE_LF.search(partial_head, seen):
         raise ResponseMalformed("this is not HTTP/1.1")
 
 
 def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
-    """One whole head, final or interim, the empty line included. Raises ResponseMalformed."""
+    """Parses one whole head, final or interim, the empty line included. Raises ResponseMalformed."""
     if not head.startswith(_VERSIONS):
         raise ResponseMalformed("this is not HTTP/1.1")
     if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
@@ -116,7 +116,7 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
     except (HttpParserError, HttpParserUpgrade) as exc:
         raise ResponseMalformed(f"the head is not valid: {exc}") from exc
     if not 100 <= parsed.status <= 599 or parsed.status == _SWITCHING:
-        raise ResponseMalformed("the status is none that was asked for")
+        raise ResponseMalformed("the status is not valid for this request")
     if len(parsed.headers) > limits.headers:
         raise ResponseMalformed("there are too many headers")
     if len(head) > limits.field_bytes:
@@ -126,11 +126,11 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
 
 
 def _run_parser(head: bytes, *, is_lenient: bool = False) -> ResponseHead:
-    """Control characters in values are let through, all but NUL, CR and LF (RFC 9110 §5.5). llhttp can be lenient about
-    them only together with worse; so such a head has to be valid to its strict form with other characters in their place.
+    """Accepts control characters in values, except NUL, CR and LF (RFC 9110 §5.5). The lenient mode of llhttp that accepts them also
+    accepts invalid heads; so such a head must first be valid in strict mode, with other characters in their place.
     """
     parsed = ResponseHead()
-    parser = HttpResponseParser(parsed)  # a new one each time: nothing of one answer reaches the next
+    parser = HttpResponseParser(parsed)  # a new one each time: no state of one response reaches the next
     if is_lenient:
         parser.set_dangerous_leniencies(lenient_headers=True)
     try:
@@ -151,7 +151,7 @@ def _check_fields(headers: Headers, bytes_max: int) -> None:
 
 
 def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
-    """RFC 9112 §6.3 and §9.3. Two lengths, or a length beside chunks, have not come through the parser."""
+    """Sets the framing by RFC 9112 §6.3 and §9.3. llhttp has refused two lengths, and a length beside chunks."""
     length: int | None = None
     is_chunked = is_closing = is_kept = False
     for name, value in head.headers:
@@ -165,7 +165,7 @@ def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
             is_closing = is_closing or b"close" in tokens
             is_kept = is_kept or b"keep-alive" in tokens
         elif name == b"transfer-encoding":
-            # We never said that we take another coding (RFC 9112 §7.4), and could not pass it on.
+            # The gateway sends no TE field (RFC 9112 §7.4) and could not pass another coding on.
             if is_chunked or value.lower() != b"chunked":
                 raise ResponseMalformed("the transfer coding is not chunked")
             is_chunked = True
@@ -174,7 +174,7 @@ def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
     else:
         has_framing = length is not None or is_chunked
     head.length, head.is_chunked = length, is_chunked
-    # An old server that sends chunks knows not what it does (RFC 9112 §6.1).
+    # Chunks from an HTTP/1.0 server are framing in error (RFC 9112 §6.1): the connection is not kept.
     head.is_keep_alive = has_framing and not is_closing and (not is_old or (is_kept and not is_chunked))
 
 
@@ -185,7 +185,7 @@ class _Chunks:
         self.pieces: list[bytes] = []
         self.on_body = self.pieces.append
         self.is_whole = False
-        self.last = 0  # how many of the pieces were there at the end: those behind it are of another message
+        self.last = 0  # the number of pieces at the end of the body: later pieces belong to another message
         self.messages = 0
 
     def on_message_begin(self) -> None:
@@ -198,7 +198,7 @@ class _Chunks:
 
 
 class ChunkedBody:
-    """Takes a chunked body apart. Trailers are dropped: nobody hears them, and nothing of them is kept."""
+    """Decodes a chunked body. Trailers are dropped."""
 
     __slots__ = ("_chunks", "_parser")
 
@@ -213,11 +213,11 @@ class ChunkedBody:
 
     @property
     def has_leftover(self) -> bool:
-        """Bytes came after the end."""
+        """Bytes arrived after the end."""
         return self._chunks.messages > 1
 
     def feed(self, data: bytes) -> Sequence[bytes]:
-        """The pieces of the body in these bytes. Raises ResponseMalformed; then there are none."""
+        """The pieces of the body in these bytes. Raises ResponseMalformed, and then returns none of them."""
         chunks = self._chunks
         chunks.pieces.clear()
         try:
@@ -230,8 +230,8 @@ class ChunkedBody:
 
 
 class ResponseParser:
-    """`head`: None until it is here. `buffered`: bytes that nobody has taken. `has_leftover`: there came more than the
-    answer, so nobody can tell whose answer the next bytes are."""
+    """Parses one response. `head`: None until it has arrived. `buffered`: bytes of the body that were not taken yet. `has_leftover`: bytes
+    arrived after the response, so the connection cannot be used again."""
 
     __slots__ = (
         "_between",
@@ -251,9 +251,9 @@ class ResponseParser:
     def __init__(self, method: str, limits: HeadLimits) -> None:
         self._method = method
         self._limits = limits
-        self._partial_head = b""  # of a head that is not whole
+        self._partial_head = b""  # the bytes of an incomplete head
         self._head_bytes = 0
-        self._between = 0  # bytes since the last one of a chunked body: sizes, extensions, trailers
+        self._between = 0  # bytes since the last body byte of a chunked body: sizes, extensions, trailers
         self._pieces: list[bytes] = []
         self._remaining: int | None = 0  # bytes of a body that has a length
         self._chunked: ChunkedBody | None = None
@@ -264,11 +264,11 @@ class ResponseParser:
 
     @property
     def is_reusable(self) -> bool:
-        """All of it is here, nothing else is, and the upstream did not say that this was the last one."""
+        """The response is complete, no other byte has arrived, and the upstream keeps the connection open."""
         return self.is_whole and not self.has_leftover and self.head is not None and self.head.is_keep_alive
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Raises ResponseMalformed; what was good before them stays."""
+        """Takes the next bytes. Raises ResponseMalformed; the valid part before them stays readable."""
         if self.is_whole:
             self.has_leftover = True
         elif self.head is None:
@@ -277,12 +277,12 @@ class ResponseParser:
             self._feed_body(data)
 
     def end(self, *, is_broken: bool) -> None:
-        """The upstream says no more. A body that goes on until then is whole, unless the connection was broken."""
+        """The connection has ended. A body that lasts until then is whole, unless the connection was broken."""
         if self.head is not None and self._remaining is None and self._chunked is None and not is_broken:
             self.is_whole = True
 
     def take_body(self) -> bytes:
-        """All of the body that is here and was not taken; b"" when there is nothing."""
+        """The part of the body that has arrived and was not taken yet; b"" where there is none."""
         pieces = self._pieces
         taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -296,7 +296,7 @@ class ResponseParser:
             data = partial_head + data
         while self.head is None:
             end = data.find(HEAD_END, seen)
-            # Interim heads count too: nobody may send them for ever.
+            # Interim heads count too, so an upstream cannot send them without end.
             if self._head_bytes + (end if end >= 0 else len(data)) > self._limits.head_bytes:
                 raise ResponseMalformed("the head is too long")
             if end < 0:
@@ -312,12 +312,12 @@ class ResponseParser:
                 self._accept(head, data)
 
     def _accept(self, head: ResponseHead, rest: bytes) -> None:
-        """More bytes than the answer has, in one piece with its head: its length is wrong, or it was split. What comes
-        later than that only ends the connection. So does a body behind a head that has none by its method or status
-        (RFC 9112 §6.3): servers make that mistake, the head is whole all the same, and the caller's price is not held."""
+        """Refuses more bytes than the response has, in one read with its head: its length is wrong, or it was split. Later
+        bytes only end the connection. So does a body after a head that has none by its method or status
+        (RFC 9112 §6.3): some servers send one, the head is valid all the same, and the caller's price is not held."""
         may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES
         if head.length is not None and may_have_body and rest[head.length :].strip(b"\r\n"):
-            raise ResponseMalformed("there is more than the answer")
+            raise ResponseMalformed("there are more bytes than the response has")
         self.head = head
         self._partial_head = b""
         self._remaining = head.length
@@ -336,7 +336,7 @@ class ResponseParser:
             for piece in pieces:
                 self._append(piece)
             self._between = 0 if pieces else self._between + len(data)
-            # No piece wakes a reader, so nobody else would end this before the deadline for the next one.
+            # Without a piece no reader wakes, so only this check ends the exchange before the deadline of the next piece.
             if self._between > self._limits.head_bytes:
                 raise ResponseMalformed("there is too much between two chunks")
             self.is_whole = self._chunked.is_whole

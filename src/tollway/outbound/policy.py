@@ -1,7 +1,7 @@
 """The rules of the outbound policy: which endpoint may be listed, and which address may be dialled. Pure.
 
-It checks text and addresses; it never resolves a name and never opens a socket. Spellings of a host are not
-checked (`0x7f.1`, full-width digits): the one WHATWG parser turns them into an address, and the address is checked.
+It checks texts and addresses; it never resolves a name and never opens a socket. Unusual forms of a host (`0x7f.1`, full-width
+digits) are not checked as text: one WHATWG parser turns them into an address, and the address is checked.
 """
 
 import ipaddress
@@ -35,10 +35,10 @@ def _table(rows: dict[str, str]) -> tuple[tuple[AnyNetwork, str], ...]:
     return tuple((ipaddress.ip_network(network), reason) for network, reason in rows.items())
 
 
-# Denied whatever the settings say. First match wins, so the narrow rows stand first.
+# Always denied. The first match counts, so narrow rows come first.
 _NEVER = _table(
     {
-        # Where clouds hand out machine credentials. Several lie inside ranges that development may open.
+        # Cloud metadata services, which return machine credentials. Several lie inside ranges that a development gateway may open.
         "169.254.169.254/32": "metadata",
         "169.254.169.253/32": "metadata",
         "169.254.169.123/32": "metadata",
@@ -68,7 +68,7 @@ _NEVER = _table(
         "224.0.0.0/4": "multicast",
         "255.255.255.255/32": "broadcast",
         "240.0.0.0/4": "reserved",
-        # IPv6: whatever is outside 2000::/3 and _PRIVATE is denied below; these rows name the reason or cut inside it.
+        # IPv6: every address outside 2000::/3 and _PRIVATE is denied below; these rows name the reason, or deny parts of 2000::/3.
         "::/128": "unspecified",
         "::ffff:0:0/96": "embedded_ipv4",
         "::ffff:0:0:0/96": "embedded_ipv4",
@@ -110,10 +110,10 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})  # RFC 5214: the interface ident
 def check_address(
     ip: str, *, allow_private: bool, own_addresses: frozenset[str] = frozenset()
 ) -> Allowed | Denied:
-    """May this address be dialled? Only ordinary global unicast may; an embedded IPv4 is denied, not decoded.
+    """Checks whether an address may be dialled. Only global unicast may; an embedded IPv4 address is denied, not decoded.
 
-    `ip`: an address as a resolver or a parsed URL gives it, without brackets. `own_addresses`: the gateway's own,
-    in canonical text form. `allow_private` opens loopback, private and link-local ranges and nothing else.
+    `ip`: an address from a resolver or a parsed URL, without brackets. `own_addresses`: the gateway's own,
+    in canonical text form. `allow_private` allows loopback, private and link-local ranges and no others.
     """
     if "%" in ip:
         return Denied(reason="scope_id")
@@ -140,16 +140,16 @@ def _find_reason(address: AnyAddress, table: tuple[tuple[AnyNetwork, str], ...])
 
 
 def is_dialable_port(port: int) -> bool:
-    """80, 443 and the unprivileged ones: mail, file and remote-shell servers are nobody's API."""
+    """80, 443 and the unprivileged ports. The other ports belong to mail, file and remote-shell servers."""
     return port in (80, 443) or 1024 <= port <= 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A provider's target, parsed.
+    """A parsed endpoint of a listing.
 
-    `host` is ASCII and lower case, IPv6 in brackets. `path` is exactly as the provider wrote it (may be empty);
-    `base_path` is the same without its final slash. `origin` leaves the scheme's own port out.
+    `host`: ASCII, lower case, IPv6 in brackets. `path`: exactly as the provider wrote it (may be empty);
+    `base_path`: the same without its final slash. `origin`: without the default port of the scheme.
     """
 
     scheme: str
@@ -161,13 +161,13 @@ class Endpoint:
 
     @property
     def href(self) -> str:
-        """The endpoint as a URL: normal host, untouched path."""
+        """The endpoint as a URL: normalised host, unchanged path."""
         return self.origin + self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRefused:
-    """Why a text is no endpoint for this gateway: `reason` for machines, `detail` for the provider."""
+    """A text that is no endpoint for this gateway. `reason` is for programs, `detail` for the provider."""
 
     reason: str
     detail: str
@@ -177,7 +177,7 @@ _SHAPE = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#\\]+)(?
 _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _UNCLEAN = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
-# `.`, `..` and their escaped spellings, twice over, also when a matrix parameter hides them.
+# `.`, `..` and their percent-encoded forms, at any depth of encoding, also before a matrix parameter.
 _DOT = r"(?:\.|%(?:25)*2e)"
 _DOT_SEGMENT = re.compile(rf"(?:^|/|%(?:25)*(?:2f|5c)){_DOT}{{1,2}}(?=/|;|%(?:25)*(?:2f|5c|3b)|$)", re.I)
 _HIDDEN_CONTROL = re.compile(r"%(?:25)*(?:[01][0-9a-f]|7f)", re.I)
@@ -186,29 +186,31 @@ _HIDDEN_CONTROL = re.compile(r"%(?:25)*(?:[01][0-9a-f]|7f)", re.I)
 def parse_endpoint(text: str, *, allow_private: bool) -> Endpoint | EndpointRefused:
     """Parses an absolute http(s) URL without userinfo, query and fragment, whose host may be dialled.
 
-    A literal address is judged at once; a name is judged whenever it is resolved (`HttpClient`). The path stays as it
-    is written: percent-encoding kept, dot segments and backslashes refused, since upstream and gateway could read
+    A literal address is checked here; a name is checked at each resolution (`HttpClient`). The path stays as
+    written: percent-encoding is kept, dot segments and backslashes are refused, because upstream and gateway could read
     them differently.
     """
     if len(text) > ENDPOINT_CHARS_MAX:
-        return _refused("too_long", f"An endpoint has at most {ENDPOINT_CHARS_MAX} characters.")
+        return _refused("too_long", f"An endpoint must have at most {ENDPOINT_CHARS_MAX} characters.")
     if _UNCLEAN.search(text):
-        return _refused("bad_character", "An endpoint holds no spaces, control characters or backslashes.")
+        return _refused(
+            "bad_character", "An endpoint must not contain spaces, control characters or backslashes."
+        )
     if "#" in text:
-        return _refused("fragment", "An endpoint has no fragment.")
+        return _refused("fragment", "An endpoint must not have a fragment.")
     if "?" in text:
-        return _refused("query", "An endpoint has no query.")
+        return _refused("query", "An endpoint must not have a query.")
     shape = _SHAPE.fullmatch(text)
     if shape is None:
-        return _refused("not_absolute", "An endpoint is an absolute http or https URL.")
+        return _refused("not_absolute", "An endpoint must be an absolute http or https URL.")
     if shape["scheme"].lower() not in ("http", "https"):
-        return _refused("scheme", "An endpoint is an http or https URL.")
+        return _refused("scheme", "An endpoint must be an http or https URL.")
     if "@" in shape["authority"]:
-        return _refused("userinfo", "An endpoint carries no user name or password; use upstreamAuth.")
+        return _refused("userinfo", "An endpoint must not contain a user name or password. Use upstreamAuth.")
     path = shape["path"] or ""
     if not _PATH.fullmatch(path) or _DOT_SEGMENT.search(path) or _HIDDEN_CONTROL.search(path):
         return _refused(
-            "path", "The endpoint's path has dot segments or characters that need percent-encoding."
+            "path", "The endpoint's path contains dot segments, or characters that must be percent-encoded."
         )
     return _parse_origin(text, path, allow_private=allow_private)
 
@@ -221,7 +223,7 @@ def _parse_origin(text: str, path: str, *, allow_private: bool) -> Endpoint | En
     scheme = url.protocol.rstrip(":")
     port = int(url.port or (443 if scheme == "https" else 80))
     if not is_dialable_port(port):
-        return _refused("port", "An endpoint listens on port 80, 443, or 1024 and above.")
+        return _refused("port", "The port of an endpoint must be 80, 443, or 1024 and above.")
     host = url.hostname
     if is_literal(host):
         if isinstance(check_address(host.strip("[]"), allow_private=allow_private), Denied):
@@ -241,7 +243,7 @@ def _parse_origin(text: str, path: str, *, allow_private: bool) -> Endpoint | En
 
 
 def is_literal(host: str) -> bool:
-    """True for a parsed host that is an address and not a name."""
+    """Whether a parsed host is an address and not a name."""
     return host.startswith("[") or host.rsplit(".", 1)[-1].isdigit()
 
 
@@ -251,7 +253,7 @@ def _is_name(host: str) -> bool:
 
 
 def _is_private_name(host: str) -> bool:
-    # RFC 6761 and RFC 8375 names never lead to the public internet; resolvers may not even be asked.
+    # Names of RFC 6761 and RFC 8375 never resolve to public addresses, and must not be sent to a resolver.
     name = host.removesuffix(".")
     return "." not in name or name.endswith((".localhost", ".local", ".internal", ".home.arpa"))
 

@@ -1,7 +1,7 @@
-"""The connection pool: opened to allowed addresses only, kept while idle, closed in time.
+"""The pool of connections to upstreams: it opens them to allowed addresses only, keeps them while idle, and closes them in time.
 
-`AddressGuard` resolves names under a deadline and checks every record and every socket (SSRF). A name whose answer holds one denied record is
-refused whole. No socket to an upstream is opened anywhere else.
+`AddressGuard` resolves names under a deadline and checks every record and every socket (SSRF). A name with one denied record is
+refused. No socket to an upstream is opened anywhere else.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from tollway.outbound.dns import HostResolver
 from tollway.outbound.http1 import HeadLimits
 from tollway.outbound.policy import Denied, Endpoint, check_address, is_dialable_port, is_literal
 
-RECORDS_MAX = 16  # of one DNS answer; more is no honest server
+RECORDS_MAX = 16  # of one DNS response
 _UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 
 
 def lookup_host(host: str, port: int) -> list[str]:
-    """All addresses of a name, from the system's resolver. Blocks: for a thread."""
+    """All addresses of a name, from the system's resolver. Blocks, so it runs in a thread."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
 class AddressGuard:
-    """Resolver and socket factory of every connection. What it denies it raises as OSError: a failed dial."""
+    """The resolver and socket factory of every connection (SSRF guard). It raises OSError for a denied address, like a failed dial."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AddressGuard:
         self._resolver = HostResolver(lookup, deadline_s=dns_deadline_s)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Every address of `host`, all of them judged. Raises OSError when there is none or one is denied."""
+        """Every address of `host`, all of them checked. Raises OSError where there is none or one is denied."""
         ips = await self._resolver.resolve(host, port)
         if not 0 < len(ips) <= RECORDS_MAX:
             raise OSError("name resolution gave no usable answer")
@@ -79,12 +79,12 @@ class AddressGuard:
                 raise PermissionError("the outbound policy denies this gateway itself")
 
     def check_origin(self, endpoint: Endpoint) -> None:
-        """Raises OSError for an endpoint that is this gateway under its public name."""
+        """Raises OSError for an endpoint that is this gateway by its public origin."""
         if endpoint.origin.replace(".:", ":").removesuffix(".") in self._own_origins:
             raise PermissionError("the outbound policy denies this gateway itself")
 
     async def check_endpoint(self, endpoint: Endpoint) -> None:
-        """Resolves and judges all of it, without connecting. Raises OSError."""
+        """Resolves the host and checks every address, without connecting. Raises OSError."""
         self.check_origin(endpoint)
         if is_literal(endpoint.host):
             self.check(endpoint.host.strip("[]"), endpoint.port)
@@ -92,28 +92,28 @@ class AddressGuard:
             await self.resolve(endpoint.host, endpoint.port)
 
     def stop(self) -> None:
-        """Lets the threads go; a look-up that hangs ends by itself."""
+        """Shuts the resolver's threads down without waiting."""
         self._resolver.stop()
 
 
-POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
+POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; the pool closes it before
 UPSTREAM_HEADERS_MAX = 100
 UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
 EVICTION_S = 0.5
-NEXT_ADDRESS_S = 0.25  # RFC 8305 §5: how long one address is waited for before the next is tried beside it
+NEXT_ADDRESS_S = 0.25  # RFC 8305 §5: the delay before the next address is tried in parallel
 _CLOSE_S = 1.0
 
 
 @cache
 def open_tls_context() -> ssl.SSLContext:
-    """The system's roots, names checked, HTTP/1.1 only. Made when the first https upstream is dialled."""
+    """The TLS context: the system's roots, host names verified, HTTP/1.1 only. Made when the first https upstream is dialled."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 class ConnectionPool:
-    """One per client. An origin's connections are given out latest first, so that the others grow old and go."""
+    """A pool of connections, by origin. One per client. The latest connection is used first, so that the others expire."""
 
     def __init__(self, *, guard: AddressGuard, limits: Limits, ssl_context: ssl.SSLContext | None) -> None:
         self._guard = guard
@@ -133,7 +133,7 @@ class ConnectionPool:
         self._is_closed = False
 
     def acquire(self, origin: str, *, idle_s_max: float) -> Connection | None:
-        """An idle connection that was not idle for too long; None when a new one has to be opened."""
+        """An idle connection that was idle for less than `idle_s_max`; None where a new one must be opened."""
         idle = self._idle.get(origin)
         now = monotonic()
         while idle:
@@ -148,7 +148,7 @@ class ConnectionPool:
         return None
 
     def release(self, connection: Connection) -> None:
-        """It is idle from now on, or still is."""
+        """Puts an idle connection into the pool."""
         if self._is_closed or not connection.is_open:
             connection.cut()
             return
@@ -157,7 +157,7 @@ class ConnectionPool:
             self._eviction_timer = asyncio.get_running_loop().call_later(EVICTION_S, self._evict_idle)
 
     async def open(self, endpoint: Endpoint) -> Connection:
-        """A new connection, to an address that was judged a moment ago. Raises OSError and ValueError: a failed dial."""
+        """Opens a new connection, to an address that is checked in this call. Raises OSError and ValueError for a failed dial."""
         async with asyncio.timeout(self._limits.dns_deadline_s + self._limits.connect_deadline_s):
             addresses = await self._find_addresses(endpoint)
             while True:
@@ -172,14 +172,14 @@ class ConnectionPool:
                         )
                         peer = _find_peer(handle)
                         return await self._attach(endpoint, handle)
-                except OSError:  # connected, and no TLS: another address may do better
+                except OSError:  # connected, but TLS failed: another address may work
                     others = [address for address in addresses if address[4][:2] != peer]
                     if not others or len(others) == len(addresses):
                         raise
                     addresses = others
 
     async def close(self) -> None:
-        """Cuts every connection, busy ones too."""
+        """Cuts every connection, also those in use."""
         self._is_closed = True
         self._idle.clear()
         if self._eviction_timer is not None:
@@ -242,7 +242,7 @@ class ConnectionPool:
         )
 
     def _evict_idle(self) -> None:
-        """Closes what was idle for too long or has grown old, whether or not anybody calls its origin again."""
+        """Closes connections that were idle for too long or are too old."""
         self._eviction_timer = None
         now = monotonic()
         for origin, idle in list(self._idle.items()):

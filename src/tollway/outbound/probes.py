@@ -1,7 +1,7 @@
-"""Requests that the gateway itself sends to a provider's server, through the client and its policy: a document, whether an endpoint is
-unprotected, and the proofs of who owns an origin. No call that is paid for.
+"""Requests that the gateway itself sends to a provider's server, through the client and its policy: fetches a document, checks whether an
+endpoint is unprotected, and reads the proofs of the owner of an origin. No paid call.
 
-It follows nothing that it reads there, and decides nothing: `registry/ownership.py` does.
+It follows no link in what it reads. `registry/ownership.py` decides what a proof means.
 """
 
 import asyncio
@@ -42,23 +42,23 @@ _SUCCESS = range(200, 300)
 
 
 class Fetcher:
-    """Safe to use from many tasks at once."""
+    """Fetches documents. Safe to use from many tasks at once."""
 
     def __init__(self, http_client: HttpClient) -> None:
         self._http_client = http_client
 
     async def fetch_document(self, url: str) -> bytes:
-        """A small document, such as an OpenAPI description. Raises `EndpointNotAllowed` for a URL that may not be
-        dialled, and an Upstream failure when there is no such document."""
+        """Fetches a small document, such as an OpenAPI description. Raises `EndpointNotAllowed` for a URL that may not be
+        dialled, and an Upstream failure where there is no such document."""
         document = await self._http_client.fetch(
             url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=DOCUMENT_DEADLINE_S
         )
         if document.status not in _SUCCESS:
-            raise UpstreamBadResponse(f"The server answered {document.status}.")
+            raise UpstreamBadResponse(f"The server responded with status {document.status}.")
         return document.body
 
     async def is_unprotected(self, endpoint: Endpoint) -> bool:
-        """Whether the endpoint answers 2xx to somebody who does not carry the listing's secret."""
+        """Whether the endpoint responds with 2xx to a request without the listing's secret."""
         try:
             document = await self._http_client.fetch(
                 endpoint.href, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
@@ -69,7 +69,7 @@ class Fetcher:
 
 
 EvidenceState = Literal["proved", "not_found", "unreachable"]
-"""What one place says. `unreachable`: nobody there answered, or what they would have to answer for did not."""
+"""The result of one method. `unreachable`: its server, or a chain that verifies its signature, did not respond."""
 
 _FOUND = 200
 
@@ -80,7 +80,7 @@ class TxtLookup(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipEvidence:
-    """What each place says."""
+    """The result of each method."""
 
     of: Mapping[Method, EvidenceState]
 
@@ -90,7 +90,7 @@ class OwnershipEvidence:
 
 
 class OwnershipChecker:
-    """One per process; safe to use from many tasks at once. `gateway`: the public origin that proofs are for."""
+    """Checks the proofs of ownership. One per process; safe to use from many tasks at once. `gateway`: the public origin that proofs are for."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class OwnershipChecker:
         self._limits = limits
 
     def challenge(self, claim: OwnershipClaim) -> Challenge:
-        """What would prove it."""
+        """The challenge that proves this claim."""
         endpoint = parse_endpoint(claim.endpoint, allow_private=True)  # the client checks what is dialled
         origin, host = "", None
         if isinstance(endpoint, Endpoint):
@@ -125,7 +125,7 @@ class OwnershipChecker:
         )
 
     async def find_evidence(self, challenge: Challenge) -> OwnershipEvidence:
-        """All places at once."""
+        """Checks all methods at the same time."""
         if not challenge.origin:
             return OwnershipEvidence(of={})
         checks = {
@@ -185,7 +185,7 @@ class OwnershipChecker:
                 url, bytes_max=bytes_max, deadline_s=self._limits.ownership_deadline_s
             )
         except UpstreamBadResponse:
-            return "not_found"  # no document of ours is that long, or cut off
+            return "not_found"  # a proof is never that long, nor cut
         except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout, Refusal):
             return "unreachable"
         return document.body if document.status == _FOUND else "not_found"
