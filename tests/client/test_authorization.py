@@ -643,7 +643,7 @@ def test_a_chain_that_was_named_needs_no_node():
 def test_without_a_node_only_tokens_are_paid_that_somebody_knows():
     unknown = {**X402, "token": "0x" + "44" * 20}
     world = World(asks("payment_required", unknown))
-    with pytest.raises(CannotPay, match="nobody but the gateway"):
+    with pytest.raises(CannotPay, match="no source besides the gateway"):
         world.call(source={"chains": frozenset(), "signing_chains": frozenset({CHAIN})})
     assert world.signed == []
 

@@ -151,7 +151,7 @@ async def test_refuses_to_exceed_the_budget_and_counts_over_processes(make, gate
 async def test_does_not_believe_what_a_gateway_says_about_an_asset(make, gateway, chain, lie):
     option = {name: value for name, value in gateway.option(**lie).items() if value is not None}
     gateway.options = [option]
-    with pytest.raises(CannotPay, match="not what the gateway says"):
+    with pytest.raises(CannotPay, match="the gateway describes"):
         await do(make().call(API))
     assert chain.broadcasts == []
 
@@ -795,7 +795,7 @@ async def test_an_answer_that_swells_is_too_long(make, gateway, monkeypatch):
     monkeypatch.setattr("tollway.client.client.RESPONSE_BYTES_MAX", 10_000)
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(10_001)))]
-    with pytest.raises(GatewayUnreachable, match="longer than is kept"):
+    with pytest.raises(GatewayUnreachable, match="too long to be kept"):
         await do(make().call(API))
 
 
@@ -825,7 +825,7 @@ async def test_members_together_have_the_maximum_of_an_answer(make, gateway, mon
     monkeypatch.setattr("tollway.client.client.RESPONSE_BYTES_MAX", 10_000)
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(6_000)) * 2)]
-    with pytest.raises(GatewayUnreachable, match="longer than is kept"):
+    with pytest.raises(GatewayUnreachable, match="too long to be kept"):
         await do(make().call(API))
 
 
@@ -833,9 +833,9 @@ async def test_members_together_have_the_maximum_of_an_answer(make, gateway, mon
     ("encoding", "content", "detail"),
     [
         ("gzip", gzip.compress(b'{"code": "rate_limited", "detail": "later"}'), "later"),
-        ("gzip", gzip.compress(bytes(64 * 1024 * 1024)), "The gateway answered 429."),
-        ("gzip", b"no gzip", "The gateway answered 429."),
-        ("br", b"whatever", "The gateway answered 429."),
+        ("gzip", gzip.compress(bytes(64 * 1024 * 1024)), "The gateway responded with status 429."),
+        ("gzip", b"no gzip", "The gateway responded with status 429."),
+        ("br", b"whatever", "The gateway responded with status 429."),
     ],
     ids=("gzip", "a bomb", "not gzip", "unknown"),
 )

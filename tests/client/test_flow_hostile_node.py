@@ -89,7 +89,7 @@ async def test_what_is_signed_is_what_was_shown(make, gateway, chain):
     assert signed["gas"] * signed["maxFeePerGas"] == quote.fee_max_wei == 62_500 * 21 * 10**8
     assert (quote.rail, quote.amount) == ("tx", 20_000)
     assert quote.describe() == (
-        f"Pays 0.02 USDC to {quote.pay_to} on eip155:84532 by tx; network fee at most 0.00013125 ETH, allowed 0.01 ETH."
+        f"Pays 0.02 USDC to {quote.pay_to} on eip155:84532 by tx; network fee at most 0.00013125 ETH, limit 0.01 ETH."
     )
 
 

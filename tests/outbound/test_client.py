@@ -1140,7 +1140,7 @@ async def test_a_name_that_must_not_be_dialled_is_unreachable(
         assert (claims, attempt.steps) == ([], set())
         with pytest.raises(EndpointNotAllowed) as denied:
             await http_client.check_endpoint(endpoint)
-        assert denied.value.problem.detail.startswith("The endpoint's host does not lead to")
+        assert denied.value.problem.detail.startswith("The endpoint's host does not resolve to")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "[::ffff:127.0.0.1]"])

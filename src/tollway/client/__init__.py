@@ -1,4 +1,4 @@
-"""The caller's side: find an API, pay for it from a local wallet, call it.
+"""The client library: finds APIs, pays from a local wallet, and calls through a gateway.
 
 with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.environ),
                    rpc_urls={84532: "http://127.0.0.1:8545"}, max_price="0.05 USDC", budget="5 USDC") as client:

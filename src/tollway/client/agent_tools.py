@@ -1,13 +1,13 @@
-"""The tools of an agent on this machine: search, describe, call and pay, list calls. No protocol here.
+"""The tools of an agent on this machine: search, describe, call and pay, list calls. The MCP protocol is in `cli`.
 
-The agent may spend the wallet's money up to the limits, and nothing else: it never sees the key, it cannot raise a limit, and it
-reaches no other host than the gateway. A failure of a request or of a payment becomes a result in plain words; these are never raised.
+The agent can spend the wallet's money up to the limits and nothing more: it cannot read the key, raise a limit, or
+reach another host than the gateway. A failure of a request or of a payment becomes a result; it is never raised.
 
-A call is made under an idempotency key of its request. The key stays on disk until the response has been handed over, so a repeat
-after a lost response, a cancelled request or a crash is the same call to the gateway, and is paid once.
+A call is made under an idempotency key of its request. The key stays on disk until the response has been delivered, so a repeat
+after a lost response, a cancelled request or a crash is the same call for the gateway, and is paid once.
 
-Every word of a tool's name and description is ours. Arguments are checked against the schemas before anything else reads them. What a
-provider or a gateway wrote is labelled as theirs; bodies are handed on as they are, up to a length.
+Names and descriptions of tools are constants of this module. Arguments are validated against the schemas first. Text of a
+provider or a gateway is labelled as such; bodies are passed on unchanged, up to a length.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ HISTORY_LIMIT_MAX = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTool:
-    """`is_reading`: it changes nothing and spends nothing."""
+    """A tool with its schema. `is_reading`: it changes nothing and spends nothing."""
 
     name: str
     title: str
@@ -171,7 +171,7 @@ def find_tool(name: str) -> AgentTool | None:
 
 
 def find_argument_error(tool: AgentTool, arguments: object) -> str | None:
-    """What is wrong with the arguments, in one sentence; None for what the tool may be given."""
+    """The first error of the arguments, as one sentence; None for valid arguments."""
     error = best_match(_validator(tool.name).iter_errors(arguments))
     if error is None:
         return None
@@ -188,9 +188,9 @@ def _validator(name: str) -> Draft202012Validator:
 
 
 BODY_BYTES_MAX = 200_000
-"""About what an agent can still read. Beyond it is cut, and said to be."""
+"""A longer body is cut, and marked with `isBodyCut`."""
 BODY_CHARACTERS_MAX = 2 * BODY_BYTES_MAX
-"""Of a body as JSON; what is longer is handed on in base64."""
+"""Of a body as JSON; a longer one is passed on in base64."""
 
 DOCUMENT_CHARACTERS_MAX = 100_000
 """Of a document of the gateway: a listing, a page of calls."""
@@ -205,16 +205,16 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STATES = ("none", "charged", "released", "held")
 
 _ADVICE_REPEAT = (
-    "Repeat it with exactly the same arguments: it goes on where this stopped and is not paid twice."
+    "Repeat it with exactly the same arguments: it continues with the same payment and is not paid twice."
 )
-_ADVICE_STORE = "Nothing was signed. Only the owner of this wallet can mend its store."
+_ADVICE_STORE = "Nothing was signed. Only the owner of this wallet can repair its store."
 _ADVICE_NOTHING_PAID = "Nothing was paid."
 _ADVICE_OWNER = "Only the owner of this wallet can raise its limits; an agent cannot."
 
 
 @dataclass(frozen=True, slots=True)
 class AgentToolResult:
-    """A JSON object."""
+    """The result of a tool: a JSON object."""
 
     document: Mapping[str, object] = field(repr=False)
     is_error: bool = False
@@ -233,7 +233,7 @@ class AgentToolResult:
 
 
 def describe_call(response: CallResponse) -> AgentToolResult:
-    """The answer of an API, what it cost, and how it is found again. An error of the API is an error of the tool."""
+    """The response of an API with its payment and call id. An error status of the API is an error of the tool."""
     payment = response.payment
     members = {
         "state": payment.state if payment.state in _STATES else "unknown",
@@ -258,12 +258,12 @@ def describe_call(response: CallResponse) -> AgentToolResult:
 
 
 def read_price(text: object) -> str | None:
-    """`0.05 USDC`; None for everything else."""
+    """A price such as `0.05 USDC`; None for any other value."""
     return text if isinstance(text, str) and _PRICE.fullmatch(text) else None
 
 
 def read_id(text: object) -> str | None:
-    """The id of an API or a call; None for what is none."""
+    """The id of an API or a call; None for any other value."""
     return text if isinstance(text, str) and _ID.fullmatch(text) else None
 
 
@@ -277,7 +277,7 @@ def _describe_body(response: CallResponse) -> Mapping[str, object]:
     if not content:
         return {}
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):  # nobody asked for that; it is not taken apart here
+    if encoding not in ("", "identity"):  # the client requested no coding, so none is decoded
         return {
             "bodyBase64": base64.b64encode(kept).decode(),
             "contentEncoding": _format_value(encoding),
@@ -298,7 +298,7 @@ def _describe_body(response: CallResponse) -> Mapping[str, object]:
 
 
 def _is_short(body: object) -> bool:
-    """Escapes and written-out numbers can make JSON several times as long as its bytes were."""
+    """Whether the formatted JSON is short enough: escapes and long numbers can make it several times longer than the bytes."""
     return len(format_json(body)) <= BODY_CHARACTERS_MAX
 
 
@@ -311,7 +311,7 @@ def _is_text(kind: str, content: bytes) -> bool:
 
 
 def describe_failure(failure: Exception, *, limits: Mapping[str, object]) -> AgentToolResult:
-    """A failure of the caller's side: what happened to the money, and what to do."""
+    """The result for a failure of the client: the state of the payment, and what to do next."""
     if isinstance(failure, StoreUnusable):
         return AgentToolResult.of_error("store_unusable", str(failure), advice=_ADVICE_STORE)
     if not isinstance(failure, CallerFailure):
@@ -341,7 +341,7 @@ def _advise(failure: CallerFailure) -> str | None:
         case CallHeld():
             if failure.is_retryable:
                 return _ADVICE_REPEAT
-            return "It may have been served. Look at my_calls before you make another call of the kind."
+            return "It may have been served. Check my_calls before you make the same call again."
         case PaymentRefused():
             return "Do not repeat it; tell the owner of this wallet."
         case _:
@@ -382,7 +382,7 @@ _RESERVED_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """Safe to use from many tasks at once."""
+    """Runs the tools with one client. Safe to use from many tasks at once."""
 
     client: AsyncTollwayClient
     _call_slots: asyncio.Semaphore
@@ -393,7 +393,7 @@ class AgentTools:
         return cls(client, asyncio.Semaphore(CALLS_AT_ONCE_MAX), asyncio.Semaphore(LOOKUPS_AT_ONCE_MAX))
 
     async def run_tool(self, tool: AgentTool, arguments: Arguments) -> AgentToolResult:
-        """Runs one tool. Raises nothing but what is a mistake of ours, and cancellation."""
+        """Runs one tool. Only a defect and a cancellation are raised."""
         argument_error = find_argument_error(tool, arguments)
         if argument_error is not None:
             return AgentToolResult.of_error("invalid_arguments", argument_error)
@@ -430,7 +430,7 @@ class AgentTools:
         return AgentToolResult({"notice": UNTRUSTED, "apis": found, **_read_counts(page)})
 
     async def _fetch_details(self, api_id: str) -> Mapping[str, object]:
-        """The details of a listing; nothing where there are none any more."""
+        """The details of a listing; empty where they cannot be read."""
         async with self._lookup_slots:
             try:
                 return await self.client.show(api_id)
@@ -439,10 +439,10 @@ class AgentTools:
 
     async def _describe(self, arguments: Arguments) -> AgentToolResult:
         document = await self.client.describe(str(arguments["apiId"]))
-        # Details, where a gateway has no better: without the provider's own document, which may be a mebibyte.
+        # From a gateway without agent documents these are the details: without the provider's OpenAPI document, which may have 1 MiB.
         members = {name: value for name, value in document.items() if name != "openapi"}
         payment = members.get("payment")
-        if isinstance(payment, dict):  # the steps of paying are for others: here `call_api` takes them
+        if isinstance(payment, dict):  # the agent does not need the steps of a payment: `call_api` pays
             members["payment"] = {name: value for name, value in payment.items() if name != "rails"}
         return _bound_result(members, name="api")
 
@@ -494,7 +494,8 @@ class AgentTools:
 
 
 def _bound_result(document: Mapping[str, object], *, name: str | None = None) -> AgentToolResult:
-    """A document of the gateway, of a bounded size, under `name` or as it is. No member of it takes the place of ours."""
+    """A document of the gateway, cut to a maximum size, as member `name` or as the whole result. Its members never replace `notice` and
+    `isCut`."""
     bounded, is_cut = bound_document(document, characters_max=DOCUMENT_CHARACTERS_MAX)
     assert isinstance(bounded, dict)
     members = {name: bounded} if name is not None else bounded
@@ -511,7 +512,7 @@ def _read_counts(page: Mapping[str, object]) -> dict[str, object]:
 
 
 def _describe_listing(listing: Mapping[str, object], details: Mapping[str, object]) -> Mapping[str, object]:
-    """What is needed to choose, each of its type: what is of another one is left out."""
+    """The members of a listing that an agent needs to choose; a member of a wrong type is left out."""
     quality, is_verified, status = (details.get(name) for name in ("quality", "verified", "status"))
     members = {
         "apiId": read_id(listing.get("id")),
@@ -535,7 +536,7 @@ def _read_quality(quality: Mapping[str, object]) -> Mapping[str, int | float]:
 
 
 def _read_number(value: object) -> int | float | None:
-    """A finite number from 0 to 2^53, which every reader of JSON reads alike."""
+    """A finite number from 0 to 2^53, which all JSON parsers read alike; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if 0 <= value <= 2**53 else None
@@ -552,16 +553,16 @@ def _cut_text(text: object, most: int) -> str:
 
 
 def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:
-    """What the agent wishes, within what its owner allows. Raises ValueError."""
+    """The options of a call from the arguments, within the limits of the wallet's owner. Raises ValueError."""
     headers, query = arguments.get("headers", {}), arguments.get("query", {})
     assert isinstance(headers, dict)
     assert isinstance(query, dict)
     reserved = sorted(name for name in headers if name.strip().lower() in _RESERVED_HEADERS)
     if reserved:
-        raise ValueError(f"these headers are not for you to set: {', '.join(reserved)}")
+        raise ValueError(f"a tool call must not set these headers: {', '.join(reserved)}")
     document, body, max_price = arguments.get("json"), arguments.get("body"), arguments.get("maxPrice")
     if document is not None and body is not None:
-        raise ValueError("a call has either json or body")
+        raise ValueError("a call takes either json or body, not both")
     has_body = document is not None or body is not None
     options: CallOptions = {
         "method": str(arguments.get("method", "POST" if has_body else "GET")),
@@ -581,8 +582,8 @@ def _format_parameter(value: object) -> str:
 
 
 def _is_final(response: CallResponse) -> bool:
-    """Whether the outcome of the call is known with it. A refusal before the payment was looked at tells nothing of an
-    earlier sending of the same request."""
+    """Whether the response gives the outcome of the call. A refusal before the payment was checked says nothing about an
+    earlier request."""
     return not is_from_gateway(response) or response.payment.state in ("charged", "released")
 
 

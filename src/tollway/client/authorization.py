@@ -1,15 +1,15 @@
-"""Pays by an authorisation (x402) and follows it: sub-flows of the payer. Pure; they yield steps.
+"""Pays by an authorisation (x402) and tracks its outcome: sub-flows of `client/flow.py`. Pure; they yield steps.
 
-An authorisation is a promise to whoever holds it. So it is on disk before anybody sees it; for one call there is one,
-shown again and again, until the gateway's answer says what became of it; and a second is signed only after a 402.
-What ends without an outcome stays `open`: it counts as spent, and the next run of the same request shows it first.
+Every holder of an authorisation can settle it. So it is stored on disk before it is sent. One call has one authorisation, which is
+sent again until a response gives its outcome; a second one is signed only after a 402.
+An authorisation without an outcome stays `open`: it counts as spent, and the next run of the same request sends it first.
 
-That nothing is taken is the gateway's word alone: until `validBefore` every holder can cash an authorisation. So it
-counts as spent until the chain shows it unused (`client/finality.py`), and all that one call signs stays within
+Only the gateway reports that nothing was taken, and until `validBefore` every holder can settle an authorisation. So it
+counts as spent until the chain shows it unused (`client/finality.py`), and the sum of all that one call signs stays within
 `max_price`.
 
-`validAfter` is 0, so a clock that is fast harms nothing; one that is slow by more than the gateway's slack (half a
-minute) gets `payment_expired`, and nothing has moved.
+`validAfter` is 0, so a fast local clock does no harm. A clock that is slow by more than the gateway's slack (30 s)
+leads to `payment_expired`, and no money has moved.
 """
 
 from collections.abc import Sequence
@@ -64,31 +64,31 @@ RETRY_AFTER_S = 2
 RETRY_AFTER_MAX_S = 60
 
 REPEAT_AUTHORIZATION_CODES = REPEAT_CODES | {Code.PAYMENT_OUTCOME_UNKNOWN.value}
-"""Not decided: the same authorisation again, after `Retry-After`, and never another."""
+"""Codes without a decision: the client sends the same authorisation again after `Retry-After`, and never another."""
 
 CLAIMED_CODES = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN.value, Code.IDEMPOTENCY_IN_PROGRESS.value})
-"""These say that the gateway holds the authorisation for this call."""
+"""Codes which state that the gateway holds the authorisation for this call."""
 
 UNCHECKED_CODES = frozenset({Code.CHAIN_UNAVAILABLE.value, Code.OVERLOADED.value})
-"""And these that it has not come so far."""
+"""Codes which state that the gateway has not checked the authorisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationRejected:
-    """The gateway says that the authorisation moves nothing, and has named its terms anew."""
+    """An authorisation that the gateway refused with a new 402. By the gateway's report it moves no money."""
 
     authorization: SignedAuthorization
     response: GatewayResponse
 
     def build_refusal(self, why: str = "") -> PaymentRefused:
-        """`why`: why no other payment follows."""
+        """The failure of the call. `why`: why no other payment follows."""
         signed = self.authorization
         until = datetime.fromtimestamp(signed.valid_before, UTC).isoformat()
         receipt = read_receipt(self.response.headers)
         reason = (self.response.problem or {}).get("reason") or (receipt.reason if receipt else None)
         return PaymentRefused(
-            f"The gateway does not take the authorisation {signed.name()} of {signed.describe()}: "
-            f"{read_detail(self.response)} It may still be cashed until {until}, and counts as spent until your own "
+            f"The gateway does not accept the authorisation {signed.name()} of {signed.describe()}: "
+            f"{read_detail(self.response)} It can still be settled until {until}, and counts as spent until your own "
             f"chain node shows it unused after that. {why}".rstrip(),
             transaction=None,
             reason=reason if isinstance(reason, str) else self.response.code,
@@ -104,10 +104,10 @@ def make_authorization(
     rules: CallRules,
     rejected: Sequence[SignedAuthorization] = (),
 ) -> Flow[SignedAuthorization]:
-    """Signs the first offer that this wallet can keep, and puts it on disk. Nobody sees it yet. `rejected`: what this
-    call has signed before, and the gateway can still cash.
+    """Signs the first offer that this wallet can pay, and stores the authorisation on disk. It is not sent yet. `rejected`: earlier
+    authorisations of this call, which the gateway can still settle.
 
-    Raises `CannotPay`, `PriceAboveMax`, `BudgetExhausted`, `NodeUnreachable`: then nothing was signed, or kept.
+    Raises `CannotPay`, `PriceAboveMax`, `BudgetExhausted`, `NodeUnreachable`; then nothing was signed, or the signature was discarded.
     """
     reasons: list[str] = []
     for offer in offers:
@@ -135,20 +135,20 @@ def make_authorization(
 
 
 def _check_offer(offer: X402Offer, source: PaymentSource, reasons: list[str]) -> Flow[Asset | None]:
-    """The asset to pay in, as somebody other than the gateway describes it, or None with a reason."""
+    """The asset to pay in, by a source other than the gateway; None with a reason added to `reasons`."""
     chain_id = offer.chain_id
     if chain_id not in source.chains | source.signing_chains:
         reasons.append(f"no node is configured for chain {chain_id}, and it is not allowed without one")
         return None
     known = yield from find_asset(chain_id, offer.token, source)
     if known is None:
-        reasons.append(f"nobody but the gateway says what {offer.token} on chain {chain_id} is")
+        reasons.append(f"no source besides the gateway describes {offer.token} on chain {chain_id}")
         return None
     named = (offer.symbol or known.symbol, known.decimals if offer.decimals is None else offer.decimals)
-    # A domain that is not the token's only makes a signature that nothing accepts; but then nothing is paid either.
+    # With a wrong domain the token accepts no signature: it does no harm, but it pays nothing either.
     is_domain_known = known.domain is not None
     if named != (known.symbol, known.decimals) or (is_domain_known and offer.domain != known.domain):
-        reasons.append(f"{offer.token} on chain {chain_id} is not what the gateway says it is")
+        reasons.append(f"the gateway describes {offer.token} on chain {chain_id} wrongly")
         return None
     return Asset(chain_id=chain_id, token=offer.token, symbol=known.symbol, decimals=known.decimals)
 
@@ -167,13 +167,13 @@ def _store(signed: SignedAuthorization) -> Flow[None]:
         raise BudgetExhausted(outcome.explain(signed))
 
 
-# ---- Showing it.
+# ---- Sending it.
 
 
 @dataclass(slots=True, kw_only=True)
 class _Submission:
-    """What this authorisation has been through. `is_doubtful`: a request with it left, and no answer came.
-    `is_claimed`: a gateway may hold it for this very call."""
+    """The progress of one authorisation. `is_doubtful`: a request with it was sent and got no response.
+    `is_claimed`: a gateway may hold it for this call."""
 
     authorization: SignedAuthorization
     patience: Patience
@@ -189,7 +189,7 @@ def submit_authorization(
     is_repeatable: bool,
     is_resubmitted: bool = False,
 ) -> Flow[CallResult | AuthorizationRejected]:
-    """Calls with it until its outcome is known. `is_resubmitted`: an earlier run of this request has shown it already.
+    """Sends the call with this authorisation until its outcome is known. `is_resubmitted`: an earlier run of this request has sent it.
 
     Raises a `CallerFailure` where the outcome stays unknown; the authorisation then stays open.
     """
@@ -203,14 +203,14 @@ def submit_authorization(
         response = yield from _send(submission)
         return (yield from _decide_outcome(submission, response))
     except CallerFailure:
-        # Where its outcome was learnt this changes nothing: an authorisation never becomes open again.
+        # Where its outcome is recorded this changes nothing: an authorisation never becomes open again.
         yield RecordAuthorizationState(nonce=authorization.nonce, state=AuthorizationState.OPEN)
         raise
 
 
 def _send(submission: _Submission) -> Flow[GatewayResponse]:
-    """Sends the same bytes until the answer is more than "not yet"."""
-    # No maximum beside it: what is signed is exactly what can be charged.
+    """Sends the same bytes until the response is a decision."""
+    # Without Tollway-Max-Price: the signed amount is exactly what can be charged.
     headers: HeaderPairs = (("PAYMENT-SIGNATURE", submission.authorization.proof),)
     broken = 0
     waited_s = 0.0
@@ -219,7 +219,7 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
         if isinstance(outcome, NoResponse):
             broken += 1
             submission.is_doubtful = submission.is_doubtful or outcome.is_sent
-            # Paid is it once, whatever is repeated; but a request that must not run twice is not sent twice.
+            # The authorisation pays once in any case; but a request that must not run twice is not sent twice.
             may_repeat = submission.is_repeatable or not submission.is_doubtful
             if not may_repeat or broken > BROKEN_RETRIES_MAX:
                 raise (yield from _end_without_response(submission, outcome))
@@ -235,11 +235,13 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
             raise (yield from _end_undecided(submission, outcome))
         yield Pause(seconds=pause_s)
         waited_s += pause_s
-    raise PaymentPending(f"The gateway keeps saying: not yet. {_advise_lookup(submission.authorization)}")
+    raise PaymentPending(
+        f"The gateway has not decided after {SENDS_MAX} requests. {_advise_lookup(submission.authorization)}"
+    )
 
 
 def _end_without_response(submission: _Submission, broken: NoResponse) -> Flow[GatewayUnreachable]:
-    """No answer. What surely never left was seen by nobody."""
+    """The failure of a request without a response. An authorisation that was provably never sent becomes unsent."""
     if not submission.is_doubtful and not submission.is_claimed:
         yield RecordAuthorizationState(nonce=submission.authorization.nonce, state=AuthorizationState.UNSENT)
         return GatewayUnreachable(broken.detail, is_sent=False)
@@ -249,7 +251,8 @@ def _end_without_response(submission: _Submission, broken: NoResponse) -> Flow[G
 
 
 def _end_undecided(submission: _Submission, response: GatewayResponse) -> Flow[CallerFailure]:
-    """Patience has ended before the gateway knew. The next run signs anew only where it says that it has not looked."""
+    """The failure of a call that was not decided in time. The next run signs a new authorisation only where the gateway states that it has
+    not checked this one."""
     if response.code == Code.PAYMENT_OUTCOME_UNKNOWN.value:
         return _build_held(submission, response)
     if response.code in UNCHECKED_CODES and not submission.is_claimed and not submission.is_doubtful:
@@ -259,13 +262,13 @@ def _end_undecided(submission: _Submission, response: GatewayResponse) -> Flow[C
     return PaymentPending(read_detail(response))
 
 
-# ---- What an answer means.
+# ---- Responses.
 
 
 def _decide_outcome(
     submission: _Submission, response: GatewayResponse
 ) -> Flow[CallResult | AuthorizationRejected]:
-    """The outcome, where the answer tells one. Whatever does not leaves the authorisation open."""
+    """The outcome by a response. A response without one leaves the authorisation open."""
     nonce = submission.authorization.nonce
     if response.payment_state == "held" or (response.is_402 and response.payment_state == "charged"):
         raise _build_held(submission, response)
@@ -279,7 +282,7 @@ def _decide_outcome(
     receipt = read_receipt(response.headers)
     transaction = receipt.transaction if receipt is not None and receipt.is_success else None
     state = _read_state(submission, response)
-    if transaction is not None:  # whatever else it says: it names a transfer
+    if transaction is not None:  # a receipt with a transfer counts more than the payment state
         state = AuthorizationState.CHARGED
     yield RecordAuthorizationState(nonce=nonce, state=state, tx_hash=transaction)
     return CallResult(response=response, authorization=submission.authorization)
@@ -292,28 +295,28 @@ def _read_state(submission: _Submission, response: GatewayResponse) -> Authoriza
             return AuthorizationState.CHARGED
         case "released":
             return AuthorizationState.RELEASED
-        case "none" if is_fresh:  # no payment was looked at; it tells nothing of an earlier showing
+        case "none" if is_fresh:  # the gateway checked no payment; it says nothing about an earlier request
             return AuthorizationState.RELEASED
         case _:
             return AuthorizationState.OPEN
 
 
 def _decide_402(submission: _Submission, response: GatewayResponse) -> Flow[AuthorizationRejected]:
-    """By the gateway's word nothing moves. After a request without an answer that is not believed at once: its copy may
-    still be on its way. The next run shows the same one, and then knows."""
-    is_ignored = response.code == Code.PAYMENT_REQUIRED.value  # asked for as if none had been shown
+    """By the gateway's report no money moves. After a request without a response this does not count yet: that request may
+    still arrive. The next run sends the same authorisation and gets the outcome."""
+    is_ignored = response.code == Code.PAYMENT_REQUIRED.value  # as if the request had carried no payment
     if submission.is_doubtful or (is_ignored and submission.is_claimed):
         raise _build_held(submission, response)
     yield RecordAuthorizationState(nonce=submission.authorization.nonce, state=AuthorizationState.RELEASED)
     unpaid = AuthorizationRejected(authorization=submission.authorization, response=response)
     if not submission.is_claimed and (is_ignored or response.problem is None):
-        raise unpaid.build_refusal()  # a second one would not be seen either, or there are no terms to sign
+        raise unpaid.build_refusal()  # a second one would be ignored too, or there is no offer to sign
     return unpaid
 
 
 def _names_outcome(response: GatewayResponse) -> bool:
-    """Whether it tells what became of an authorisation that was shown before: the upstream's answer, or a refusal
-    that names what became of its price."""
+    """Whether the response gives the outcome of an authorisation that was sent before: a response of the upstream, or a refusal
+    with the state of its price."""
     if response.problem is None:
         return True
     return response.payment_state in ("charged", "released") and response.code not in NO_OUTCOME_CODES
@@ -324,13 +327,13 @@ def _build_used(submission: _Submission, response: GatewayResponse) -> CallerFai
         return _build_held(submission, response, retryable=False)
     if not submission.is_claimed and not submission.is_doubtful:
         return PaymentRefused(
-            f"The gateway calls a fresh authorisation of {submission.authorization.describe()} used. "
+            f"The gateway reports a new authorisation of {submission.authorization.describe()} as used. "
             f"{_advise_lookup(submission.authorization)}",
             transaction=None,
             reason=response.code,
         )
     return _build_held(
-        submission, response, "The call was served and paid, and its answer is not kept.", retryable=False
+        submission, response, "The call was served and paid, and its response is not stored.", retryable=False
     )
 
 
@@ -351,6 +354,6 @@ def _build_held(
 
 def _advise_lookup(authorization: SignedAuthorization) -> str:
     return (
-        f"The authorisation {authorization.name()} of {authorization.describe()} may still be cashed; the same request "
-        "again shows the same one. /history says what became of it."
+        f"The authorisation {authorization.name()} of {authorization.describe()} can still be settled. Repeat the same request: "
+        "it sends the same authorisation. /history shows the outcome."
     )

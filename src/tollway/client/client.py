@@ -1,5 +1,5 @@
-"""The two clients, synchronous and asynchronous: they perform the steps of the flow, one with `httpx.Client`, one with `httpx.AsyncClient`, and
-send the requests of the control plane. Every decision is made in the modules beside this one.
+"""The synchronous and the asynchronous client: they perform the steps of the flow, with `httpx.Client` and `httpx.AsyncClient`, and
+send the requests of the control plane. The other modules of this package make every decision.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ from tollway.ids import Address, TxHash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What may be spent on one call, on the network fee of one payment, by this wallet in all, and by this client. None:
-    that limit was not set; for fees the presets hold then (`client/fee_limit.py`)."""
+    """The limits of spending: per call, per network fee of a payment, per wallet in total, and per client. None: not set; for fees
+    the presets then apply (`client/fee_limit.py`)."""
 
     max_price: Cap
     max_fee: Cap | None
@@ -71,32 +71,32 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """By currency, in 10^-18: of this wallet in all, and what this client has signed."""
+    """The amounts spent, by currency, in 10^-18: by this wallet in total, and signed by this client."""
 
     total: Mapping[str, int]
     session: Mapping[str, int]
 
 
 class LocalOperations:
-    """What both clients can do without a network."""
+    """The operations of both clients that need no network."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
         self._driver = Driver(gateway_url, options)
         self._is_resumed = False
 
     def payments(self) -> tuple[Transfer, ...]:
-        """Every payment that this wallet's store knows, oldest first."""
+        """Every payment in the store of this wallet, oldest first."""
         wallet = self._driver.wallet
         return () if wallet is None else self._driver.store.list_transfers(wallet.address)
 
     def authorizations(self) -> tuple[SignedAuthorization, ...]:
-        """Every authorisation that this wallet's store knows, oldest first."""
+        """Every authorisation in the store of this wallet, oldest first."""
         wallet = self._driver.wallet
         return () if wallet is None else self._driver.store.list_authorizations(wallet.address)
 
     def abandon(self, transaction: str) -> bool:
-        """Gives up an unresolved payment, so that its payee may be paid again; or an open authorisation, by its nonce,
-        so that its request may. If it is mined after all, it bought nothing. False when there is no such payment."""
+        """Abandons an unresolved payment, by its hash, so that its payee can be paid again; or an open authorisation, by its nonce,
+        so that its request can. If it is mined later, it has bought nothing. False where there is no such payment."""
         transaction_hash = TxHash.parse(transaction)
         return self._driver.store.abandon(transaction_hash) or self._driver.store.abandon_authorization(
             bytes(transaction_hash)
@@ -104,12 +104,12 @@ class LocalOperations:
 
     @property
     def address(self) -> Address | None:
-        """The wallet that pays."""
+        """The address of the wallet that pays."""
         return None if self._driver.wallet is None else self._driver.wallet.address
 
     @property
     def gateway(self) -> str:
-        """Where requests go."""
+        """The URL of the gateway."""
         return self._driver.root
 
     @property
@@ -123,50 +123,51 @@ class LocalOperations:
         )
 
     def spending(self) -> Spending:
-        """What counts against the budgets by now."""
+        """The amounts that count against the budgets now."""
         driver, wallet = self._driver, self._driver.wallet
         total = {} if wallet is None else driver.store.spent(wallet.address)
         return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(driver.session.spent())))
 
     def keep_key(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> str | None:
-        """The idempotency key under which this request is to be made, until `drop_key`: the same one for whoever asks
-        for the same request meanwhile, also after a crash. None without a wallet: then nothing is paid either."""
+        """The idempotency key for this request: the same key for the same request until `drop_key`, also after
+        a crash. None without a wallet, which pays nothing."""
         driver = self._driver
         if driver.wallet is None:
             return None
         return driver.keep_key(driver.wallet.address, driver.plan_call(api_id, path, options))
 
     def drop_key(self, key: str, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> None:
-        """The answer to that request is known and handed over: the same request again is another call."""
+        """Drops the key of a request whose response was delivered: the same request is then another call."""
         driver = self._driver
         if driver.wallet is not None:
             driver.drop_key(driver.wallet.address, driver.plan_call(api_id, path, options), key)
 
 
 class ControlPlane(ABC):
-    """All of these raise `GatewayRefused` and `GatewayUnreachable`; what needs a signature, `CannotPay` without a wallet."""
+    """The requests of the control plane. Every method raises `GatewayRefused` and `GatewayUnreachable`; one that needs a signature
+    raises `CannotPay` without a wallet."""
 
     @abstractmethod
     def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
 
     def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> GatewayDocument:
-        """Creates a listing; gives it back as it was created, with its `id`."""
+        """Creates a listing; returns it with its `id`."""
         return self._request(requests.publish_listing(draft, dry_run=dry_run))
 
     def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> GatewayDocument:
-        """Replaces a listing of this wallet's."""
+        """Replaces a listing of this wallet."""
         return self._request(requests.update_listing(api_id, draft, etag=etag))
 
     def retire(self, api_id: str) -> None:
-        """Ends a listing for good."""
+        """Retires a listing permanently."""
         self._request(requests.retire_listing(api_id))
 
     def ownership(self, api_id: str) -> GatewayDocument:
-        """What would prove that a listing's endpoint is its provider's, and whether that is proved."""
+        """How the provider can prove the ownership of a listing's endpoint, and whether it is proved."""
         return self._request(requests.show_ownership(api_id))
 
     def check_ownership(self, api_id: str) -> GatewayDocument:
-        """Has the gateway look for a proof now; only for the listing's provider."""
+        """Requests a check of the ownership now; only for the provider of the listing."""
         return self._request(requests.check_ownership(api_id))
 
     def list(self, **query: object) -> GatewayDocument:
@@ -178,25 +179,25 @@ class ControlPlane(ABC):
         return self._request(requests.show_listing(api_id))
 
     def history(self, **query: object) -> GatewayDocument:
-        """This wallet's calls; the parameters are those of `GET /history`."""
+        """A page of this wallet's calls; the parameters are those of `GET /history`."""
         return self._request(requests.list_calls(query))
 
     def find_call(self, call_id: str) -> GatewayDocument:
-        """One call of this wallet's."""
+        """One call of this wallet."""
         return self._request(requests.find_call(call_id))
 
     def payment(self, transaction: str) -> GatewayDocument:
-        """What became of a payment, by the gateway's ledger."""
+        """The state of a payment in the gateway's ledger."""
         return self._request(requests.find_payment(transaction))
 
     def search(self, words: str | None = None, **query: object) -> GatewayDocument:
-        """A page of what is for sale, the best first where `words` are given; each item then says in which fields they
-        were found (`match`). `query`: the parameters of `GET /apis`."""
+        """A page of listings, by relevance where `words` are given; each item then names the fields that
+        matched (`match`). `query`: the parameters of `GET /apis`."""
         return self._request(requests.search_apis(words, query))
 
     def describe(self, api_id: str) -> GatewayDocument:
-        """The agent document of a listing: what it does, its operations, how it is paid, how far it can be trusted. From
-        a gateway that makes none, the details."""
+        """The agent document of a listing: its purpose, operations, payment, quality and ownership. The details where
+        the gateway has no such document."""
         try:
             return self._request(requests.describe_listing(api_id))
         except GatewayRefused as refusal:
@@ -206,7 +207,7 @@ class ControlPlane(ABC):
 
 
 class AsyncControlPlane(ABC):
-    """See `ControlPlane`; so for every method."""
+    """The requests of the control plane for asyncio; see `ControlPlane`."""
 
     @abstractmethod
     async def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
@@ -259,7 +260,7 @@ T = TypeVar("T")
 
 
 class TollwayClient(LocalOperations, ControlPlane):
-    """Calls and pays. Safe to use from many threads; close it, or use it in a `with`."""
+    """The synchronous client. Safe to use from many threads. Close it, or use it in a `with`."""
 
     def __init__(
         self,
@@ -269,7 +270,7 @@ class TollwayClient(LocalOperations, ControlPlane):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(gateway_url, options)
-        # No environment: a netrc entry would put an Authorization header on every call.
+        # trust_env False: a netrc entry would add an Authorization header to every call.
         self._http = httpx.Client(
             transport=transport or open_transport(), trust_env=False, follow_redirects=False
         )
@@ -286,9 +287,9 @@ class TollwayClient(LocalOperations, ControlPlane):
         self._http.close()
 
     def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
-        """Calls a listing and pays for it when it has to. The answer is read whole; its status is not judged.
+        """Calls a listing, and pays where that is required. Reads the whole response, of any status.
 
-        Raises a `CallerFailure` (`client/errors.py`) when money stands in the way.
+        Raises a `CallerFailure` (`client/errors.py`) where the call cannot be paid or its outcome is unknown.
         """
         with within(self._driver.deadline_s), self.stream(api_id, path, **options) as response:
             if response.is_closed:
@@ -301,7 +302,7 @@ class TollwayClient(LocalOperations, ControlPlane):
 
     @contextlib.contextmanager
     def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
-        """As `call`, for an answer that is read while it comes: `with client.stream(…) as response`."""
+        """As `call`, with a streamed response: `with client.stream(…) as response`."""
         exchange = Exchange(self._driver.plan_call(api_id, path, options))
         assert exchange.plan is not None
         try:
@@ -316,18 +317,18 @@ class TollwayClient(LocalOperations, ControlPlane):
             assert exchange.response is not None
             yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
-            self._is_resumed = False  # it may have left a payment on disk that nobody has sent
+            self._is_resumed = False  # a stored payment may not have been sent
             raise
         finally:
             if exchange.response is not None:
                 exchange.response.close()
 
     def resume(self) -> None:
-        """Broadcasts payments that an earlier process stored and perhaps never sent. Done by itself before the first
-        call; waits for nothing and signs nothing."""
+        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it
+        automatically. It waits for no confirmation and signs nothing."""
         self._drive(self._driver.begin_resume(), Exchange(None))
 
-    # ---- Carrying out steps.
+    # ---- Performing steps.
 
     def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
@@ -406,7 +407,7 @@ class TollwayClient(LocalOperations, ControlPlane):
 
 
 class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
-    """`TollwayClient` for asyncio. Safe to use from many tasks; close it, or use it in an `async with`."""
+    """`TollwayClient` for asyncio. Safe to use from many tasks. Close it, or use it in an `async with`."""
 
     def __init__(
         self,
@@ -463,7 +464,7 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
             assert exchange.response is not None
             yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
-            self._is_resumed = False  # it may have left a payment on disk that nobody has sent
+            self._is_resumed = False  # a stored payment may not have been sent
             raise
         finally:
             if exchange.response is not None:
@@ -474,7 +475,7 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
         flow = await asyncio.to_thread(self._driver.begin_resume)
         await self._drive(flow, Exchange(None))
 
-    # ---- Carrying out steps.
+    # ---- Performing steps.
 
     async def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
@@ -495,7 +496,7 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
                 await asyncio.sleep(seconds)
                 return None
             case _:
-                # The store waits for the disk; a loop must not.
+                # In a thread, because the store waits for the disk.
                 return await asyncio.to_thread(self._driver.perform_local, step, exchange.plan)
 
     async def _send(self, step: SendCall, exchange: Exchange) -> GatewayResponse | NoResponse:

@@ -1,9 +1,8 @@
-"""A deadline for a whole exchange, beside the deadlines of its steps: however slowly the other side sends, an exchange
-ends.
+"""A deadline for a whole exchange, beside the timeouts of its steps, so that an exchange ends however slowly the other side sends.
 
-A read timeout of httpx begins anew with each byte, so a response that comes one byte at a time never meets it.
-`within(seconds)` names the end of what runs inside it; the network streams of `open_transport` and `read_in_time` keep
-to it. Ends nest: the earliest one counts.
+A read timeout of httpx restarts with each byte, so a response of one byte at a time never meets it.
+`within(seconds)` sets the deadline of its block; the network streams of `open_transport` and `interrupted` keep
+it. Blocks nest, and the earliest deadline counts.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _ends_at: ContextVar[float | None] = ContextVar("ends_at", default=None)
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """What runs inside has so many seconds, or what is left of an earlier deadline."""
+    """Sets a deadline for its block: `seconds` from now, or an earlier deadline that is in force."""
     outer, ends_at = _ends_at.get(), time.monotonic() + seconds
     token = _ends_at.set(ends_at if outer is None else min(outer, ends_at))
     try:
@@ -49,7 +48,7 @@ def check_deadline() -> None:
 
 @contextlib.asynccontextmanager
 async def interrupted() -> AsyncIterator[None]:
-    """Interrupts the task at the deadline. Raises `httpx.ReadTimeout`."""
+    """Interrupts its block at the deadline. Raises `httpx.ReadTimeout`."""
     try:
         async with asyncio.timeout(remaining_s()):
             yield
@@ -60,8 +59,8 @@ async def interrupted() -> AsyncIterator[None]:
 def fetch_bounded(
     method: str, url: str, *, deadline_s: float, bytes_max: int, content: bytes = b""
 ) -> tuple[int, bytes]:
-    """Status and body of one exchange of its own, as they came, without a content coding asked for. `content` is JSON.
-    Raises OSError for more bytes, `httpx.HTTPError`, `httpx.InvalidURL`."""
+    """Status and body of one exchange on a connection of its own, requested without a content coding. `content`: a JSON body to send.
+    Raises OSError for more than `bytes_max`, `httpx.HTTPError`, `httpx.InvalidURL`."""
     headers = {"Accept-Encoding": "identity"} | ({"Content-Type": "application/json"} if content else {})
     with (
         within(deadline_s),
@@ -76,11 +75,11 @@ def fetch_bounded(
     return response.status_code, bytes(body)
 
 
-# ---- A transport for the synchronous client. It cannot be interrupted, so each wait for the network is shortened.
+# ---- A transport for the synchronous client, which cannot be interrupted: the deadline shortens each network timeout.
 
 
 def open_transport() -> httpx.BaseTransport:
-    """HTTP/1.1 over connections that keep to the deadline. No proxies, no environment, no redirects."""
+    """An HTTP/1.1 transport that keeps the deadline. No proxies, no environment, no redirects."""
     return _Transport()
 
 
@@ -202,7 +201,7 @@ _FAILURES: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (httpcore.NetworkError, httpx.ReadError),
     (httpcore.ProtocolError, httpx.RemoteProtocolError),
 )
-"""The failures of httpcore, the particular ones first, and those of httpx."""
+"""The exceptions of httpcore and their counterparts in httpx. The most specific ones come first."""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""What the synchronous and the asynchronous client share: building requests, signing, the store, every step of a flow that needs no network.
+"""The shared part of the synchronous and the asynchronous client: builds requests, signs, uses the store, and performs every step of a flow
+that needs no network.
 
-`SessionLimit` is a second limit beside the budget of the store, for one client in one run, in memory. What is signed and stored counts
-for good, whatever a gateway or a node says of it later; the exception is an authorisation of which no byte has left this machine.
+`SessionLimit` is a limit of one client in memory, beside the budget of the store. A payment that is signed and stored counts
+permanently, whatever a gateway or a node reports later; the exception is an authorisation of which no byte was sent.
 """
 
 import secrets
@@ -82,7 +83,7 @@ class _Reservation(Enum):
 
 
 class SessionLimit:
-    """Safe to use from many threads at once."""
+    """A limit on the sum that one client signs. Safe to use from many threads at once."""
 
     def __init__(self, cap: Cap | None) -> None:
         self.cap = cap
@@ -92,7 +93,7 @@ class SessionLimit:
     def store(
         self, name: bytes, asset: Asset, amount: int, *, store: Callable[[], StoreOutcome]
     ) -> StoreOutcome:
-        """Stores a payment that this session can afford; it counts from before that. `name`: its hash or nonce."""
+        """Reserves the amount, then stores the payment; `OverBudget` where the limit is exceeded. `name`: its hash or nonce."""
         over = self._reserve(name, asset, amount)
         if isinstance(over, OverBudget):
             return over
@@ -108,7 +109,7 @@ class SessionLimit:
     def _reserve(self, name: bytes, asset: Asset, amount: int) -> "OverBudget | _Reservation":
         atto = to_atto(amount, asset)
         with self._lock:
-            if name in self._signed:  # two calls at once may sign the very same transaction
+            if name in self._signed:  # two concurrent calls can sign the same transaction
                 return _Reservation.EXISTING
             spent = self._sum(asset.symbol)
             limit = None if self.cap is None else self.cap.atto_for(asset.symbol) or 0
@@ -118,12 +119,12 @@ class SessionLimit:
         return _Reservation.NEW
 
     def release(self, name: bytes) -> None:
-        """It never left this process: it was not stored, or no byte of it was sent."""
+        """Releases a payment that never left this process: it was not stored, or no byte of it was sent."""
         with self._lock:
             self._signed.pop(name, None)
 
     def spent(self) -> Mapping[str, int]:
-        """By currency, in 10^-18."""
+        """The signed amounts by currency, in 10^-18."""
         with self._lock:
             symbols = {signed.symbol for signed in self._signed.values()}
             return {symbol: self._sum(symbol) for symbol in sorted(symbols)}
@@ -155,35 +156,35 @@ LocalStep = (
 
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 NODE_BYTES_MAX = 1024 * 1024
-"""Of the answers that are asked of a node, the largest is a receipt."""
+"""The largest response of a node is a transaction receipt."""
 CALL_DEADLINE_S = 420.0
-"""One exchange of a call, to the end of a problem or to the head of another answer: a provider may take 300 s."""
+"""One exchange of a call, to the end of a problem or to the head of another response: a provider may take 300 s."""
 CONTROL_DEADLINE_S = 60.0
 NODE_DEADLINE_S = 20.0
 DEADLINE_S = 900.0
-"""One call in all, from its first request to the end of its answer, its payment included."""
+"""A whole call, from its first request to the end of its response, its payment included."""
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
 NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
 
 
 class ClientOptions(TypedDict, total=False):
-    """What both clients take beside the gateway's URL.
+    """The options of both clients, beside the gateway's URL.
 
-    `rpc_urls`: a node per chain id; only on those chains is anything paid, and on `chains`: there by authorisations
-    alone, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`. `max_price`: the most one call may cost,
-    `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
-    `max_fee`: the most that the network fee of one payment may be, in the native currency, written alike, see
-    `client/fee_limit.py`. `before_signing`: is given each payment before it is signed, and stops it by an exception; the
+    `rpc_urls`: a node per chain id; the client pays on these chains only. `chains`: further chains, where it pays by
+    authorisations only, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`. `max_price`: the maximum price of a
+    call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: one dollar, dollars only).
+    `max_fee`: the maximum network fee of one payment, in the native currency, same format, see
+    `client/fee_limit.py`. `before_signing`: called with each payment before it is signed; an exception stops it. The
     asynchronous client calls it in a thread.
-    `budget`: the most that all payments in this store may sum up to, written alike; `session_budget`: the most that this
-    client may sign. `store_path`: the file of payments,
-    shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
-    where it is reached under another. `patience`: how long a call waits for its payment.
-    `deadline_s`: the seconds that a call may last in all, however slowly the answer comes (default 900); of `stream`, until
-    its head. `assets`: tokens whose symbol
-    and decimals need no asking, beyond the presets. `allow_http`: the gateway and the nodes may be reached without TLS also
-    where they are not on loopback. `now_ms` and `entropy`: clock and randomness, for tests.
+    `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this
+    client signs. `store_path`: the file of payments,
+    shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the public URL of the gateway,
+    where it is reached by another URL. `patience`: how long a call waits for its payment.
+    `deadline_s`: the maximum duration of a call in seconds (default 900); of `stream`, until
+    its head. `assets`: tokens besides the presets, whose symbol
+    and decimals are then not read from a node. `allow_http`: allows URLs without TLS that are not on loopback.
+    `now_ms` and `entropy`: clock and randomness, for tests.
     """
 
     wallet: Wallet | None
@@ -206,15 +207,15 @@ class ClientOptions(TypedDict, total=False):
 
 
 class Driver:
-    """Safe to use from many threads and tasks at once; it keeps no state of a call. Raises ValueError for options
-    that make no sense, TypeError for unknown ones."""
+    """The shared part of a client. Safe to use from many threads and tasks at once. Raises ValueError for invalid
+    options, TypeError for unknown ones."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
         check_names(options, ClientOptions.__annotations__, of="the client")
         for url in (gateway_url, *options.get("rpc_urls", {}).values()):
             check_tls(url, allow_http=options.get("allow_http", False))
         self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
-        # What the signature names is the gateway's public URL; under which address it is reached does not matter.
+        # Signatures cover the gateway's public URL, not the URL at which it is reached.
         self.origin = parse_origin(options.get("public_url") or self.root)
         self.wallet = options.get("wallet")
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
@@ -238,15 +239,15 @@ class Driver:
             (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
         }
         path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
-        # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
-        # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
+        # Payments of one call's price, made by calls that are running now; other calls must not spend them.
+        # In memory on purpose: after a crash no call reserves the payment, and the next call spends it.
         self._reserved_by: dict[TxHash, CallPlan] = {}
-        # Authorisations likewise, by nonce; and those that calls of this process have left without an outcome.
+        # Authorisations of running calls, by nonce; and those that ended calls of this process left without an outcome.
         self._submitted: dict[bytes, CallPlan] = {}
         self._left_open: set[bytes] = set()
-        # Keys of requests that were begun before, and are without an answer.
+        # Keys of requests that were begun before and have no response yet.
         self._repeated_keys: set[str] = set()
-        # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
+        # Held while a payment is stored and reserved, so that no other call sees it stored and not reserved.
         self._reservation_lock = threading.Lock()
         self.store = PaymentStore(Path(path), now_ms=self._now_ms)
 
@@ -272,11 +273,11 @@ class Driver:
     # ---- One call.
 
     def plan_call(self, api_id: str, path: str, options: CallOptions) -> CallPlan:
-        """Raises ValueError for what cannot be sent."""
+        """Raises ValueError for a request that cannot be sent."""
         return plan_call(self.root, api_id, path, options, defaults=self._rules)
 
     def begin_call(self, plan: CallPlan) -> Flow[CallResult]:
-        """The flow that brings this call to its end."""
+        """The flow of this call."""
         if self.wallet is None:
             return free_flow(plan.rules)
         source = PaymentSource(
@@ -289,7 +290,7 @@ class Driver:
         return pay_flow(source, plan.rules)
 
     def begin_resume(self) -> Flow[None]:
-        """The flow that broadcasts again what an earlier process may have left unsent."""
+        """The flow that broadcasts payments which an earlier process may not have sent."""
         unresolved = () if self.wallet is None else self.store.unresolved(self.wallet.address)
         return resume_transfers([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
 
@@ -303,7 +304,7 @@ class Driver:
         return request
 
     def perform_local(self, step: LocalStep, plan: CallPlan | None) -> StepOutcome:
-        """Everything a flow asks for that needs no network. May wait for the disk."""
+        """Performs a step that needs no network. May wait for the disk."""
         wallet = self.wallet
         assert wallet is not None, "a flow without a wallet does not sign or store"
         match step:
@@ -386,7 +387,7 @@ class Driver:
         return found
 
     def _store_transfer(self, step: StoreTransfer, plan: CallPlan) -> StoreOutcome:
-        """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""
+        """Only the call that stored a payment reserves it: two concurrent calls can sign the same transaction."""
         tx_hash = step.transfer.tx_hash
         with self._reservation_lock:
             others = self._reserved_by_others(plan)
@@ -406,15 +407,14 @@ class Driver:
 
     def _find_payments(self, step: FindPayments, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
         with self._reservation_lock:
-            others = self._reserved_by_others(
-                plan
-            )  # before the look: who ends in between has written down what is left
+            # Before the read of the store: a call that ends in between has stored what is left.
+            others = self._reserved_by_others(plan)
             known = self.store.find_payments(
                 payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
             )
             if plan.idempotency_key in self._repeated_keys and not step.payees:
-                # What the earlier run paid may be spent, and its answer still be there: the key finds it, and any
-                # payment of ours that counts there says who asks. Shown first, so that nothing is paid for it again.
+                # The payment of the earlier run may be spent, and its response still be stored. The key finds it, and any
+                # payment of this wallet that counts there proves the payer. It comes first, so that nothing is paid again.
                 known = (
                     *self.store.find_last_exhausted(
                         payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id
@@ -424,15 +424,15 @@ class Driver:
         return tuple(transfer for transfer in known if transfer.tx_hash not in others)
 
     def _reserved_by_others(self, plan: CallPlan) -> frozenset[TxHash]:
-        """What other running calls speak for."""
+        """The payments that other running calls have reserved."""
         owners = self._reserved_by.copy()
         return frozenset(tx_hash for tx_hash, owner in owners.items() if owner is not plan)
 
     def end_call(self, plan: CallPlan) -> None:
-        """The call has its answer, or failed: what it left unspent is anybody's."""
+        """Ends a call, with or without a response: other calls may spend what it left."""
         for tx_hash in [tx_hash for tx_hash, owner in self._reserved_by.copy().items() if owner is plan]:
             self._reserved_by.pop(tx_hash, None)
-        # A call that was cancelled has not told what became of its authorisation: the same request shows it again.
+        # A cancelled call has recorded no outcome of its authorisation: the same request sends it again.
         for nonce in [nonce for nonce, owner in self._submitted.copy().items() if owner is plan]:
             self._left_open.add(nonce)
             self._submitted.pop(nonce, None)
@@ -440,7 +440,7 @@ class Driver:
     # ---- The control plane.
 
     def build_control(self, control_request: ControlRequest) -> httpx.Request:
-        """Raises `CannotPay` when it has to be signed and there is no wallet."""
+        """Raises `CannotPay` where the request must be signed and there is no wallet."""
         request = httpx.Request(
             control_request.method,
             f"{self.root}{API_PREFIX}{control_request.path}",
@@ -458,7 +458,7 @@ class Driver:
 
     def _sign_control(self, request: httpx.Request, control_request: ControlRequest) -> HeaderPairs:
         if self.wallet is None:
-            raise CannotPay("This request has to be signed, and there is no wallet.")
+            raise CannotPay("This request must be signed, and there is no wallet. Configure a wallet.")
         raw_path, _, query = request.url.raw_path.partition(b"?")
         signed_request = SignedRequest(
             method=control_request.method,
@@ -488,14 +488,14 @@ class Driver:
 
 
 def check_tls(url: str, *, allow_http: bool) -> None:
-    """Raises `HttpNotAllowed` for `http://` beyond loopback. It names no URL: those of nodes carry keys."""
+    """Raises `HttpNotAllowed` for `http://` to a host that is not on loopback. Its text holds no URL, because URLs of nodes hold keys."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
-        return  # no request goes there, and the refusal of that is not about TLS
+        return  # httpx refuses the URL itself
     if parsed.scheme == "http" and not allow_http and not is_loopback(parsed.host):
         raise HttpNotAllowed(
-            f"{parsed.host} would be reached without TLS: use https, or allow it (--allow-http, allow_http=True)"
+            f"the URL of {parsed.host} has no TLS: use https, or allow it (--allow-http, allow_http=True)"
         )
 
 
@@ -508,7 +508,7 @@ def _read_clock() -> int:
 
 
 class Exchange:
-    """The real answer behind the flow's last `GatewayResponse`, and its body where that is read already."""
+    """The HTTP response of the flow's last `GatewayResponse`, and its body where that has been read."""
 
     __slots__ = ("content", "plan", "response")
 

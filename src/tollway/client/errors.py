@@ -1,20 +1,21 @@
-"""Why a call or a payment did not come to its end, by name, so that callers can catch exactly what they mean.
+"""The exceptions of the client: one class for each reason why a call or a payment failed.
 
     CallerFailure
-    ├── GatewayRefused        the gateway said no (its code and problem document)
-    ├── AnswerMalformed       the gateway's answer is not the document that was asked for
-    ├── GatewayUnreachable    no answer came; `is_sent` tells whether it may have been served
-    ├── AnswerUnreadable      the answer came, and its content coding is not what it says
+    ├── GatewayRefused        the gateway refused (its code and problem document)
+    ├── AnswerMalformed       the gateway's response is not the requested document
+    ├── GatewayUnreachable    no response arrived; `is_sent`: the request may have been served
+    ├── AnswerUnreadable      the response's body does not match its content coding
     ├── NotPaid               nothing was spent
-    │   ├── PriceAboveMax     dearer than the caller allows
-    │   ├── FeeAboveMax       its network fee could be higher than the caller allows
+    │   ├── PriceAboveMax     the price is above the limit
+    │   ├── FeeAboveMax       the network fee could be above the limit
     │   ├── BudgetExhausted   the total would exceed the budget
-    │   └── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
-    ├── PaymentPending        our payment is on its way; ask again later, it is never made twice
-    ├── PaymentRefused        our payment is mined, yet the gateway does not count it
-    └── CallHeld              the outcome of a paid call is unknown, or its money is held; ask `call_url`
+    │   ├── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
+    │   └── NodeUnreachable   the chain node gave no usable response
+    ├── PaymentPending        the payment is signed and not usable yet; repeat later, it is never made twice
+    ├── PaymentRefused        the payment is mined, and the gateway does not count it
+    └── CallHeld              the outcome of a paid call is unknown, or its price is held; read `call_url`
 
-`code` is stable. `is_retryable`: the same request later can succeed, without another payment.
+`code` is stable. `is_retryable`: the same request can succeed later, without another payment.
 """
 
 import re
@@ -40,13 +41,15 @@ class CallerFailure(Exception):
 
 
 class GatewayRefused(CallerFailure):
-    """The gateway answered with a problem. `problem` is its document (RFC 9457). A code that is none is `unknown`."""
+    """The gateway responded with a problem. `problem`: its document (RFC 9457). `code`: from the document; `unknown` for an invalid one."""
 
     def __init__(self, status: int, problem: Mapping[str, object]) -> None:
         detail, code = problem.get("detail"), problem.get("code")
         is_detail = isinstance(detail, str) and detail != ""
         super().__init__(
-            str(detail)[:DETAIL_CHARACTERS_MAX] if is_detail else f"The gateway answered {status}."
+            str(detail)[:DETAIL_CHARACTERS_MAX]
+            if is_detail
+            else f"The gateway responded with status {status}."
         )
         self.status = status
         self.problem = problem
@@ -55,13 +58,13 @@ class GatewayRefused(CallerFailure):
 
 
 class AnswerMalformed(CallerFailure):
-    """The gateway's answer is not the document that was asked for: no JSON object, or without a member that it must have."""
+    """The gateway's response is not the requested document: it is no JSON object, or a required member is missing."""
 
     code = "answer_malformed"
 
 
 class GatewayUnreachable(CallerFailure):
-    """No answer came from the gateway."""
+    """No response arrived from the gateway. `is_sent`: the request may have left."""
 
     code = "gateway_unreachable"
     is_retryable = True
@@ -69,12 +72,12 @@ class GatewayUnreachable(CallerFailure):
     def __init__(self, detail: str, *, is_sent: bool, transaction: TxHash | None = None) -> None:
         super().__init__(detail, transaction=transaction)
         self.is_sent = is_sent
-        # A paid call that left may have been served: whether to run it again is for the caller to decide.
+        # A paid call that was sent may have been served, so the caller decides whether to run it again.
         self.is_retryable = not (is_sent and transaction is not None)
 
 
 class AnswerUnreadable(CallerFailure):
-    """The body of an answer has a content coding that is not what it says. Its bytes are there (`iter_raw`)."""
+    """The body of a response does not match its content coding. Its raw bytes are readable (`iter_raw`)."""
 
     code = "answer_unreadable"
 
@@ -86,13 +89,13 @@ class NotPaid(CallerFailure):
 
 
 class PriceAboveMax(NotPaid):
-    """The call costs more than the caller allows."""
+    """The price of the call is above the caller's limit."""
 
     code = "price_above_max"
 
 
 class FeeAboveMax(NotPaid):
-    """By the word of the node, the network fee of the payment could be higher than the caller allows."""
+    """By the node's figures, the network fee of the payment could be above the caller's limit."""
 
     code = "fee_above_max"
 
@@ -104,29 +107,29 @@ class BudgetExhausted(NotPaid):
 
 
 class CannotPay(NotPaid):
-    """No offer that this wallet can pay."""
+    """There is no offer that this wallet can pay."""
 
     code = "cannot_pay"
 
 
 class NodeUnreachable(NotPaid):
-    """The chain node gave no usable answer before anything was signed."""
+    """The chain node gave no usable response before anything was signed."""
 
     code = "node_unreachable"
     is_retryable = True
 
 
 class PaymentPending(CallerFailure):
-    """Our payment is signed and stored, and not usable yet. Repeat the call: it continues with the same payment."""
+    """The payment is signed and stored, and not usable yet. Repeat the call: it continues with the same payment."""
 
     code = "payment_pending"
     is_retryable = True
 
 
 class PaymentRefused(CallerFailure):
-    """The gateway does not count a payment of ours, calls a fresh one spent, or asks for more than a difference. The
-    call ends without another payment; a transfer that is not counted blocks its payee until it is resolved. Without a
-    `transaction` it was an authorisation: it counts as spent until the chain shows that it can never be cashed."""
+    """The gateway does not count a payment of this wallet, reports a new one as spent, or requests more than a difference. The
+    call ends without another payment. A transfer that is not counted blocks its payee until it is resolved. Without a
+    `transaction` the payment was an authorisation: it counts as spent until the chain shows that it can never be settled."""
 
     code = "payment_refused"
 
@@ -136,9 +139,9 @@ class PaymentRefused(CallerFailure):
 
 
 class CallHeld(CallerFailure):
-    """The call left and its outcome is unknown, or what could pay it is held by such a call. Nothing more was paid. Ask
-    `call_url`, or `/payments/{tx}` and `/history`; or wait: held prices come back. `is_retryable` with an open
-    authorisation: the same request again shows the same one."""
+    """The call was sent and its outcome is unknown, or such a call holds the credit that could pay. Nothing more was paid. Read
+    `call_url`, or `/payments/{tx}` and `/history`; or wait: a held price is released later. `is_retryable` with an open
+    authorisation: the same request sends the same authorisation again."""
 
     code = "call_held"
 
@@ -158,17 +161,17 @@ class CallHeld(CallerFailure):
 
 
 class StoreUnusable(StorageUnavailable):
-    """The store cannot be used until its owner does something: it is no database or a damaged one, a row holds what this
-    version does not know, or the file cannot be opened. Nothing is signed meanwhile."""
+    """The store cannot be used until its owner repairs it: the file is no database, is damaged or cannot be opened, or a row is of a newer
+    version. Nothing is signed meanwhile."""
 
 
 class HeaderInvalid(ValueError):
-    """A header's name or value that no request can have."""
+    """A header has an invalid name or value."""
 
     code = "header_invalid"
 
 
 class HttpNotAllowed(ValueError):
-    """A URL without TLS that is not on loopback, and that the caller did not allow."""
+    """A URL without TLS is not on loopback, and the caller did not allow it."""
 
     code = "http_not_allowed"

@@ -1,11 +1,11 @@
-"""The most that one payment may cost in network fees. Pure.
+"""A limit on the network fee of one payment. Pure.
 
-Gas, base fee and priority fee are the word of a node. What they amount to at most is held against a limit before
-anything is signed: the caller's own `max_fee`, or without one the lower of two. A maximum for each network, in its native
-currency; and, for payments in dollars or in the native currency, ten times the payment, or 0.05 dollars where that is more.
-The price of a native coin is the preset of `payments/settlement_rules.py`: it goes out of date, and no oracle is asked.
+A node reports gas, base fee and priority fee. Before anything is signed, their maximum is compared with a limit:
+the caller's `max_fee`, or the lower of two presets. The first is a maximum for each network, in its native
+currency. The second is for payments in dollars or in the native currency: ten times the payment, or 0.05 dollars where that is more.
+The price of a native coin is the preset of `payments/settlement_rules.py`: it goes out of date, because no oracle is read.
 
-A rollup may charge for its data beside gas. Its own contracts set that part, and no field of a transaction bounds it.
+A rollup may charge for its data besides gas. Its own contracts set that part, and no field of a transaction limits it.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ GAS_MAX = 1_000_000
 """Some rollups count their data fee as gas; a token transfer stays far below this on all of them."""
 FEE_MULTIPLE = 10
 FEE_MIN_DOLLARS_ATTO = 5 * 10**16
-"""Ten times a very small payment would not pay for any transaction."""
+"""A minimum, because ten times a very small payment is less than the fee of any transaction."""
 GWEI = 10**9
 
 _PRESETS: Mapping[ChainId, NetworkPreset] = {preset.chain_id: preset for preset in PRESETS.values()}
@@ -29,7 +29,7 @@ _PRESETS: Mapping[ChainId, NetworkPreset] = {preset.chain_id: preset for preset 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FeeMaximum:
-    """Of one network: a fee and a priority fee that payments there never need."""
+    """The maximum of one network: a fee and a priority fee above those of any payment there."""
 
     fee_wei: int
     tip_wei: int
@@ -49,7 +49,7 @@ _MAXIMA: Mapping[int, _FeeMaximum] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFee:
-    """What a node wants for one transaction. `price_wei`: the most for one gas, `tip_wei` of it for the block's maker."""
+    """The fee of one transaction by a node. `price_wei`: the maximum per gas; `tip_wei`: the part of it for the block producer."""
 
     chain_id: ChainId
     gas: int
@@ -58,37 +58,35 @@ class NetworkFee:
 
     @property
     def max_wei(self) -> int:
-        """The most that the transaction can take for its gas."""
+        """The maximum cost of the transaction's gas."""
         return self.gas * self.price_wei
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeeLimit:
-    """`tip_wei` None: the caller's own limit alone bounds it."""
+    """A limit on a fee. `tip_wei` None: the priority fee has no limit of its own."""
 
     fee_wei: int
     tip_wei: int | None
 
     def find_excess(self, fee: NetworkFee) -> str | None:
-        """What is too much, in a sentence; None for a fee within the limit."""
+        """The excess, as a sentence; None for a fee within the limit."""
         fee_text, limit = format_fee(fee.chain_id, fee.max_wei), format_fee(fee.chain_id, self.fee_wei)
         if fee.max_wei > self.fee_wei:
             price = format_decimal(fee.price_wei, decimals=9)
             return (
-                f"The network fee on chain {fee.chain_id} could be {fee_text} ({fee.gas} gas at up to {price} gwei, by the"
-                f" word of your node); allowed is {limit}"
+                f"The network fee on chain {fee.chain_id} could be {fee_text} ({fee.gas} gas at up to {price} gwei, by"
+                f" your node); the limit is {limit}"
             )
         if self.tip_wei is not None and fee.tip_wei > self.tip_wei:
             tip, most = (format_decimal(wei, decimals=9) for wei in (fee.tip_wei, self.tip_wei))
-            return (
-                f"Your node asks a priority fee of {tip} gwei on chain {fee.chain_id}; allowed is {most} gwei"
-            )
+            return f"Your node reports a priority fee of {tip} gwei on chain {fee.chain_id}; the limit is {most} gwei"
         return None
 
 
 def limit_fee(asset: Asset, amount: int, own: Cap | None) -> FeeLimit:
-    """The limit for a payment of `amount` base units. `own`: `max_fee`, by the symbol of the native currency; a
-    currency that it does not name keeps the preset."""
+    """The limit for a payment of `amount` base units. `own`: the caller's `max_fee`, by the symbol of the native currency; for other
+    currencies the preset applies."""
     preset = _PRESETS.get(asset.chain_id)
     named = None if own is None else own.atto_for(native_symbol(asset.chain_id))
     if named is not None:
@@ -101,10 +99,10 @@ def limit_fee(asset: Asset, amount: int, own: Cap | None) -> FeeLimit:
 
 
 def _multiple_wei(asset: Asset, amount: int, preset: NetworkPreset | None) -> int | None:
-    """Ten times the payment in native units, rounded down; None where the two cannot be compared."""
+    """Ten times the payment in native units, rounded down; None where the two currencies cannot be compared."""
     defaults = None if preset is None else settlement_defaults(asset.chain_id, preset.kind)
     price_atto = parse_amount((defaults and defaults.native_price) or "0", decimals=ATTO_DECIMALS)
-    if not price_atto:  # not known, or the coin of a test network
+    if not price_atto:  # unknown, or the coin of a test network
         return None
     min_wei: int = FEE_MIN_DOLLARS_ATTO * 10**ATTO_DECIMALS // price_atto
     multiple_wei: int = FEE_MULTIPLE * to_atto(amount, asset)
@@ -116,11 +114,11 @@ def _multiple_wei(asset: Asset, amount: int, preset: NetworkPreset | None) -> in
 
 
 def native_symbol(chain_id: ChainId) -> str:
-    """`ETH`; `native` where the network is not known."""
+    """The symbol of the native currency, such as `ETH`; `native` for an unknown network."""
     preset = _PRESETS.get(chain_id)
     return "native" if preset is None else preset.native_symbol
 
 
 def format_fee(chain_id: ChainId, wei: int) -> str:
-    """`0.000131 ETH`."""
+    """Formats a fee as `0.000131 ETH`."""
     return f"{format_decimal(wei, decimals=ATTO_DECIMALS)} {native_symbol(chain_id)}"

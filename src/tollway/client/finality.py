@@ -1,11 +1,11 @@
-"""What a wallet's own node says once it is final: the only word by which a signed payment stops counting. Sub-flows of
-the payer. Pure; they yield steps.
+"""Finality by the wallet's own node: the only fact by which a signed payment stops counting as spent. Sub-flows of
+`client/flow.py`. Pure; they yield steps.
 
-A released authorisation can be cashed until its `validBefore` (EIP-3009: the token compares it with the block's
-timestamp). A final block of that time or later in which the token does not know the nonce ends that for good. A
-transaction that a receipt calls reverted can be replaced by a reorganisation until its block is final.
+A released authorisation can be settled until its `validBefore` (EIP-3009: the token compares it with the block's
+timestamp). In a final block of that time or later, an unused nonce proves that it can never be settled. A
+transaction with a reverted receipt can be replaced by a reorganisation until its block is final.
 
-A node that is away, refuses or answers nonsense changes nothing: what is signed goes on counting.
+A node that is away, refuses or returns invalid data changes nothing: signed payments go on counting.
 """
 
 import re
@@ -31,7 +31,7 @@ from tollway.client.steps import (
 from tollway.ids import ChainId, TxHash, keccak256
 
 FINAL_DEPTH = 4_800
-"""Blocks behind the head that count as final where a node knows no `finalized`: the deepest of the presets."""
+"""The depth that counts as final where a node does not support `finalized`: the deepest of the presets."""
 
 _AUTHORIZATION_STATE = keccak256(b"authorizationState(address,bytes32)")[:4]
 _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
@@ -39,26 +39,26 @@ _STATES = {
     "0x" + "0" * 64: AuthorizationState.EXPIRED,
     "0x" + "0" * 63 + "1": AuthorizationState.CHARGED,
 }
-"""What `authorizationState` answers, after `validBefore`: unused, used."""
+"""The meaning of a result of `authorizationState` after `validBefore`: 0 unused, 1 used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalBlock:
-    """A block that no reorganisation replaces, by the word of one node. `time_s`: its timestamp."""
+    """A block that one node reports as final. `time_s`: its timestamp."""
 
     number: int
     time_s: int
 
 
 def parse_quantity(value: object) -> int | None:
-    """A JSON-RPC quantity: `0x` + hex. None for everything else."""
+    """Parses a JSON-RPC quantity: `0x` + hex. None for any other value."""
     if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
         return None
     return int(value, 16)
 
 
 def fetch_final_block(chain_id: ChainId) -> Flow[FinalBlock | None]:
-    """The newest final block; one `FINAL_DEPTH` below the head where the node knows no `finalized`."""
+    """The newest final block; where the node does not support `finalized`, the block `FINAL_DEPTH` below the head."""
     outcome = yield QueryNode(chain_id=chain_id, method="eth_getBlockByNumber", params=("finalized", False))
     if isinstance(outcome, NodeUnavailable):
         return None
@@ -85,8 +85,8 @@ def _read_block(block: object) -> FinalBlock | None:
 
 
 def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
-    """A second look at a transaction that a first receipt calls reverted: the node must have finalised its block, and
-    say the same again."""
+    """Checks again a transaction whose first receipt was reverted: its block must be final, and the receipt still
+    reverted."""
     final = yield from fetch_final_block(chain_id)
     if final is None:
         return False
@@ -102,10 +102,10 @@ def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
 
 
 def expire_released() -> Flow[frozenset[bytes]]:
-    """Looks at released authorisations whose time is over, and gives the nonces of those that can never be cashed.
+    """Checks released authorisations after their `validBefore`; returns the nonces of those that can never be settled.
 
-    At most one block and `authorization_rows.RELEASED_MAX` looks for each chain. One that was cashed after all is
-    written down as charged.
+    Reads at most one block and `store.RELEASED_MAX` states for each chain. An authorisation that was settled after all is
+    recorded as charged.
     """
     released = yield FindReleasedAuthorizations()
     assert isinstance(released, tuple)
@@ -124,11 +124,11 @@ def expire_released() -> Flow[frozenset[bytes]]:
 def _expire_before(final: FinalBlock, waiting: Sequence[SignedAuthorization]) -> Flow[frozenset[bytes]]:
     expired: set[bytes] = set()
     for signed in waiting:
-        if final.time_s < signed.valid_before:  # a token takes it while the time of its block is below that
+        if final.time_s < signed.valid_before:  # the token still accepts it in a block of this time
             continue
         outcome = yield _query_state(signed, hex(final.number))
         if isinstance(outcome, NodeError):
-            # A node that keeps few states knows the head alone. What is unused there was unused in every block before.
+            # A node without old states has only that of the head. A nonce that is unused there was unused in every block before.
             outcome = yield _query_state(signed, "latest")
         if not isinstance(outcome, NodeResult):
             break
@@ -147,8 +147,8 @@ def _query_state(signed: SignedAuthorization, block: str) -> QueryNode:
 
 
 def store_in_budget(step: StoreTransfer | StoreAuthorization) -> Flow[StoreOutcome]:
-    """Stores. Where the wallet's budget is exhausted, first asks the chain which released authorisations have ended,
-    and stores once more if that frees anything."""
+    """Stores a payment. Where the wallet's budget is exhausted, checks on the chain which released authorisations have expired,
+    and stores again if one has."""
     outcome = yield step
     if isinstance(outcome, OverBudget) and outcome.limit == BUDGET and (yield from expire_released()):
         outcome = yield step

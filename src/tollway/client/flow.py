@@ -1,23 +1,23 @@
-"""One call, from the first request to its response, with the payment in between, on the rail that the rules prefer. A generator
+"""The flow of one call, from the first request to its response, with its payment, on the rail that the rules prefer. A generator
 without I/O.
 
-It yields steps (`client/steps.py`) and is sent their outcomes, so the synchronous client, the asynchronous client and the tests
+It yields steps (`client/steps.py`) and receives their outcomes, so the synchronous client, the asynchronous client and the tests
 drive the same flow. It has no clock, no randomness and no key.
 
-Rails: `tx`, a transfer of the wallet, which costs gas, may prepay many calls, and leaves credit; `x402`, an authorisation, which
-costs no gas and pays exactly one call, once that was served. `auto` takes x402 for one call; tx where several are to be prepaid, or
-where credit covers part of the price; and the other one where the first cannot pay. `tx` and `x402` by name never fall back.
+Rails: `tx` is a transfer of the wallet, which costs gas, can prepay many calls, and leaves credit. `x402` is an authorisation, which
+costs no gas and pays exactly one call, after that was served. `auto` uses x402 for one call; tx where several calls are prepaid, or
+where credit covers part of the price; and the other rail where the first cannot pay. `tx` and `x402` by name never fall back.
 
 Rules:
 
-* nothing is paid that exceeds what the caller allows, whatever amounts the gateway names;
-* a payment is on disk before anything of it is sent, and a payee with an unresolved payment of ours is not paid again;
+* the client never pays more than the caller allows, whatever amounts the gateway names;
+* a payment is stored on disk before it is sent, and a payee with an unresolved payment of this wallet is not paid again;
 * only a 402 of the gateway itself can lead to a payment; a response relayed from an upstream never does;
-* a call pays once; after that only a difference, to the same payee in the same asset, and all of it within the cap. A second whole
-  payment follows only when the wallet's payment store says that the first one bought another call of ours;
+* a call pays once; after that only a difference, to the same payee in the same asset, and the sum stays within the limit. A second whole
+  payment follows only where the wallet's store shows that the first one bought another call of this wallet;
 * a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it;
-* one authorisation a call, and a second payment only after a 402 (`client/authorization.py`). A gateway that says 402 can still
-  cash the first: all that a call signs stays within `max_price`.
+* a call has one authorisation, and a second payment only after a 402 (`client/authorization.py`). A gateway that responds with 402 can still
+  settle the first: the sum of all that a call signs stays within `max_price`.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ from tollway.ids import Address, TxHash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentOptions:
-    """Every way to pay that a 402 names and that this client can go."""
+    """The offers of a 402 that this client supports."""
 
     tx: tuple[TransferOffer, ...]
     x402: tuple[X402Offer, ...]
@@ -93,7 +93,7 @@ class PaymentOptions:
         return not (self.tx or self.x402)
 
     def or_else(self, earlier: Self | None) -> Self | None:
-        """These, unless they name no way at all."""
+        """These options; `earlier` where they are empty."""
         return earlier if self.is_empty else self
 
     @property
@@ -111,8 +111,8 @@ def sign_payment(
     paid: Sequence[Transfer] = (),
     rejected: Sequence[SignedAuthorization] = (),
 ) -> Flow[StoredTransfer | SignedAuthorization]:
-    """Signs once, on the rail that the rules prefer or the next that they allow. What comes back is on disk, and
-    nobody has seen it. `paid`, `rejected`: what this call has signed already. Raises `NotPaid` where there is no way."""
+    """Signs one payment, on the first rail of the rules that can pay. The result is stored on disk and not sent
+    yet. `paid`, `rejected`: the earlier payments of this call. Raises `NotPaid` where no rail can pay."""
     reasons: list[str] = []
     is_fee_above = False
     for rail in _order_rails(rules, short, paid):
@@ -132,7 +132,7 @@ def sign_payment(
 def _order_rails(
     rules: CallRules, short: InsufficientCredit | None, paid: Sequence[Transfer]
 ) -> tuple[str, ...]:
-    if paid:  # this call has paid by a transfer: nothing but a difference is left
+    if paid:  # this call has paid by a transfer: only a difference can be left
         return ("tx",)
     if rules.rail != "auto":
         return (rules.rail,)
@@ -152,14 +152,14 @@ RETRY_AFTER_MAX_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SignedResponse:
-    """`is_doubtful`: an earlier sending of the same proof left and got no answer."""
+    """The response to a signed call. `is_doubtful`: an earlier request with the same proof was sent and got no response."""
 
     response: GatewayResponse
     is_doubtful: bool
 
 
 def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
-    """One call. Ends with its answer, whatever that says, or raises a `CallerFailure`."""
+    """The flow of one call that may be paid. Returns its response, of any status, or raises a `CallerFailure`."""
     _check_rules(rules)
     left = yield from _submit_left_open(rules)
     if isinstance(left, CallResult):
@@ -215,38 +215,38 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
             payment = yield from _pay(options, short, source, rules, frozenset(tried), paid, rejected)
             if isinstance(payment, CallResult):
                 return payment
-            if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
+            if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just refused it
                 break
             if payment.is_new:
                 stored.append(payment.transfer)
-            if payment.is_reserved:  # it will be spent by the call that made it; then it is our turn to pay
+            if payment.is_reserved:  # the call that made it will spend it; after that this call pays
                 yield from wait_for_confirmation(payment.transfer, rules.patience)
                 has_found_payments = False
                 continue
             queue = [payment.transfer]
             short = None
     raise PaymentPending(
-        "Other calls of this wallet spent what was paid for this one. Repeat it, or pay for more calls at once."
+        "Other calls of this wallet spent the payments of this call. Repeat it, or prepay more calls at once."
     )
 
 
 def _check_rules(rules: CallRules) -> None:
-    """Raises ValueError for rules that make no sense."""
+    """Raises ValueError for invalid rules."""
     if not 1 <= rules.prepay <= PREPAY_MAX:
-        raise ValueError(f"prepay is a number of calls from 1 to {PREPAY_MAX}")
+        raise ValueError(f"prepay must be a number of calls from 1 to {PREPAY_MAX}")
     if rules.prepay > 1 and rules.rail == "x402":
         raise ValueError("an authorisation pays one call; prepay needs the rail tx or auto")
 
 
 def _check_own_payment(transfer: Transfer, outcome: PaymentOutcome | None) -> None:
-    """About a payment that this very call has made: a gateway that does not take it gets no second one."""
+    """Raises where a payment of this call was refused: the gateway gets no second one."""
     match outcome:
         case None:
             raise CannotPay("The transfer failed on the chain.", transaction=transfer.tx_hash)
         case PaymentExhausted(is_ours=False):
             raise PaymentRefused(
-                f"The gateway calls the payment {transfer.tx_hash} of {transfer.describe()} spent, and no other call"
-                f" of this wallet is known to have used it. {advise_lookup(transfer)}",
+                f"The gateway reports the payment {transfer.tx_hash} of {transfer.describe()} as spent, and no other"
+                f" known call of this wallet has used it. {advise_lookup(transfer)}",
                 transaction=transfer.tx_hash,
                 reason=Code.PAYMENT_ALREADY_USED.value,
             )
@@ -257,7 +257,7 @@ def _check_own_payment(transfer: Transfer, outcome: PaymentOutcome | None) -> No
 
 
 def _wait_for(busy: CreditHeld, waited_s: float, rules: CallRules) -> Flow[float]:
-    """Pauses until the payment may be free again, and gives the seconds waited in all. Raises `CallHeld`."""
+    """Pauses until the payment may be released; returns the total of seconds waited. Raises `CallHeld`."""
     retry_after_s = busy.response.retry_after_s
     pause_s = RETRY_AFTER_S if retry_after_s is None else max(1, retry_after_s)
     if waited_s + pause_s > rules.patience.wait_s:
@@ -267,10 +267,10 @@ def _wait_for(busy: CreditHeld, waited_s: float, rules: CallRules) -> Flow[float
 
 
 def free_flow(rules: CallRules) -> Flow[CallResult]:
-    """One call without a wallet: whatever costs nothing."""
+    """The flow of one call without a wallet. Raises `CannotPay` where it costs something."""
     response = yield from _send_unsigned(rules)
     if response.code == Code.PAYMENT_REQUIRED.value:
-        raise CannotPay(f"{read_detail(response)} There is no wallet to pay with.")
+        raise CannotPay(f"{read_detail(response)} There is no wallet to pay with. Configure a wallet.")
     return CallResult(response=response)
 
 
@@ -281,7 +281,7 @@ def _find_payments(payees: tuple[Address, ...] = ()) -> Flow[tuple[Transfer, ...
 
 
 def _check_rejected(refused: Sequence[tuple[Transfer, PaymentRejected]], options: PaymentOptions) -> None:
-    """A payee that holds money of ours which the gateway does not count is not sent more."""
+    """Raises where a payee already has a payment of this wallet that the gateway does not count."""
     for transfer, outcome in refused:
         if transfer.pay_to in options.payees:
             raise _explain_rejected(transfer, outcome)
@@ -309,8 +309,8 @@ def _pay(
     paid: Sequence[Transfer],
     rejected: list[AuthorizationRejected],
 ) -> Flow[StoredTransfer | CallResult]:
-    """A transfer that is on disk, or a call that an authorisation has paid. One that the gateway does not take joins
-    `rejected`, and is followed by one more payment at most, by the terms of the 402 that said so."""
+    """A stored transfer, or a call that an authorisation has paid. An authorisation that the gateway refuses is added to
+    `rejected`; at most one more payment follows, by the offers of the 402 that refused it."""
     for _ in range(1 + REJECTED_AUTHORIZATIONS_MAX):
         signed = [unpaid.authorization for unpaid in rejected]
         try:
@@ -330,8 +330,8 @@ def _pay(
 
 
 def _submit_left_open(rules: CallRules) -> Flow[CallResult | AuthorizationRejected | None]:
-    """What an earlier run of this very request has signed and left open comes first: it may have paid already. None as
-    well where the gateway does not take it and the chain shows that it can never be cashed."""
+    """Sends the open authorisation of an earlier run of the same request, which may have paid already. None where there is none, or
+    where the gateway refuses it and the chain shows that it can never be settled."""
     left = yield LeaseAuthorization()
     if not isinstance(left, SignedAuthorization):
         return None
@@ -359,7 +359,7 @@ def _submit(
 
 
 def _fetch_options(rules: CallRules) -> Flow[GatewayResponse]:
-    """The unsigned call. A `HEAD` gets no body with its 402, so the terms are asked by the `GET` of the same price."""
+    """The call without a payment. The 402 to a `HEAD` has no body, so a `GET` of the same price fetches the offers."""
     response = yield from _send_unsigned(rules)
     if response.is_bare_402:
         fallback = yield SendCall(method="GET")
@@ -388,7 +388,7 @@ def _send_unsigned(rules: CallRules) -> Flow[GatewayResponse]:
 
 
 def _call_with(transfer: Transfer, rules: CallRules) -> Flow[PaymentOutcome | None]:
-    """Calls with this payment. None: it turned out to be worth nothing."""
+    """Sends the call with this payment. None: the payment failed on the chain."""
     state = yield from wait_for_confirmation(transfer, rules.patience)
     if state not in (TransferState.CONFIRMED, TransferState.REFUSED):
         return None
@@ -397,14 +397,14 @@ def _call_with(transfer: Transfer, rules: CallRules) -> Flow[PaymentOutcome | No
         raise build_call_held(
             transfer,
             sent.response,
-            f"The call was sent, and whether it was served is unknown. {advise_lookup(transfer)}",
+            f"The call was sent, and it is unknown whether it was served. {advise_lookup(transfer)}",
         )
     return (yield from decide_outcome(transfer, sent.response))
 
 
 def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
-    """Sends until the answer is more than "not yet". Always the same proof: its nonce makes repeats harmless. Once it
-    may have arrived there is no other proof, because a fresh nonce would be another call to pay for."""
+    """Sends the call until the response is a decision, always with the same proof: its nonce makes repeats harmless. Once it
+    may have arrived, no other proof is signed, because a new nonce would be another paid call."""
     proof = yield from _sign(transfer, rules)
     is_signed_anew = False
     is_doubtful = False
@@ -435,11 +435,14 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
         waited_s += pause_s
     if is_doubtful:
         raise GatewayUnreachable(
-            f"The gateway keeps saying: not yet. {advise_lookup(transfer)}",
+            f"The gateway has not decided after {SENDS_MAX} requests. {advise_lookup(transfer)}",
             is_sent=True,
             transaction=transfer.tx_hash,
         )
-    raise PaymentPending("The gateway keeps saying: not yet.", transaction=transfer.tx_hash)
+    raise PaymentPending(
+        f"The gateway has not decided after {SENDS_MAX} requests. Repeat the call later.",
+        transaction=transfer.tx_hash,
+    )
 
 
 def _sign(transfer: Transfer, rules: CallRules) -> Flow[HeaderPairs]:
@@ -447,7 +450,7 @@ def _sign(transfer: Transfer, rules: CallRules) -> Flow[HeaderPairs]:
     assert isinstance(signed, tuple)
     cap = rules.max_price.text_for(transfer.asset.symbol)
     if cap is None:
-        raise PriceAboveMax(f"No price in {transfer.asset.symbol} is allowed; name one in max_price.")
+        raise PriceAboveMax(f"max_price allows nothing in {transfer.asset.symbol}. Add this currency to it.")
     headers: list[tuple[str, str]] = [("Tollway-Max-Price", cap)]
     headers += [entry for entry in signed if isinstance(entry, tuple)]
     return tuple(headers)

@@ -1,5 +1,5 @@
-"""The header fields of a forwarded request: which signature in them claims to be the gateway's, what it names, and the
-values that it would have to be over (RFC 9421 §2). Pure; nothing here believes a signature.
+"""The signature fields of a forwarded request: finds the gateway's signature, its parameters, and the values that it
+covers (RFC 9421 §2). Pure. It verifies no signature.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ NONCE_LENGTH_LEAST, NONCE_LENGTH_MAX = 16, 128
 SIGNATURE_BYTES = 64
 
 _SINGLE = frozenset({CALL_ID.lower(), API_ID.lower(), PAYER.lower(), "content-digest", "content-length"})
-"""A second line of one of these could mean something else to whoever reads on."""
+"""Fields that may occur once: another reader could use the second line."""
 
 Text = str | bytes
 Fields = Mapping[str, list[str]]
@@ -25,7 +25,7 @@ Member = tuple[Any, Params]
 
 
 class SignatureFieldsInvalid(Exception):
-    """Why no claim can be read. `reason`: one word."""
+    """The signature fields are missing or invalid. `reason`: one word."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -34,7 +34,7 @@ class SignatureFieldsInvalid(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureClaim:
-    """One signature of a request, parsed and not believed yet. `written`: its list and parameters as they were signed."""
+    """One signature of a request, parsed and not verified yet. `written`: its list and parameters as they were signed."""
 
     names: tuple[str, ...]
     written: str
@@ -45,58 +45,58 @@ class SignatureClaim:
     signature: bytes
 
     def read_values(self, fields: Fields, derived: Mapping[str, str]) -> dict[str, str]:
-        """What the covered components are in this request. Raises SignatureFieldsInvalid for one that it has not."""
+        """The values of the covered components in this request. Raises SignatureFieldsInvalid for a missing one."""
         values: dict[str, str] = {}
         for name in self.names:
             if name in derived:
                 values[name] = derived[name]
             elif name.startswith("@"):
-                raise SignatureFieldsInvalid("component_unsupported", f"{name} is not known here.")
+                raise SignatureFieldsInvalid("component_unsupported", f"{name} is not supported.")
             elif name not in fields:
                 raise SignatureFieldsInvalid(
-                    "component_absent", f"There is no {name}, which the signature covers."
+                    "component_absent", f"The signature covers {name}, which the request does not have."
                 )
             else:
                 values[name] = ", ".join(fields[name])
             if "\n" in values[name] or "\r" in values[name]:
-                raise SignatureFieldsInvalid("malformed", f"{name} holds a line break.")
+                raise SignatureFieldsInvalid("malformed", f"{name} contains a line break.")
         return values
 
     def write_base(self, values: Mapping[str, str]) -> bytes:
-        """RFC 9421 §2.5."""
+        """The signature base (RFC 9421 §2.5)."""
         lines = [f'"{name}": {values[name]}' for name in self.names]
         return "\n".join([*lines, f'"@signature-params": {self.written}']).encode("latin-1")
 
 
 def decode_text(raw: Text) -> str:
-    """Bytes, one character each. Raises SignatureFieldsInvalid for text that can be none."""
+    """Text with one character per byte. Raises SignatureFieldsInvalid for other text."""
     if isinstance(raw, bytes):
         return raw.decode("latin-1")
     try:
         raw.encode("latin-1")
     except UnicodeEncodeError as exc:
         raise SignatureFieldsInvalid(
-            "malformed", "A target and header fields are bytes, or text of one byte a character."
+            "malformed", "The target and header fields must be bytes, or text with one character per byte."
         ) from exc
     return raw
 
 
 def collect_fields(headers: Mapping[Any, Any] | Iterable[tuple[Text, Text]]) -> dict[str, list[str]]:
-    """By name in lower case, every line of it, trimmed. Raises SignatureFieldsInvalid where a name that counts is there twice."""
+    """The lines of each field, trimmed, by name in lower case. Raises SignatureFieldsInvalid for a repeated field of `_SINGLE`."""
     fields: dict[str, list[str]] = {}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
         fields.setdefault(decode_text(name).lower(), []).append(decode_text(value).strip(" \t"))
     for name in _SINGLE & fields.keys():
         if len(fields[name]) > 1:
-            raise SignatureFieldsInvalid("duplicate_header", f"{name} is there twice.")
+            raise SignatureFieldsInvalid("duplicate_header", f"{name} occurs twice.")
     return fields
 
 
 def read_claim(fields: Fields) -> SignatureClaim:
-    """The one signature that says that a gateway has forwarded the request. Others are not looked at: a label means
-    nothing, the tag does (RFC 9421 §7.2.5). Raises SignatureFieldsInvalid."""
+    """The signature of the gateway that forwarded the request, found by its tag (RFC 9421 §7.2.5); other signatures are
+    ignored. Raises SignatureFieldsInvalid."""
     if "signature-input" not in fields or "signature" not in fields:
-        raise SignatureFieldsInvalid("signature_missing", "The request is not signed.")
+        raise SignatureFieldsInvalid("signature_missing", "The request has no signature.")
     inputs = _parse_dictionary(fields["signature-input"], "Signature-Input")
     ours = [(label, member) for label, member in inputs.items() if member[1].get("tag") == TAG]
     if len(ours) != 1:
@@ -106,10 +106,10 @@ def read_claim(fields: Fields) -> SignatureClaim:
     ((label, member),) = ours
     signature = _parse_dictionary(fields["signature"], "Signature").get(label, (None, {}))[0]
     if not isinstance(signature, bytes) or len(signature) != SIGNATURE_BYTES:
-        raise SignatureFieldsInvalid("malformed", "Signature has no such value for this Signature-Input.")
+        raise SignatureFieldsInvalid("malformed", "Signature has no valid value for this Signature-Input.")
     params = member[1]
     if params.get("alg") != ALGORITHM:
-        raise SignatureFieldsInvalid("wrong_algorithm", f"The algorithm is {ALGORITHM}, and no other.")
+        raise SignatureFieldsInvalid("wrong_algorithm", f"The algorithm must be {ALGORITHM}.")
     return SignatureClaim(
         names=_read_names(member[0]),
         written=http_sf.ser(cast(http_sf.StructuredType, [member])),
@@ -122,14 +122,14 @@ def read_claim(fields: Fields) -> SignatureClaim:
 
 
 def read_digests(text: str) -> dict[str, bytes]:
-    """`Content-Digest` (RFC 9530) by algorithm. Raises SignatureFieldsInvalid."""
+    """Parses `Content-Digest` (RFC 9530) by algorithm. Raises SignatureFieldsInvalid."""
     members = _parse_dictionary([text], "Content-Digest")
     return {name: member[0] for name, member in members.items() if isinstance(member[0], bytes)}
 
 
 def _parse_dictionary(lines: list[str], name: str) -> dict[str, Member]:
     def refuse_duplicate(key: str, _context: str) -> None:
-        raise SignatureFieldsInvalid("malformed", f"{name} names {key} twice.")
+        raise SignatureFieldsInvalid("malformed", f"{name} contains {key} twice.")
 
     whole = ", ".join(lines).encode("latin-1")
     if len(whole) > FIELD_LENGTH_MAX:
@@ -142,9 +142,9 @@ def _parse_dictionary(lines: list[str], name: str) -> dict[str, Member]:
 
 
 def _read_names(covered: object) -> tuple[str, ...]:
-    """In order. Parameters (`;req`, `;bs`, `;key`, …) mean another value than is read here."""
+    """The covered names, in order. Parameters (`;req`, `;bs`, `;key`, …) are refused: they select another value than the one read here."""
     if not isinstance(covered, list) or len(covered) > COMPONENTS_MAX:
-        raise SignatureFieldsInvalid("malformed", "Signature-Input holds no list of components.")
+        raise SignatureFieldsInvalid("malformed", "Signature-Input contains no list of components.")
     names: list[str] = []
     for name, params in covered:
         if type(name) is not str or params or name != name.lower():
@@ -161,7 +161,7 @@ def _read_text(params: Params, name: str, *, least: int) -> str:
     value = params.get(name)
     if type(value) is not str or not least <= len(value) <= NONCE_LENGTH_MAX:
         raise SignatureFieldsInvalid(
-            "malformed", f"{name} is a string of {least} to {NONCE_LENGTH_MAX} characters."
+            "malformed", f"{name} must be a string of {least} to {NONCE_LENGTH_MAX} characters."
         )
     return value
 
@@ -169,5 +169,5 @@ def _read_text(params: Params, name: str, *, least: int) -> str:
 def _read_time(params: Params, name: str) -> int:
     value = params.get(name)
     if type(value) is not int:
-        raise SignatureFieldsInvalid("malformed", f"{name} is a time in unix seconds.")
+        raise SignatureFieldsInvalid("malformed", f"{name} must be a time in unix seconds.")
     return value

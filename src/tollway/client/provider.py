@@ -1,13 +1,13 @@
-"""The provider's side: verifies that a gateway has forwarded a call for the provider's own listings.
+"""A verifier for providers: verifies that a gateway forwarded a request, for one of the provider's own listings.
 
     verifier = ForwardedVerifier("https://gateway.example.com", endpoint="https://api.example.com/v1", api_ids=["api_…"])
     forwarded = verifier.verify("GET", "/v1/quote?x=1", headers)    # or ForwardedRefused
 
-RFC 9421, Ed25519. Everything that is not surely right is refused. `endpoint` says whose host this is, never the request: otherwise
-what the gateway has signed for another provider's API would be accepted.
+RFC 9421, Ed25519. A request that is not proved valid is refused. The host comes from `endpoint`, never from the request: otherwise
+a call that the gateway signed for another provider's API would be accepted.
 
-The gateway's keys are fetched from its directory when they are needed, and kept. An unknown key is looked up once more, but not with
-every request that names one. Only Ed25519 keys count, each under its thumbprint; the name in the directory decides nothing.
+The gateway's keys are fetched from its directory when they are needed, and cached. An unknown key causes a new fetch, but not for
+every request. Only Ed25519 keys count, each under its thumbprint; their names in the directory do not count.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ DIRECTORY_BYTES_MAX = 65_536
 KEYS_MAX = 32
 
 REFRESH_S = 3_600.0
-"""So long after its end a key that the gateway has given up counts on."""
+"""The age at which the directory is fetched again. A key that the gateway has removed counts for this long."""
 KEYS_KEPT_S = 86_400.0
-"""So long the last directory is believed when no newer one can be had."""
+"""The maximum age of the last directory while no newer one can be fetched."""
 BETWEEN_FETCHES_S = 10.0
 AFTER_FAILURE_S = 5.0
 
@@ -55,11 +55,11 @@ Keys = dict[str, Ed25519PublicKey]
 
 
 class KeysUnavailable(Exception):
-    """The directory cannot be read, and what was known of it does not help."""
+    """The directory cannot be read, and the cached keys do not include this one."""
 
 
 class KeyDirectory:
-    """Of one gateway. Safe to use from many threads; one of them fetches."""
+    """A cache of the keys of one gateway. Safe to use from many threads; one of them fetches."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class KeyDirectory:
         fetch: Callable[[str], bytes] | None = None,
         ticks_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`gateway`: its public URL. `fetch` gets a URL and gives the body of a 200, or raises. Raises ValueError for a URL
-        by which anybody on the way could publish keys of his own."""
+        """`gateway`: its public URL. `fetch` takes a URL and returns the body of a 200, or raises. Raises ValueError for a URL without TLS
+        that is not on loopback: an attacker on the network could replace the keys."""
         self._url = check_origin(gateway) + DIRECTORY_PATH
         self._fetch = fetch or fetch_document
         self._ticks_s = ticks_s
@@ -80,14 +80,14 @@ class KeyDirectory:
         self._lock = threading.Lock()
 
     def find(self, keyid: str) -> Ed25519PublicKey | None:
-        """None: the gateway publishes no such key. Raises KeysUnavailable."""
+        """The key with this id; None where the gateway publishes no such key. Raises KeysUnavailable."""
         key = self._known(keyid)
         if key is not None and not self._is_due():
             return key
         if key is not None:
             if self._lock.acquire(
                 blocking=False
-            ):  # whoever knows his key does not wait for a newer directory
+            ):  # a caller with a cached key does not wait for a newer directory
                 try:
                     self._refresh()
                 finally:
@@ -111,7 +111,7 @@ class KeyDirectory:
         return self._read_s is None or self._ticks_s() - self._read_s >= REFRESH_S
 
     def _refresh(self) -> None:
-        """Unless that was tried a moment ago. A directory that cannot be read leaves the last one in force."""
+        """Fetches the directory, unless that was tried a moment ago. After a failure the last directory stays in force."""
         if self._next_s is not None and self._ticks_s() < self._next_s:
             return
         try:
@@ -123,17 +123,17 @@ class KeyDirectory:
 
 
 def check_origin(gateway: str) -> str:
-    """`scheme://host[:port]`. Raises ValueError unless it is https, or on this very machine."""
+    """The origin of the URL: `scheme://host[:port]`. Raises ValueError unless it is https or on loopback."""
     parts = urlsplit(gateway)
     if parts.scheme == "https" and parts.hostname:
         return f"https://{parts.netloc}"
     if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
         return f"http://{parts.netloc}"
-    raise ValueError("the gateway's URL is https, or on loopback")
+    raise ValueError("the URL of the gateway must be https, or on loopback")
 
 
 def is_loopback(host: str) -> bool:
-    """127.0.0.0/8, ::1, `localhost`."""
+    """Whether a host is in 127.0.0.0/8, ::1 or `localhost`."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -141,15 +141,15 @@ def is_loopback(host: str) -> bool:
 
 
 def fetch_document(url: str) -> bytes:
-    """A small document. Raises OSError, httpx.HTTPError."""
+    """Fetches a small document. Raises OSError, httpx.HTTPError."""
     status, body = fetch_bounded("GET", url, deadline_s=FETCH_DEADLINE_S, bytes_max=DIRECTORY_BYTES_MAX)
     if not 200 <= status <= 299:
-        raise OSError(f"{url} answers {status}")
+        raise OSError(f"{url} responds with status {status}")
     return body
 
 
 def read_directory(body: bytes) -> Keys:
-    """Of a JWK set the Ed25519 keys; others stand there for somebody else. Raises ValueError."""
+    """The Ed25519 keys of a JWK set; other keys are ignored. Raises ValueError."""
     document = from_json(body)
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list) or len(listed) > KEYS_MAX:
@@ -180,9 +180,9 @@ ReceivedHeaders = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
 
 
 class ForwardedRefused(Exception):
-    """The request is not one that the gateway has forwarded here, or cannot be told to be. `reason`: one word for logs.
+    """The request is not proved to be forwarded by the gateway for this provider. `reason`: one word for logs.
 
-    `is_temporary`: nothing is wrong with the request as far as one can see; answer 503 rather than 401.
+    `is_temporary`: the request could not be checked; respond with 503 rather than 401.
     """
 
     def __init__(self, reason: str, detail: str, *, is_temporary: bool = False) -> None:
@@ -193,9 +193,9 @@ class ForwardedRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """What the gateway has signed. `payer`: the wallet that pays (EIP-55); None: a free call.
+    """A verified forwarded request. `payer`: the wallet that pays (EIP-55); None: a free call.
 
-    `covers`: what is signed of the body: its `digest`, its `length`, or `nothing`.
+    `covers`: the signed part of the body: its `digest`, its `length`, or `nothing`.
     """
 
     call_id: str
@@ -206,18 +206,20 @@ class Forwarded:
     _accepts_streamed: bool = field(default=False, repr=False)
 
     def check_body(self, body: bytes) -> None:
-        """Raises ForwardedRefused unless this is the body that was signed, as far as the signature covers it."""
+        """Raises ForwardedRefused unless this is the signed body, as far as the signature covers it."""
         if self.covers == "digest":
             _check_digest(self._signed_value, body)
         elif self.covers == "length":
             if self._signed_value != str(len(body)):
-                raise ForwardedRefused("length_mismatch", "The body is not as long as it was signed to be.")
+                raise ForwardedRefused(
+                    "length_mismatch", "The length of the body differs from the signed length."
+                )
         elif body and not self._accepts_streamed:
-            raise ForwardedRefused("body_not_covered", "There is a body, of which nothing is signed.")
+            raise ForwardedRefused("body_not_covered", "The signature covers no part of the body.")
 
 
 class NonceCache:
-    """Nonces that were seen, until they would be refused as expired. For one process, and all of its threads."""
+    """A cache of used nonces, each until its signature expires. For one process and all of its threads."""
 
     def __init__(self, *, now_s: Callable[[], float] = time.time, most: int = NONCES_MAX) -> None:
         self._now_s = now_s
@@ -227,8 +229,8 @@ class NonceCache:
         self._lock = threading.Lock()
 
     def __call__(self, nonce: str, forget_s: float) -> bool:
-        """True the first time. `forget_s`: until then (unix seconds) it has to be known. Raises ForwardedRefused when there
-        is no room for more: what cannot be remembered would count twice."""
+        """True for the first use of a nonce. `forget_s`: it is kept until then (unix seconds). Raises ForwardedRefused where the cache
+        is full: a nonce that is not stored could count twice."""
         with self._lock:
             now_s = self._now_s()
             while self._expiring and self._expiring[0][0] < now_s:
@@ -236,14 +238,14 @@ class NonceCache:
             if nonce in self._seen:
                 return False
             if len(self._seen) >= self._most:
-                raise ForwardedRefused("memory_full", "Too many calls at once.", is_temporary=True)
+                raise ForwardedRefused("memory_full", "Too many calls arrive at once.", is_temporary=True)
             self._seen.add(nonce)
             self._expiring.append((forget_s, nonce))
             return True
 
 
 class ForwardedVerifier:
-    """For one gateway and one host. Safe to use from many threads. It may fetch the gateway's keys (5 s at most)."""
+    """Verifies requests of one gateway to one host. Safe to use from many threads. It may fetch the gateway's keys (5 s at most)."""
 
     def __init__(
         self,
@@ -257,16 +259,16 @@ class ForwardedVerifier:
         now_s: Callable[[], float] = time.time,
         ticks_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`gateway`: its public URL. `endpoint`: what your listings say; of it the host counts. `api_ids`: your listings:
-        anybody may publish one that leads to you, and be paid for it himself.
+        """`gateway`: its public URL. `endpoint`: the endpoint of your listings; its host counts. `api_ids`: your listings. Any wallet can
+        publish a listing with your endpoint and be paid for it, so other ids are refused.
 
-        `accept_streamed`: bodies without a length, of which nothing is signed, are accepted too. `remember`: what
-        `NonceCache` does, for several processes in one place. Raises ValueError.
+        `accept_streamed`: also accept bodies without a length, which the signature does not cover. `remember`: a shared replacement of
+        `NonceCache`, for several processes. Raises ValueError.
         """
         self._authority = _read_authority(endpoint)
         self._api_ids = frozenset([api_ids] if isinstance(api_ids, str) else api_ids)
         if not self._api_ids:
-            raise ValueError("api_ids names your listings")
+            raise ValueError("api_ids must name at least one listing")
         self._accepts_streamed = accept_streamed
         self._now_s = now_s
         self._remember = remember or NonceCache(now_s=now_s)
@@ -275,8 +277,8 @@ class ForwardedVerifier:
     def verify(
         self, method: str, target: Text, headers: ReceivedHeaders, body: bytes | None = b""
     ) -> Forwarded:
-        """`target`: path and query as they stand in the request line, not decoded; or the whole URL. `headers`: all of them, as a mapping or
-        as pairs. `body` None: it comes later, for `check_body`. Raises ForwardedRefused."""
+        """Verifies a request. `target`: path and query as in the request line, not decoded; or the whole URL. `headers`: all of them, as a
+        mapping or as pairs. `body` None: pass it to `check_body` later. Raises ForwardedRefused."""
         try:
             fields = collect_fields(headers)
             claim = read_claim(fields)
@@ -287,16 +289,16 @@ class ForwardedVerifier:
         self._check_times(claim)
         self._check_signature(claim, claim.write_base(values))
         if values[_API_ID] not in self._api_ids:
-            raise ForwardedRefused("wrong_listing", "The call is for somebody else's listing.")
+            raise ForwardedRefused("wrong_listing", "The call is for a listing that is not in api_ids.")
         forwarded = self._build_forwarded(values)
         if body is not None:
             forwarded.check_body(body)
         if not self._remember(claim.nonce, claim.expires_s + CLOCK_SLACK_S):
-            raise ForwardedRefused("replayed", "The request was here before.")
+            raise ForwardedRefused("replayed", "The nonce of the request was used before.")
         return forwarded
 
     def _derive(self, method: str, target: str) -> dict[str, str]:
-        """RFC 9421 §2.2."""
+        """The derived components of RFC 9421 §2.2."""
         path, _, query = _cut_origin(target).partition("?")
         return {
             "@method": method,
@@ -308,9 +310,11 @@ class ForwardedVerifier:
     def _check_times(self, claim: SignatureClaim) -> None:
         now_s = self._now_s()
         if not claim.created_s < claim.expires_s <= claim.created_s + VALID_S_MAX:
-            raise ForwardedRefused("validity_too_long", "The signature is good for too long.")
+            raise ForwardedRefused(
+                "validity_too_long", f"The signature must be valid for at most {VALID_S_MAX} s."
+            )
         if claim.created_s > now_s + CLOCK_SLACK_S:
-            raise ForwardedRefused("created_in_future", "The signature was made in the future.")
+            raise ForwardedRefused("created_in_future", "The signature was created in the future.")
         if now_s > claim.expires_s + CLOCK_SLACK_S:
             raise ForwardedRefused("expired", "The signature has expired.")
 
@@ -320,11 +324,11 @@ class ForwardedVerifier:
         except KeysUnavailable as exc:
             raise ForwardedRefused("keys_unavailable", str(exc), is_temporary=True) from exc
         if key is None:
-            raise ForwardedRefused("unknown_key", "The gateway publishes no such key.")
+            raise ForwardedRefused("unknown_key", "The gateway does not publish the key of this signature.")
         try:
             key.verify(claim.signature, base)
         except InvalidSignature as exc:
-            raise ForwardedRefused("bad_signature", "The signature is not one of this request.") from exc
+            raise ForwardedRefused("bad_signature", "The signature is not valid for this request.") from exc
 
     def _build_forwarded(self, values: Mapping[str, str]) -> Forwarded:
         covers = "nothing"
@@ -343,7 +347,7 @@ class ForwardedVerifier:
 
 
 def _cut_origin(target: str) -> str:
-    """Of a whole URL what a request line would hold; whose host it names decides nothing."""
+    """The path and query of a URL; its host does not count."""
     if target.startswith("/") or "://" not in target:
         return target
     rest = target.partition("://")[2]
@@ -352,10 +356,10 @@ def _cut_origin(target: str) -> str:
 
 
 def _read_authority(endpoint: str) -> str:
-    """As the gateway writes `Host`. Raises ValueError."""
+    """The authority as the gateway writes `Host`. Raises ValueError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not parts.hostname.isascii():
-        raise ValueError("endpoint is the http(s) URL of your listings, its host in ASCII")
+        raise ValueError("endpoint must be the http(s) URL of your listings, with its host in ASCII")
     host = parts.hostname.removesuffix(".")
     host = f"[{host}]" if ":" in host else host
     is_usual = parts.port in (None, _DEFAULT_PORTS[parts.scheme])
@@ -365,13 +369,13 @@ def _read_authority(endpoint: str) -> str:
 def _check_coverage(claim: SignatureClaim, fields: Mapping[str, list[str]]) -> None:
     missing = [name for name in REQUIRED if name not in claim.names]
     if missing:
-        raise ForwardedRefused("components_missing", f"Nothing is signed of {', '.join(missing)}.")
+        raise ForwardedRefused("components_missing", f"The signature must also cover {', '.join(missing)}.")
     if _PAYER in fields and _PAYER not in claim.names:
-        raise ForwardedRefused("payer_not_covered", f"{PAYER} is not the gateway's.")
+        raise ForwardedRefused("payer_not_covered", f"The signature does not cover {PAYER}.")
 
 
 def _check_digest(header: str, body: bytes) -> None:
-    """Every digest that we can compute must match (RFC 9530), and there must be one."""
+    """Every digest of a known algorithm must match (RFC 9530), and there must be at least one."""
     try:
         digests = read_digests(header)
     except SignatureFieldsInvalid as exc:
@@ -381,4 +385,4 @@ def _check_digest(header: str, body: bytes) -> None:
         raise ForwardedRefused("digest_unsupported", "Content-Digest has neither sha-256 nor sha-512.")
     for digest, compute in known:
         if not hmac.compare_digest(digest, compute(body)):
-            raise ForwardedRefused("digest_mismatch", "The body is not the one that was signed.")
+            raise ForwardedRefused("digest_mismatch", "The body does not match the signed digest.")

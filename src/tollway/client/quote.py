@@ -1,7 +1,7 @@
-"""Reads the price of a call out of a 402, and judges it by what the caller allows. Pure.
+"""Parses the offers of a 402 and compares prices with the caller's limits. Pure.
 
-Everything in a quote is the gateway's word. Amounts are believed only through an `Asset` whose decimals and symbol
-come from somewhere else: a preset, the caller, or the token contract itself.
+The gateway writes everything in a quote. Amounts count only with an `Asset` whose decimals and symbol
+come from another source: a preset, the caller, or the token contract.
 """
 
 import re
@@ -25,7 +25,7 @@ _DOLLARS = ("USDC", "USDT", "DAI", "PYUSD", "USDS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOffer:
-    """One way to pay one call on the `tx` rail, as the gateway tells it. `amount` in base units."""
+    """An offer of the gateway to pay one call on the `tx` rail. `amount` in base units."""
 
     chain_id: ChainId
     token: Address | None
@@ -37,12 +37,12 @@ class TransferOffer:
 
     @property
     def asset(self) -> Asset:
-        """The asset as the gateway describes it; to be compared with what is known for sure."""
+        """The asset as the gateway describes it; the client compares it with another source."""
         return Asset(chain_id=self.chain_id, token=self.token, symbol=self.symbol, decimals=self.decimals)
 
 
 def read_transfer_offers(problem: Mapping[str, object]) -> tuple[TransferOffer, ...]:
-    """The `tx` offers of a 402 in the gateway's order. Other rails and offers that make no sense are left out."""
+    """The `tx` offers of a 402 in the gateway's order. Other rails and invalid offers are left out."""
     payment = problem.get("payment")
     options = payment.get("options") if isinstance(payment, Mapping) else None
     if not isinstance(options, Sequence) or isinstance(options, str):
@@ -79,19 +79,19 @@ def _read_offer(option: Mapping[str, object]) -> TransferOffer | None:
 
 
 def is_symbol(text: str) -> bool:
-    """Whether a currency may be called so: 1 to 16 letters, digits, dots and dashes, a letter first."""
+    """Whether a text is a valid symbol of a currency: 1 to 16 letters, digits, dots and dashes, a letter first."""
     return _SYMBOL.fullmatch(text) is not None
 
 
 def read_amount(text: object) -> int:
-    """A positive number of base units, as options write it. Raises ValueError."""
+    """Parses a positive number of base units in an offer. Raises ValueError."""
     if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
         raise ValueError("an amount is a positive integer string")
     return int(text)
 
 
 def read_missing(problem: Mapping[str, object], asset: Asset) -> int | None:
-    """What a `payment_insufficient` says is missing, in base units of `asset`; None when it does not say."""
+    """The missing amount in a `payment_insufficient`, in base units of `asset`; None where it names none."""
     payment = problem.get("payment")
     for place in (problem, payment if isinstance(payment, Mapping) else {}):
         missing = place.get("missing")
@@ -103,7 +103,7 @@ def read_missing(problem: Mapping[str, object], asset: Asset) -> int | None:
 
 
 def parse_amount(text: str, *, decimals: int) -> int | None:
-    """`0.05` -> base units, exactly; None for other text and for more decimals than there are."""
+    """Parses `0.05` into base units, exactly; None for other text and for more digits than `decimals`."""
     match = _DECIMAL.fullmatch(text)
     if match is None:
         return None
@@ -115,27 +115,27 @@ def parse_amount(text: str, *, decimals: int) -> int | None:
 
 
 def to_atto(amount: int, asset: Asset) -> int:
-    """Base units -> 10^-18 of the currency, rounded up: the common unit of caps."""
+    """Converts base units to 10^-18 of the currency, rounded up: the common unit of caps."""
     return units_to_atto(amount, decimals=asset.decimals)
 
 
 def units_to_atto(amount: int, *, decimals: int) -> int:
-    """The same for whoever knows the decimals only."""
+    """Converts base units of a currency with these decimals to 10^-18, rounded up."""
     shift: int = 10 ** abs(ATTO_DECIMALS - decimals)
     return amount * shift if decimals <= ATTO_DECIMALS else -(-amount // shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """The most that may be spent, per currency, in 10^-18. `any_atto` holds for currencies that are not named;
-    None there means that those are not paid at all."""
+    """A limit of spending per currency, in 10^-18. `any_atto`: the limit for all other currencies;
+    None: nothing is paid in them."""
 
     by_symbol: Mapping[str, int]
     any_atto: int | None = None
 
     @classmethod
     def parse(cls, text: "str | Mapping[str, str] | Cap") -> "Cap":
-        """`"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"`: of whichever currency is asked.
+        """Parses `"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"` for any currency.
 
         Raises ValueError.
         """
@@ -151,11 +151,11 @@ class Cap:
         return cls(by_symbol=MappingProxyType(caps))
 
     def atto_for(self, symbol: str) -> int | None:
-        """None: this currency is not to be paid."""
+        """The limit for a currency; None: nothing is paid in it."""
         return self.by_symbol.get(symbol, self.any_atto)
 
     def lower_of(self, other: "Cap") -> "Cap":
-        """What both of them allow."""
+        """The lower of both limits, per currency."""
         pairs = {
             symbol: (self.atto_for(symbol), other.atto_for(symbol))
             for symbol in {**self.by_symbol, **other.by_symbol}
@@ -166,7 +166,7 @@ class Cap:
         return Cap(by_symbol=MappingProxyType(both), any_atto=any_atto)
 
     def describe(self) -> str:
-        """For people: `0.05 USDC, 0.00001 ETH`."""
+        """The limit as text: `0.05 USDC, 0.00001 ETH`."""
         words = [
             f"{format_decimal(atto, decimals=ATTO_DECIMALS)} {symbol}"
             for symbol, atto in self.by_symbol.items()
@@ -177,25 +177,25 @@ class Cap:
         return ", ".join(words) or "nothing"
 
     def text_for(self, symbol: str | None) -> str | None:
-        """The cap as `Tollway-Max-Price` writes it. `symbol` None: only a cap that holds for every currency."""
+        """The value of `Tollway-Max-Price`. `symbol` None: only a cap for every currency."""
         atto = self.any_atto if symbol is None else self.atto_for(symbol)
         if atto is None or (symbol is None and self.by_symbol):
             return None
-        # The gateway reads at most nine decimals; rounding down only makes the cap stricter.
+        # The gateway accepts at most nine decimals; rounding down only makes the cap stricter.
         return format_decimal(atto // 10**9, decimals=9)
 
 
 def _parse_cap(number: str) -> int:
     atto = parse_amount(number, decimals=ATTO_DECIMALS)
     if atto is None:
-        raise ValueError("an amount is written like 0.05, with a currency after it: 0.05 USDC")
+        raise ValueError("an amount must be a decimal number, with an optional currency: 0.05 USDC")
     return atto
 
 
 DEFAULT_MAX_PRICE = Cap(by_symbol=MappingProxyType(dict.fromkeys(_DOLLARS, 10**ATTO_DECIMALS)))
-"""Without a word from the caller: up to one dollar a call, and nothing that is not a dollar."""
+"""The default: up to one dollar a call, and nothing in other currencies."""
 
 KNOWN_ASSETS: Mapping[tuple[ChainId, Address | None], Asset] = MappingProxyType(
     {(asset.chain_id, asset.token): asset for preset in PRESETS.values() for asset in preset.assets}
 )
-"""Assets whose symbol and decimals need no asking."""
+"""Assets whose symbol and decimals are not read from a node."""

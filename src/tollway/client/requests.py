@@ -1,5 +1,5 @@
-"""Requests to the gateway: one call as the caller wants it, checked and ready to be sent any number of times; and the control plane
-(listings, history, payments), with the documents that it responds. No I/O.
+"""Requests to the gateway: a call, checked and ready to be sent any number of times; and the control plane
+(listings, history, payments) with its response documents. No I/O.
 """
 
 import json
@@ -23,7 +23,7 @@ from tollway.errors import Code
 from tollway.ids import TxHash, keccak256
 
 GatewayDocument = dict[str, Any]
-"""A JSON object as the gateway wrote it; its members are those of the HTTP contract."""
+"""A JSON object from the gateway; its members are those of the HTTP contract."""
 
 API_PREFIX = "/api/v2"
 NOT_FOUND = 404
@@ -31,8 +31,8 @@ NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """`path` under the API prefix, already encoded, with its query. `is_signed`: by the wallet (ERC-8128). `entries`: the
-    member of the answer that is a list of objects."""
+    """A request to the control plane. `path`: under the API prefix, encoded, with its query. `is_signed`: by the wallet (ERC-8128).
+    `entries`: the member of the response that is a list of objects."""
 
     method: str
     path: str
@@ -43,13 +43,13 @@ class ControlRequest:
 
 
 def publish_listing(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
-    """Creates a listing; `dry_run` checks it only."""
+    """Creates a listing; with `dry_run` only checks it."""
     path = "/apis?dryRun=true" if dry_run else "/apis"
     return _build_json_request("POST", path, draft, ())
 
 
 def update_listing(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> ControlRequest:
-    """Replaces a listing; with `etag` only while nobody else has changed it."""
+    """Replaces a listing; with `etag` only if it has not changed since."""
     headers: HeaderPairs = () if etag is None else (("If-Match", etag),)
     return _build_json_request("PUT", f"/apis/{_encode_segment(api_id)}", draft, headers)
 
@@ -70,13 +70,13 @@ LISTING_DEFAULTS: Mapping[str, object] = MappingProxyType(
         "forwardSignature": "ed25519",
     }
 )
-"""What an update makes of a member that its body leaves out; of `payTo` it makes the provider's wallet."""
+"""The values that an update gives to missing members. A missing `payTo` becomes the provider's wallet."""
 KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
-"""What an update keeps unless its body says null."""
+"""The members that an update keeps where they are missing, and removes where they are null."""
 
 
 def find_dropped_members(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
-    """The members of a listing that an update by `draft` would take back to their defaults because it does not name them."""
+    """The members of a listing that are not in `draft`, so that an update would reset them to their defaults."""
     dropped = [
         name
         for name, default in LISTING_DEFAULTS.items()
@@ -105,7 +105,7 @@ def list_apis(query: Mapping[str, object]) -> ControlRequest:
 
 
 def search_apis(words: str | None, query: Mapping[str, object]) -> ControlRequest:
-    """`list_apis`, ranked where there are words to rank by and no other order is asked for."""
+    """`list_apis`, sorted by relevance where there are words and no other order."""
     ranked = {"sort": "relevance"} if words else {}
     return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
 
@@ -115,7 +115,7 @@ def describe_listing(api_id: str) -> ControlRequest:
 
 
 def lacks_document(refusal: GatewayRefused) -> bool:
-    """Whether a gateway knows no such document, rather than no such listing."""
+    """Whether the gateway has no agent documents; False where it has no such listing."""
     return refusal.status == NOT_FOUND and refusal.code != Code.API_NOT_FOUND.value
 
 
@@ -134,13 +134,13 @@ def find_call(call_id: str) -> ControlRequest:
 
 
 def find_payment(tx_hash: str) -> ControlRequest:
-    """Raises ValueError on what is no transaction hash."""
+    """Raises ValueError for text that is no transaction hash."""
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
 
 
 def read_document(control_request: ControlRequest, status: int, content: bytes) -> GatewayDocument:
-    """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success, and
-    `AnswerMalformed` for a success that is not the document that was asked for."""
+    """The JSON object of a response; `{}` for an empty one. Raises `GatewayRefused` for every other status than 2xx, and
+    `AnswerMalformed` for a 2xx that is not the requested document."""
     is_success = 200 <= status <= 299
     try:
         document = read_json(content) if content else {}
@@ -148,14 +148,20 @@ def read_document(control_request: ControlRequest, status: int, content: bytes) 
         document = None
     if not is_success:
         if not isinstance(document, dict):
-            document = {"detail": f"The gateway answered {status} with something that is not a JSON object."}
+            document = {
+                "detail": f"The gateway responded with status {status} and a body that is no JSON object."
+            }
         raise GatewayRefused(status, document)
     if not isinstance(document, dict):
-        raise AnswerMalformed(f"The gateway answered {status} with something that is not a JSON object.")
+        raise AnswerMalformed(
+            f"The gateway responded with status {status} and a body that is no JSON object."
+        )
     if control_request.entries is not None:
         entries = document.get(control_request.entries)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise AnswerMalformed(f"The gateway's answer has no list `{control_request.entries}` of objects.")
+            raise AnswerMalformed(
+                f"The gateway's response has no list `{control_request.entries}` of objects."
+            )
     return document
 
 
@@ -195,7 +201,7 @@ _PAYMENT_HEADERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
-    """One call as the caller wants it. `target` is what the signature covers of its URL."""
+    """A checked call, ready to be sent. `target`: the part of its URL that the signature covers."""
 
     api_id: str
     method: str
@@ -207,11 +213,11 @@ class CallPlan:
 
     @property
     def idempotency_key(self) -> str:
-        """Empty without one."""
+        """The key of the call; empty without one."""
         return str(httpx.Headers(list(self.headers)).get("Idempotency-Key", ""))
 
     def digest(self, gateway: str) -> bytes:
-        """What makes two runs the same request: gateway, listing, method, target, idempotency key, body."""
+        """A hash over gateway, listing, method, target, idempotency key and body: equal for two runs of the same request."""
         key = self.idempotency_key
         parts = (
             gateway.encode(),
@@ -225,10 +231,10 @@ class CallPlan:
 
 
 class CallOptions(TypedDict, total=False):
-    """What a call takes beside the listing and the path.
+    """The options of a call, beside the listing and the path.
 
-    `prepay`: how many calls to pay for when a payment is due (default 1). `max_price`: for this call, instead of the
-    client's; `max_fee` and `rail` likewise. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
+    `prepay`: the number of calls that a new payment covers (default 1). `max_price`, `max_fee`, `rail`: for this call, instead of the
+    client's. `idempotency_key`: a repeat gets the stored response, and the client may repeat after a broken connection.
     """
 
     method: str
@@ -244,11 +250,11 @@ class CallOptions(TypedDict, total=False):
 
 
 def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: CallRules) -> CallPlan:
-    """`root`: the gateway's URL. Raises ValueError for what cannot be sent, TypeError for an unknown
-    option."""
+    """Checks a call and builds its plan. `root`: the gateway's URL. Raises ValueError for a call that cannot be sent, TypeError for an
+    unknown option."""
     check_names(options, CallOptions.__annotations__, of="a call")
     if not _API_ID.fullmatch(api_id):
-        raise ValueError("an API id consists of letters, digits, _ and -")
+        raise ValueError("an API id must consist of letters, digits, _ and -")
     prefix = f"{API_PREFIX}/gateway/{api_id}"
     rest = path if path[:1] in ("", "/", "?") else "/" + path
     url = httpx.URL(f"{root}{prefix}{rest}")
@@ -261,7 +267,7 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
     headers, body = _read_content(options)
     method = options.get("method", "GET").upper()
     if not _TOKEN.fullmatch(method):
-        raise ValueError("a method is a word such as GET")
+        raise ValueError("a method must be a token such as GET")
     max_price, max_fee = options.get("max_price"), options.get("max_fee")
     return CallPlan(
         api_id=api_id,
@@ -282,7 +288,7 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
 
 
 def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> None:
-    """Raises TypeError for the first option that is not known: a limit that is misspelt would not hold."""
+    """Raises TypeError for the first unknown option: a misspelt limit would not apply."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -291,9 +297,9 @@ def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> Non
 
 
 def check_rail(rail: RailChoice) -> RailChoice:
-    """Raises ValueError for another word."""
+    """Raises ValueError for an unknown rail."""
     if rail not in RAILS:
-        raise ValueError("the rail is auto, tx or x402")
+        raise ValueError("the rail must be auto, tx or x402")
     return rail
 
 
@@ -305,15 +311,17 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
     """The headers and the body of a call. Raises ValueError."""
     json_body, content = options.get("json"), options.get("content")
     if json_body is not None and content is not None:
-        raise ValueError("a call has either json or content")
+        raise ValueError("a call takes either json or content, not both")
     headers = httpx.Headers(_check_headers(options.get("headers") or {}))
     if any(name in headers for name in _PAYMENT_HEADERS):
-        raise ValueError("the client sets the payment headers itself")
+        raise ValueError("the client sets the payment headers; remove them from headers")
     body = content.encode() if isinstance(content, str) else content or b""
     if json_body is not None:
         body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
         headers.setdefault("Content-Type", "application/json")
-    headers.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
+    headers.setdefault(
+        "Accept-Encoding", "identity"
+    )  # the gateway never decodes bodies, so the client requests no coding
     headers.setdefault("User-Agent", f"tollway/{__version__}")
     key = options.get("idempotency_key")
     if key is not None:
@@ -322,12 +330,12 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
 
 
 def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The same. RFC 9110 §5.1 and §5.5, without obs-text. Raises `HeaderInvalid`."""
+    """Returns the headers if they are valid by RFC 9110 §5.1 and §5.5, without obs-text. Raises `HeaderInvalid`."""
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name):
-            raise HeaderInvalid(f"{name[:80]!r} is no name of a header: letters, digits and !#$%&'*+.^_`|~-")
-        if not _FIELD_VALUE.fullmatch(value):
             raise HeaderInvalid(
-                f"the value of the header {name[:80]} has characters other than visible ASCII"
+                f"{name[:80]!r} is no valid name of a header: use letters, digits and !#$%&'*+.^_`|~-"
             )
+        if not _FIELD_VALUE.fullmatch(value):
+            raise HeaderInvalid(f"the value of the header {name[:80]} must be visible ASCII, spaces and tabs")
     return headers

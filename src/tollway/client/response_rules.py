@@ -1,6 +1,6 @@
-"""What an answer to a signed call means for the payment that was shown. Pure.
+"""Rules: the outcome of a payment by the gateway's response to a signed call. Pure.
 
-It never pays and never sends; everything that it does not know is handed to the caller as it is.
+They never pay and never send. A response without a rule goes to the caller unchanged.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ REPEAT_CODES = frozenset(
         Code.IDEMPOTENCY_IN_PROGRESS.value,
     }
 )
-"""Not yet: the same headers again, after `Retry-After`. The nonce in them counts once, so no retry is charged twice."""
+"""Codes without a decision: the client sends the same headers again after `Retry-After`. Their nonce counts once, so no repeat is
+charged twice."""
 
 REJECTED_CODES = frozenset(
     {
@@ -36,7 +37,7 @@ REJECTED_CODES = frozenset(
         Code.PAYMENT_TOO_OLD.value,
         Code.PAYER_MISMATCH.value,
         Code.PAYER_IN_DEBT.value,
-        Code.PAYMENT_REQUIRED.value,  # shown and yet asked for: this gateway does not see our headers
+        Code.PAYMENT_REQUIRED.value,  # although a payment was sent: this gateway ignores the headers
     }
 )
 
@@ -50,17 +51,17 @@ NO_OUTCOME_CODES = (
         Code.SIGNATURE_EXPIRED.value,
     }
 )
-"""Refusals that tell nothing of an earlier sending of the same call, whatever payment state they name."""
+"""Refusals that say nothing about an earlier request of the same call, whatever payment state they name."""
 
 KEY_USED = "idempotency_key_used"
 
 REFUSED_CODES = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT_TOO_OLD.value})
-"""Said about the payment itself, not about the wallet or the way: kept in mind until a later call proves otherwise."""
+"""Refusals of the payment itself, not of the wallet or the request: stored until a later call shows otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """How a call ended: the head of its answer, and what it was shown: a payment, or an authorisation (neither: it
+    """The end of a call: the head of its response, and the transfer or the authorisation that it carried (neither: the call
     was free, or refused for another reason)."""
 
     response: GatewayResponse
@@ -70,14 +71,14 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentExhausted:
-    """This payment has nothing left for this call. `is_ours`: other calls of this wallet were served for it."""
+    """The payment has no credit left for this call. `is_ours`: it has paid other calls of this wallet."""
 
     is_ours: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditHeld:
-    """What is left of this payment is held by calls without an outcome. It may come back, so nothing else is paid."""
+    """Calls without an outcome hold the rest of the payment. It may be released, so nothing else is paid."""
 
     transfer: Transfer
     response: GatewayResponse
@@ -93,12 +94,12 @@ PaymentOutcome = CallResult | PaymentExhausted | CreditHeld | InsufficientCredit
 
 
 def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[PaymentOutcome]:
-    """What the answer to a signed call means for its payment. Everything unknown is handed to the caller."""
+    """The outcome of a payment by the response to its call. An unknown code goes to the caller."""
     code = response.code
     if code == Code.PAYMENT_ALREADY_USED.value:
         if is_key_used(response):
             raise build_call_held(transfer, response)
-        if (response.problem or {}).get("paymentState") == "held":  # it may come back as credit
+        if (response.problem or {}).get("paymentState") == "held":  # it may become credit again
             return CreditHeld(transfer=transfer, response=response)
         served = yield CountServedCalls(tx_hash=transfer.tx_hash)
         yield RecordTransferState(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=0)
@@ -126,7 +127,7 @@ def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[Paymen
 
 
 def is_key_used(response: GatewayResponse) -> bool:
-    """What is used is the idempotency key: its call has no answer to give out. That says nothing of what was shown."""
+    """Whether the idempotency key is used, and not the payment: its call has no stored response."""
     return (response.problem or {}).get("reason") == KEY_USED
 
 
@@ -150,7 +151,7 @@ def build_call_held(transfer: Transfer, response: GatewayResponse, detail: str |
 
 
 def _read_rest(transfer: Transfer, response: GatewayResponse) -> int | None:
-    """What is left by the gateway's own headers, in base units: its word, or our belief minus the price."""
+    """The rest of the payment in base units: by the gateway's header, or the stored rest minus the price."""
     decimals = transfer.asset.decimals
     text = response.headers.get("tollway-credit-remaining", "").partition(" ")
     rest = parse_amount(text[0], decimals=decimals) if text[2] == transfer.asset.symbol else None
@@ -163,12 +164,14 @@ def _read_rest(transfer: Transfer, response: GatewayResponse) -> int | None:
 
 
 def read_detail(response: GatewayResponse) -> str:
-    return str((response.problem or {}).get("detail") or f"The gateway answered {response.status}.")
+    return str(
+        (response.problem or {}).get("detail") or f"The gateway responded with status {response.status}."
+    )
 
 
 def names_outcome(response: GatewayResponse) -> bool:
-    """Whether an answer tells what became of a call that was sent before: the answer itself, or a refusal that names
-    the state of this call's price. That another payment is due, or a fresh signature, tells nothing of it."""
+    """Whether a response gives the outcome of a call that was sent before: a response of the upstream, or a refusal with
+    the state of this call's price. A request for another payment or for a new signature does not."""
     if response.problem is None or response.code == Code.NONCE_REUSED.value:
         return True
     is_named = response.problem.get("paymentState") in ("charged", "released", "held")
@@ -176,5 +179,5 @@ def names_outcome(response: GatewayResponse) -> bool:
 
 
 def advise_lookup(transfer: Transfer) -> str:
-    """What a caller can do about a call that may have been served."""
-    return f"Look at /payments/{transfer.tx_hash} and at /history before you repeat it or pay."
+    """Advice about a call that may have been served."""
+    return f"Check /payments/{transfer.tx_hash} and /history before you repeat it or pay."

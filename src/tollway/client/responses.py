@@ -1,7 +1,7 @@
-"""Reads responses of the gateway and of nodes: real responses -> the outcomes that flows understand, and the response that the caller gets.
+"""Parses responses of the gateway and of nodes: builds the outcomes of steps, and the response that the caller gets.
 
-The client asks for no content coding. Where a response that is read whole has one all the same, gzip and deflate are decoded within
-a maximum; every other coding, and a body that is not what its coding says, stays the bytes that came, because they are paid for.
+The client requests no content coding. Where a whole response has one all the same, gzip and deflate are decoded up to
+a maximum. A body with another coding, or one that does not match its coding, stays undecoded, because it is paid for.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentInfo:
-    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held.
+    """The payment of a call by the headers of its response. `state`: none, charged, released or held.
 
-    `rail`: what was shown with the call: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
-    `fee_max`: the most that a new transaction may cost in network fees.
-    `transaction`: what paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
+    `rail`: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
+    `fee_max`: the maximum network fee of a new transaction.
+    `transaction`: the one that paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
     """
 
     state: str
@@ -60,24 +60,24 @@ CHARSETS = frozenset(
         "euc-kr", "gb2312", "gbk", "gb18030", "big5"
     }
 )  # fmt: skip
-"""Character sets of text on the web. Python knows codecs that are none (`zlib`, `idna`, `unicode_escape`), and that a
-provider may name to make a reader fail or compute for long."""
+"""Character sets of text on the web. Python has other codecs too (`zlib`, `idna`, `unicode_escape`), which a
+provider could name to make a reader fail or compute for long."""
 
 
 class CallResponse(httpx.Response):
-    """The answer to a call: an httpx response that also knows its `payment`. Its `text` never fails: a charset that is
-    none of the web's counts as UTF-8, and bytes that are no characters become U+FFFD."""
+    """The response to a call: an httpx response with its `payment`. Its `text` never fails: a charset that is not in `CHARSETS`
+    counts as UTF-8, and invalid bytes become U+FFFD."""
 
     payment: PaymentInfo
 
     @property
     def charset_encoding(self) -> str | None:
-        """The charset that `Content-Type` names, where it is one of the web's."""
+        """The charset of `Content-Type`, where it is in `CHARSETS`."""
         named = super().charset_encoding
         return named if named is not None and named.strip().lower() in CHARSETS else None
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        """As httpx, but for a content coding that is not what it says: `AnswerUnreadable`."""
+        """As httpx, but raises `AnswerUnreadable` for a body that does not match its content coding."""
         with _translated_decoding():
             yield from super().iter_bytes(chunk_size)
 
@@ -94,13 +94,13 @@ def _translated_decoding() -> Iterator[None]:
         yield
     except httpx.DecodingError as exc:
         raise AnswerUnreadable(
-            "The answer's Content-Encoding is not what it says; iter_raw gives its bytes."
+            "The body of the response does not match its Content-Encoding. Use iter_raw to read its bytes."
         ) from exc
 
 
 def is_from_gateway(response: httpx.Response) -> bool:
-    """True for the gateway's own problem. An upstream's is relayed with `received-status` (RFC 9209 §2.4), a header
-    that the gateway writes and no upstream can: what a provider answers must never make a caller pay."""
+    """Whether the response is the gateway's own problem. A response of the upstream has `received-status` (RFC 9209 §2.4) in a header
+    that only the gateway can write: a provider's response must never make a caller pay."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/problem+json" and "received-status" not in response.headers.get(
         "proxy-status", ""
@@ -109,7 +109,7 @@ def is_from_gateway(response: httpx.Response) -> bool:
 
 def is_retryable_response(response: httpx.Response) -> bool:
     """Whether the same request can succeed later, without another payment: by the gateway's own problem, or by the status
-    of something before the gateway. What a provider answered is its last word. The body must be read."""
+    of a proxy before the gateway. A response of the provider is final. The body must have been read."""
     if is_from_gateway(response):
         try:
             problem = from_json(response.content)
@@ -121,7 +121,7 @@ def is_retryable_response(response: httpx.Response) -> bool:
 
 
 def read_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
-    """`content`: the body of a gateway's own problem, None for every other answer."""
+    """The outcome of a call step. `content`: the body of the gateway's own problem, None for every other response."""
     problem: object = None
     if content is not None:
         try:
@@ -136,7 +136,7 @@ def read_response(response: httpx.Response, content: bytes | None) -> GatewayRes
 
 
 def read_node_response(status: int, content: bytes) -> NodeOutcome:
-    """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
+    """Parses a JSON-RPC response. No message holds the node's URL, because URLs of nodes hold keys."""
     try:
         response = from_json(content)
     except ValueError:
@@ -155,14 +155,14 @@ def read_node_response(status: int, content: bytes) -> NodeOutcome:
 
 
 class ResponseTooLong(Exception):
-    """An answer is longer than a client keeps in memory."""
+    """A response is longer than a client keeps in memory."""
 
 
 def describe_failure(exc: httpx.TransportError | ResponseTooLong) -> NoResponse:
-    """What a failure means. It names no URL: those of nodes carry keys."""
+    """The outcome of a failed request. It holds no URL, because URLs of nodes hold keys."""
     if isinstance(exc, ResponseTooLong):
-        return NoResponse(is_sent=True, detail="The answer is longer than is kept in memory; stream it.")
-    detail = f"No whole answer came from the gateway ({type(exc).__name__})."
+        return NoResponse(is_sent=True, detail="The response is too long to be kept in memory. Use stream.")
+    detail = f"No complete response arrived from the gateway ({type(exc).__name__})."
     return NoResponse(is_sent=not isinstance(exc, _NOT_SENT), detail=detail)
 
 
@@ -195,7 +195,7 @@ def read_payment(response: httpx.Response, paid: CallResult) -> PaymentInfo:
 
 
 def wrap_response(response: httpx.Response, paid: CallResult, content: bytes | None) -> CallResponse:
-    """The answer as the caller gets it. `content` None: the body is still to be streamed."""
+    """The response for the caller. `content` None: the body is still to be streamed."""
     wrapped = CallResponse(
         response.status_code,
         headers=response.headers,
@@ -227,15 +227,16 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 64 * 1024
 PROBLEM_BYTES_MAX = 512 * 1024
 MEMBERS_MAX = 1_000
-"""A gzip stream may have several members (RFC 1952 §2.2); more of them than this are not taken apart."""
+"""The maximum of members of a gzip stream (RFC 1952 §2.2); a stream with more is not decoded."""
 
 
 def decode_response(response: CallResponse, content: bytes, *, bytes_max: int) -> CallResponse:
-    """`content`: the bytes as they came. A coding that is off is no longer named. Raises `ResponseTooLong`."""
+    """Decodes the body of a response. `content`: its raw bytes. `Content-Encoding` is removed where it was decoded. Raises
+    `ResponseTooLong`."""
     coding = _find_coding(response)
     inflated = None if not coding else _inflate(content, coding, bytes_max=bytes_max)
     headers = response.headers.copy()
-    if coding:  # httpx would take it off by itself, without a bound, and raise where it is not what it says
+    if coding:  # httpx would decode the body itself, without a limit, and raise where it does not match
         del headers["content-encoding"]
         headers.pop("content-length", None)
     whole = CallResponse(
@@ -248,8 +249,8 @@ def decode_response(response: CallResponse, content: bytes, *, bytes_max: int) -
 
 
 def decode_problem(response: httpx.Response, content: bytes) -> bytes:
-    """The body of a gateway's own problem. A coding that it has is taken off within the bound of what came, or leaves
-    nothing to read: a gateway codes none of its own. The response then names none."""
+    """Decodes the body of a gateway's own problem, up to `PROBLEM_BYTES_MAX`; empty where that fails. A gateway uses no coding, so a proxy
+    has added it. Removes `Content-Encoding` from the response."""
     coding = _find_coding(response)
     if not coding:
         return content
@@ -263,20 +264,20 @@ def decode_problem(response: httpx.Response, content: bytes) -> bytes:
 
 def read_json(content: bytes) -> object:
     """The JSON value of a body, which can be written as JSON again. Raises ValueError, also for `NaN` and for numbers
-    with more digits than Python writes."""
+    with more digits than Python can write."""
     value: object = from_json(content, allow_inf_nan=False)
     json.dumps(value, allow_nan=False)
     return value
 
 
 def _find_coding(response: httpx.Response) -> str:
-    """Empty without one."""
+    """The content coding; empty without one."""
     coding = str(response.headers.get("content-encoding", "")).strip().lower()
     return "" if coding == "identity" else coding
 
 
 def _inflate(content: bytes, coding: str, *, bytes_max: int) -> bytes | None:
-    """None: not a coding that is known here, or not what it says. Bytes behind the last member are dropped."""
+    """Decodes a body; None for an unknown coding, and for a body that does not match. Bytes after the last member are dropped."""
     if coding not in _WINDOW_BITS:
         return None
     inflated = bytearray()

@@ -1,8 +1,8 @@
-"""What a gateway, provider or node wrote, as it may be shown to a person or an agent. Pure.
+"""Makes text of a gateway, provider or node safe for a person or an agent. Pure.
 
-It judges no meaning: words that pretend to be instructions stay. What goes is what hides, reorders or rewrites what a
-reader sees. Text for a terminal loses it (`format_value`), JSON for a program has it escaped (`format_json`), a document for an agent
-loses it and has a maximum (`bound_document`). The bytes of a paid answer that are written to a file stay as they are.
+It changes no words: instructions in a text stay. It removes characters that hide, reorder or rewrite the visible
+text. Text for a terminal loses them (`format_value`), JSON for a program has them escaped (`format_json`), a document for an agent
+loses them and has a maximum length (`bound_document`). Bytes of a paid response that are written to a file stay unchanged.
 """
 
 import json
@@ -11,18 +11,18 @@ from collections.abc import Mapping
 MARK = "\ufffd"
 NESTING_MAX = 64
 VALUE_CHARACTERS_MAX = 4_000
-"""Of one value in a table or a sentence."""
+"""The maximum length of one value in a table or a sentence."""
 _KEPT_ENTRIES_MAX = 1_000
 _KEPT_DIGITS_MAX = 100
 
-# Printable by Unicode's word, and yet nothing to see: fillers, blanks, and selectors, which can spell hidden text.
+# Printable by Unicode's definition and yet invisible: fillers, blanks, and variation selectors, which can encode hidden text.
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0), range(0x180B, 0x1810))
 
 
 def format_value(value: object, *, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """One value as text for a terminal, whatever its type: without control, format, bidi and unseen characters, at most so
-    long. None is empty; objects and lists are JSON."""
+    """A value of any type as text for a terminal: without control, format, bidi and invisible characters, and at most
+    `characters_max` long. None is empty; objects and lists are JSON."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else format_json(value)
@@ -31,9 +31,9 @@ def format_value(value: object, *, characters_max: int = VALUE_CHARACTERS_MAX) -
 
 
 def format_json(value: object, *, indent: int | None = None) -> str:
-    """The same value as JSON text that a terminal can be given: what `plain` marks in it is escaped (`\\u202e`).
+    """A value as JSON text that is safe for a terminal: characters that `plain` replaces are escaped (`\\u202e`).
 
-    Numbers that JSON has no word for (NaN, infinity) and integers with more digits than Python writes become null.
+    NaN, infinity and integers with more digits than Python can write become null.
     """
     separators = (",", ":") if indent is None else None
     try:
@@ -48,19 +48,19 @@ def format_json(value: object, *, indent: int | None = None) -> str:
 
 
 def plain(text: str) -> str:
-    """The text without control, format, bidi and unseen characters; each leaves a mark. Line ends and tabs stay."""
+    """The text with a mark in place of each control, format, bidi and invisible character. Line ends and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_plain_character(character) for character in text)
 
 
 def plain_line(text: str) -> str:
-    """The same on one line."""
+    """The text of `plain` on one line."""
     return " ".join(plain(text).split())
 
 
 def plain_document(value: object, *, depth: int = 0) -> object:
-    """A JSON value with every text in it plain, names of members too. What is nested too deep is left out."""
+    """A JSON value with `plain` applied to every text and member name. Values below the maximum depth are left out."""
     if isinstance(value, str):
         return plain(value)
     if depth >= NESTING_MAX:
@@ -73,8 +73,8 @@ def plain_document(value: object, *, depth: int = 0) -> object:
 
 
 def bound_document(value: object, *, characters_max: int) -> tuple[object, bool]:
-    """A JSON value as `plain_document` makes it, of at most about so many characters, and whether anything was left out:
-    texts are cut, members and entries beyond the maximum are left out, numbers that are none are null."""
+    """A JSON value like that of `plain_document`, with about `characters_max` characters at most, and whether it was cut:
+    texts are cut, members and entries beyond the maximum are left out, NaN and infinity become null."""
     bounded = _BoundedDocument(characters_max)
     return bounded.bound(value, depth=0), bounded.is_cut
 
@@ -116,7 +116,7 @@ class _BoundedDocument:
 
 
 def _to_json_value(value: object) -> object:
-    """The value with null in place of what is no JSON, and of integers that are too long to be written."""
+    """The value with null in place of NaN, infinity and integers that are too long to be written."""
     match value:
         case Mapping():
             return {str(name): _to_json_value(member) for name, member in value.items()}
@@ -137,7 +137,7 @@ def _is_visible(character: str) -> bool:
 
 
 def _escape(character: str) -> str:
-    """As JSON writes it: UTF-16, in hex."""
+    """The JSON escape of a character: its UTF-16 units in hex."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
@@ -145,7 +145,7 @@ def _escape(character: str) -> str:
 def _plain_character(character: str) -> str:
     if character in "\n\t":
         return character
-    if character.isspace():  # other line ends too: none of them may begin a line of its own
+    if character.isspace():  # also Unicode line separators, which must not begin a new line
         return " "
     if any(ord(character) in selectors for selectors in _SELECTORS):
         return ""

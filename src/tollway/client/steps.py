@@ -1,6 +1,6 @@
-"""What a payer's flow may ask for, and what it is told: the closed unions between the pure flow and its drivers.
+"""The steps of a flow and their outcomes: closed unions between the pure flow and its drivers.
 
-A flow yields one `Step` and is sent the matching outcome. Nothing here does anything.
+A flow yields one `Step` and receives the matching outcome. This module holds records only.
 """
 
 from collections.abc import Generator, Mapping
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class TransferState(StrEnum):
-    """What we know of a payment of our own. Everything but the last three may still be worth money."""
+    """The state of a transfer of this wallet. In all states but the last three it may still have value."""
 
     STORED = "stored"  # signed and on disk; perhaps broadcast, perhaps mined
     CONFIRMED = "confirmed"  # mined, deep enough; its rest is credit
-    REFUSED = "refused"  # mined, yet the gateway does not count it; a person has to look
+    REFUSED = "refused"  # mined, but the gateway does not count it; the wallet's owner must decide
     FAILED = "failed"  # mined and reverted: it moved nothing
-    REPLACED = "replaced"  # its nonce is finally taken by another transaction: it can never be mined
-    ABANDONED = "abandoned"  # given up by the wallet's owner
+    REPLACED = "replaced"  # another transaction has its nonce in a final block: it can never be mined
+    ABANDONED = "abandoned"  # abandoned by the wallet's owner
 
 
 UNRESOLVED = frozenset({TransferState.STORED, TransferState.REFUSED})
-"""While a payment is in one of these, its payee is not paid again."""
+"""While a payment is in one of these states, its payee is not paid again."""
 
 WORTHLESS = frozenset({TransferState.FAILED, TransferState.REPLACED})
-"""These moved nothing, so they do not count against the budget."""
+"""States in which nothing was moved, so the payment does not count against the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A payment that this wallet signed. Amounts in base units of `asset`; `rest` is what we believe is unspent."""
+    """A payment that this wallet signed. Amounts in base units of `asset`; `rest`: the unspent part, as far as the client knows."""
 
     tx_hash: TxHash
     raw: bytes = field(repr=False)
@@ -51,7 +51,7 @@ class Transfer:
     confirmations: int
     state: TransferState
     fee_max_wei: int | None = None
-    """The most that it may cost in network fees; None for one of an earlier version."""
+    """The maximum network fee; None for a transfer of an earlier version."""
 
     @property
     def chain_id(self) -> ChainId:
@@ -63,20 +63,22 @@ class Transfer:
 
 
 class AuthorizationState(StrEnum):
-    """What we know of an authorisation of our own. All but the last two count as spent."""
+    """The state of an authorisation of this wallet. In all states but the last two it counts as spent."""
 
     OPEN = "open"  # signed and perhaps sent: the same request sends it again
     CHARGED = "charged"  # it has paid
-    RELEASED = "released"  # the gateway says that it moves nothing; until `valid_before` the gateway can still cash it
-    ABANDONED = "abandoned"  # given up by the wallet's owner
-    EXPIRED = "expired"  # a final block after `valid_before` shows its nonce unused: it can never be cashed
-    UNSENT = "unsent"  # no byte of it left this machine, and none will
+    RELEASED = (
+        "released"  # the gateway reports that it moves nothing; until `valid_before` it can still be settled
+    )
+    ABANDONED = "abandoned"  # abandoned by the wallet's owner
+    EXPIRED = "expired"  # a final block after `valid_before` shows its nonce unused: it can never be settled
+    UNSENT = "unsent"  # no byte of it was sent, and none will be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedAuthorization:
-    """An EIP-3009 authorisation that this wallet signed for one call, known by its nonce. `proof`: the value of
-    `PAYMENT-SIGNATURE`, a promise to whoever holds it. `amount` in base units, `valid_before` in unix seconds."""
+    """An EIP-3009 authorisation that this wallet signed for one call, identified by its nonce. `proof`: the value of
+    `PAYMENT-SIGNATURE`, which every holder can settle. `amount` in base units, `valid_before` in unix seconds."""
 
     nonce: bytes
     proof: str = field(repr=False)
@@ -94,7 +96,7 @@ class SignedAuthorization:
         return f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
 
     def name(self) -> str:
-        """`0x` and its nonce in hex: how people name it."""
+        """Its name in texts: `0x` and its nonce in hex."""
         return "0x" + self.nonce.hex()
 
 
@@ -105,7 +107,7 @@ HeaderPairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCall:
-    """Send the call with these headers on top of its own. `method` None: the call's own. -> `GatewayResponse` | `NoResponse`."""
+    """Send the call with these headers added to its own. `method` None: the call's own. -> `GatewayResponse` | `NoResponse`."""
 
     headers: HeaderPairs = field(default=(), repr=False)
     method: str | None = None
@@ -113,9 +115,9 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayResponse:
-    """The head of an answer; `problem` is the gateway's own problem document, None for everything else.
+    """The head of a response. `problem`: the gateway's own problem document; None for any other body.
 
-    `headers` in lower case. The driver keeps the real response.
+    `headers` in lower case. The driver keeps the HTTP response.
     """
 
     status: int
@@ -130,22 +132,22 @@ class GatewayResponse:
 
     @property
     def is_bare_402(self) -> bool:
-        """A 402 without its document, as `HEAD` gets it."""
+        """A 402 without a body, as in a response to `HEAD`."""
         return self.status == 402 and self.problem is None
 
     @property
     def is_relayed(self) -> bool:
-        """It came from the upstream: the gateway marks those (RFC 9209 §2.4)."""
+        """A response of the upstream: the gateway marks it (RFC 9209 §2.4)."""
         return self.problem is None and "received-status" in self.headers.get("proxy-status", "")
 
     @property
     def is_402(self) -> bool:
-        """The gateway's own demand for a payment, with or without its document."""
+        """A 402 of the gateway itself, with or without its document."""
         return self.status == 402 and not self.is_relayed
 
     @property
     def payment_state(self) -> str | None:
-        """Which payment state the answer names: none, charged, released or held."""
+        """The payment state in the response: none, charged, released or held."""
         text = self.headers.get("tollway-payment-state") or (self.problem or {}).get("paymentState")
         return text if isinstance(text, str) else None
 
@@ -157,7 +159,7 @@ class GatewayResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoResponse:
-    """No answer came. `is_sent` False: surely no byte of the request left."""
+    """No response arrived. `is_sent` False: no byte of the request was sent."""
 
     is_sent: bool
     detail: str
@@ -165,7 +167,7 @@ class NoResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignCall:
-    """Sign this very call, bound, for a payment: fresh nonce, validity from the clock. -> `HeaderPairs`."""
+    """Sign this call for a payment, with a bound signature: a new nonce, validity from the clock. -> `HeaderPairs`."""
 
     chain_id: ChainId
     tx_hash: TxHash
@@ -190,7 +192,7 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeError:
-    """The node answered with an error."""
+    """The node responded with an error."""
 
     code: int
     message: str
@@ -198,7 +200,7 @@ class NodeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnavailable:
-    """No usable answer: unreachable, too slow, not JSON-RPC."""
+    """The node gave no usable response: unreachable, too slow, not JSON-RPC."""
 
     detail: str
 
@@ -215,8 +217,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentQuote:
-    """A payment that is about to be signed. `fee_max_wei`: the most that its transaction may cost the wallet in fees,
-    `fee_limit_wei`: the limit; both None for an authorisation, which costs the wallet none."""
+    """A payment before its signature. `fee_max_wei`: the maximum fee of its transaction;
+    `fee_limit_wei`: the limit. Both are None for an authorisation, which costs the wallet no fee."""
 
     rail: str
     asset: Asset
@@ -226,18 +228,18 @@ class PaymentQuote:
     fee_limit_wei: int | None = None
 
     def describe(self) -> str:
-        """One sentence."""
+        """The payment as one sentence."""
         amount = f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
         text = f"Pays {amount} to {self.pay_to} on {self.asset.network} by {self.rail}"
         if self.fee_max_wei is None or self.fee_limit_wei is None:
             return f"{text}, without a network fee."
         fee, limit = (format_fee(self.asset.chain_id, wei) for wei in (self.fee_max_wei, self.fee_limit_wei))
-        return f"{text}; network fee at most {fee}, allowed {limit}."
+        return f"{text}; network fee at most {fee}, limit {limit}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovePayment:
-    """Show the caller what is about to be signed; an exception of the caller's ends the call unsigned. -> None."""
+    """Pass the payment to the caller before it is signed; an exception of the caller ends the call unsigned. -> None."""
 
     quote: PaymentQuote
 
@@ -264,15 +266,15 @@ class SignedTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindPayments:
-    """Our payments that may buy this call: of this gateway, to a payee of this listing as last seen, or to one of
-    `payees`. Credit first, the largest rest in front, then unresolved ones. -> `tuple[Transfer, ...]`."""
+    """Find payments of this wallet that can pay this call: at this gateway, to a last known payee of the listing, or to one of
+    `payees`. Credit first, the largest rest first, then unresolved ones. -> `tuple[Transfer, ...]`."""
 
     payees: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindNextNonce:
-    """The next nonce by our own store on that chain, where the node's is `pending`; 0 without any. -> int."""
+    """Find the next nonce on that chain by the wallet's store, where the node reports `pending`; 0 without any. -> int."""
 
     chain_id: ChainId
     pending: int
@@ -280,14 +282,14 @@ class FindNextNonce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindUnsentTransfers:
-    """Our own stored payments on that chain that no receipt is known of. -> `tuple[Transfer, ...]`."""
+    """Find stored payments of this wallet on that chain without a known receipt. -> `tuple[Transfer, ...]`."""
 
     chain_id: ChainId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTransfer:
-    """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind.
+    """Store a signed payment durably, before it is sent. -> `StoreOutcome`.
 
     `price`: of one call, in base units. `tried`: payments that this call has tried already.
     """
@@ -299,25 +301,25 @@ class StoreTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """It is on disk and counted."""
+    """The payment is on disk and counts as spent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidAlready:
-    """Nothing was stored: we have an unresolved payment to that payee, or credit that somebody prepaid meanwhile.
-    `is_reserved`: a call that is running now made it for itself."""
+    """Nothing was stored: the wallet has an unresolved payment to that payee, or another call has prepaid credit meanwhile.
+    `is_reserved`: a running call made the payment for itself."""
 
     transfer: Transfer
     is_reserved: bool = False
 
 
 BUDGET = "budget"
-"""The limit that the wallet's store keeps, over all processes."""
+"""The limit in the wallet's store, over all processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverBudget:
-    """Nothing was stored: with this payment the total would exceed the budget (both in 10^-18). `limit`: which one."""
+    """Nothing was stored: with this payment the total would exceed a budget (both in 10^-18). `limit`: its name."""
 
     spent_atto: int
     budget_atto: int
@@ -340,8 +342,8 @@ class NonceTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTransferState:
-    """Write down what became of a payment. `rest` None leaves the belief as it is; `is_served`: it bought a call of
-    ours. -> None."""
+    """Record the state of a payment. `rest` None: unchanged; `is_served`: it has paid a call of
+    this wallet. -> None."""
 
     tx_hash: TxHash
     state: TransferState
@@ -351,7 +353,7 @@ class RecordTransferState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountServedCalls:
-    """How many calls of ours a payment has bought, by our own store. -> int."""
+    """Count the calls of this wallet that a payment has paid, by the store. -> int."""
 
     tx_hash: TxHash
 
@@ -361,21 +363,21 @@ class CountServedCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAuthorization:
-    """An open authorisation that an earlier run of this very request left behind; it is this call's from now on.
+    """Lease an open authorisation that an earlier run of the same request left, for this call.
     -> `SignedAuthorization` | None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindReleasedAuthorizations:
-    """Released authorisations of this wallet whose `valid_before` has passed by our clock, on chains with a node; the
-    oldest first, so many at most. -> `tuple[SignedAuthorization, ...]`."""
+    """Find released authorisations of this wallet whose `valid_before` has passed by the local clock, on chains with a node; the
+    oldest first, up to a maximum. -> `tuple[SignedAuthorization, ...]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignAuthorization:
-    """Sign an offer, with a fresh nonce and times from the clock. -> `SignedAuthorization`. Nobody sees it yet.
+    """Sign an offer, with a new nonce and times from the clock. -> `SignedAuthorization`. It is not sent yet.
 
-    `asset`: what the offer's token is, by somebody else's word than the gateway's.
+    `asset`: the offer's token, by another source than the gateway.
     """
 
     offer: X402Offer
@@ -384,14 +386,14 @@ class SignAuthorization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAuthorization:
-    """Put it on disk, durably, before anybody sees it. -> `Stored` | `OverBudget`."""
+    """Store an authorisation durably, before it is sent. -> `Stored` | `OverBudget`."""
 
     authorization: SignedAuthorization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordAuthorizationState:
-    """Write down what became of it. `OPEN` leaves it to the next run of the same request. -> None."""
+    """Record the state of an authorisation. `OPEN` leaves it to the next run of the same request. -> None."""
 
     nonce: bytes
     state: AuthorizationState
@@ -433,4 +435,4 @@ StepOutcome = (
     | None
 )
 Flow = Generator[Step, StepOutcome, T]
-"""A flow that ends in a T."""
+"""A flow that returns a T."""

@@ -1,15 +1,15 @@
-"""The wallet's payment store: every payment and every authorisation it ever signed, and the idempotency keys of requests in progress, in one
-SQLite file that several processes may share.
+"""The wallet's payment store: every payment and every authorisation that the wallet signed, and the idempotency keys of requests in progress, in
+one SQLite file that several processes can share.
 
-A payment is written here, through to the disk, before its first byte is sent; that write alone decides whether it may be made at all
-(budget, nonce, no unresolved payment to the same payee). It never talks to a network.
+A payment is flushed to the disk before its first byte is sent. This write decides whether the payment is allowed
+(budget, nonce, no unresolved payment to the same payee). The store uses no network.
 
 SQLite with a rollback journal and `synchronous=EXTRA`: safe between processes with every SQLite version, and a commit that returned
-survives a loss of power. The file holds signed transactions and open authorisations, so only its owner may read it. The proof of an
-authorisation is kept while it is open only: it is worth money to every reader.
+survives a loss of power. The file holds signed transactions and open authorisations, so only its owner can read it. The proof of an
+authorisation is stored only while it is open, because every reader could settle it.
 
-An idempotency key belongs to one request from before it is sent until its response has been handed over. The same request in between,
-also after a crash, gets the same key; so a gateway sees one call, and takes one price.
+An idempotency key belongs to one request from before it is sent until its response has been delivered. The same request in between,
+also after a crash, gets the same key; so a gateway sees one call and takes one price.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 LEASE_MS = 600_000
-"""Longer than any call takes: until then an open authorisation is left to the process that signed it."""
+"""The lease of an open authorisation, longer than any call: until its end only the process that signed the authorisation uses it."""
 
 AUTHORIZATION_SCHEMA = """
 CREATE TABLE signed_authorization (
@@ -54,16 +54,16 @@ CREATE INDEX authorization_by_request ON signed_authorization (payer, request) W
 SCHEMA_RELEASED = """
 CREATE INDEX authorization_by_end ON signed_authorization (payer, valid_before) WHERE state = 'released'
 """
-"""Up to version 4 `released` did not count as spent. From here on it does; no row is changed for that."""
+"""Up to version 4 `released` did not count as spent. From this version on it does; no row changes for that."""
 
 RELEASED_MAX = 64
-"""How many released authorisations one look at a chain takes up."""
+"""The maximum of released authorisations that one check of a chain reads."""
 
 _AUTHORIZATION_COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
 
 
 class UnreadableRow(Exception):
-    """A row holds what this version does not know: an earlier or later one wrote it, or the file is damaged."""
+    """A row cannot be parsed: another version wrote it, or the file is damaged."""
 
 
 def insert_authorization(
@@ -102,7 +102,7 @@ def lease_open_authorization(
     left: Iterable[bytes],
     now_ms: int,
 ) -> SignedAuthorization | None:
-    """The oldest open one of that request which nobody is using; it is the asker's for the time of a lease."""
+    """Leases the oldest open authorisation of that request that no call uses; None where there is none."""
     freed = {nonce.hex() for nonce in left}
     rows = connection.execute(
         f"SELECT leased_until_ms, {_AUTHORIZATION_COLUMNS} FROM signed_authorization"  # noqa: S608 - our own column list
@@ -122,8 +122,8 @@ def lease_open_authorization(
 def record_authorization_state(
     connection: sqlite3.Connection, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None
 ) -> bool:
-    """What became of an open one; `OPEN` ends its lease. A released one can only be found expired or charged. Every
-    other outcome is kept; False then."""
+    """Records the state of an open authorisation; `OPEN` ends its lease. A released one can only become expired or charged. False: it has
+    another state, which stays."""
     is_open = state is AuthorizationState.OPEN
     is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
     changed = connection.execute(
@@ -136,7 +136,7 @@ def record_authorization_state(
 
 
 def sum_spent_authorizations(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
-    """What they have moved or may move, in 10^-18 of the currency. That a gateway releases one changes nothing."""
+    """The sum that authorisations have moved or can move, in 10^-18 of the currency. Released ones count."""
     rows = connection.execute(  # prices repeat: few groups, however many calls
         "SELECT amount, decimals, count(*) FROM signed_authorization"
         " WHERE payer = ? AND symbol = ? AND state NOT IN ('expired', 'unsent') GROUP BY amount, decimals",
@@ -153,7 +153,7 @@ def sum_spent_authorizations(connection: sqlite3.Connection, payer: Address, sym
 def select_released_authorizations(
     connection: sqlite3.Connection, payer: Address, *, chains: Iterable[ChainId], now_s: int
 ) -> tuple[SignedAuthorization, ...]:
-    """Released ones whose time is over by our clock, oldest first: at most `RELEASED_MAX`."""
+    """Released authorisations whose `valid_before` has passed by the local clock, oldest first: at most `RELEASED_MAX`."""
     rows = connection.execute(
         f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization WHERE payer = ? AND state = 'released'"  # noqa: S608 - our own column list
         " AND valid_before <= ? AND chain_id IN (SELECT value FROM json_each(?)) ORDER BY valid_before LIMIT ?",
@@ -163,7 +163,7 @@ def select_released_authorizations(
 
 
 def select_authorizations(connection: sqlite3.Connection, payer: Address) -> tuple[SignedAuthorization, ...]:
-    """Oldest first."""
+    """All authorisations of a wallet, oldest first."""
     rows = connection.execute(
         f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization WHERE payer = ? ORDER BY created_ms, rowid",  # noqa: S608 - our own column list
         (str(payer),),
@@ -201,7 +201,7 @@ def _parse_authorization(row: Sequence[object]) -> SignedAuthorization:
 
 
 IDEMPOTENCY_KEY_KEPT_MS = 20 * 3_600_000
-"""Gateways know a key for 24 hours after its call began. Beyond that it would protect nothing."""
+"""Gateways keep a key for 24 hours after its call began. An older key protects nothing."""
 
 IDEMPOTENCY_KEY_SCHEMA = """
 CREATE TABLE kept_key (
@@ -214,7 +214,7 @@ CREATE INDEX kept_key_by_age ON kept_key (created_ms)
 def keep_idempotency_key(
     connection: sqlite3.Connection, payer: Address, *, request: bytes, fresh: str, now_ms: int
 ) -> str:
-    """The key of that request; `fresh` where it has none."""
+    """The key of that request; stores `fresh` where it has none."""
     connection.execute("DELETE FROM kept_key WHERE created_ms <= ?", (now_ms - IDEMPOTENCY_KEY_KEPT_MS,))
     connection.execute(
         "INSERT INTO kept_key (payer, request, idempotency_key, created_ms) VALUES (?, ?, ?, ?)"
@@ -228,7 +228,7 @@ def keep_idempotency_key(
 
 
 def drop_idempotency_key(connection: sqlite3.Connection, payer: Address, *, request: bytes, key: str) -> None:
-    """That key alone: the request may have another by now."""
+    """Drops exactly this key: the request may have another one by now."""
     connection.execute(
         "DELETE FROM kept_key WHERE payer = ? AND request = ? AND idempotency_key = ?",
         (str(payer), request.hex(), key),
@@ -262,7 +262,7 @@ CREATE TABLE payee (
   gateway TEXT NOT NULL, api_id TEXT NOT NULL, pay_to TEXT NOT NULL, PRIMARY KEY (gateway, api_id, pay_to));
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
 """
-# A nonce whose transfer is given up is free: of the two that are signed for it, one at most is ever mined.
+# The nonce of an abandoned transfer can be used again: of two transactions with one nonce, at most one is ever mined.
 _SCHEMA_2 = """
 ALTER TABLE transfer ADD COLUMN served INTEGER NOT NULL DEFAULT 0;
 DROP INDEX one_transfer_per_nonce;
@@ -277,14 +277,14 @@ _MIGRATIONS = (
     SCHEMA_RELEASED,
     "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
 )
-"""Statements from each version to the next."""
+"""The statements of each version, from the one before."""
 _TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
 
 
 class PaymentStore:
-    """Safe to use from many threads and processes at once: every method is one transaction.
+    """The payment store of a wallet. Safe to use from many threads and processes at once: every method is one transaction.
 
-    Raises `StorageUnavailable` when the file cannot be read or written now, and `StoreUnusable` when that will not pass.
+    Raises `StorageUnavailable` where the file cannot be read or written now, and `StoreUnusable` where a retry cannot help.
     """
 
     def __init__(self, path: Path, *, now_ms: Callable[[], int]) -> None:
@@ -299,10 +299,10 @@ class PaymentStore:
         price: int = 0,
         tried: frozenset[TxHash] = frozenset(),
     ) -> StoreOutcome:
-        """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk.
+        """Stores a signed payment, or returns why it must not be made. After `Stored` it is on the disk.
 
-        A payment is needless where credit for a call of `price` has appeared since the caller looked, of a payment
-        for several (one for a single call is left to that call), and where an unresolved one goes to the same payee.
+        A payment is not needed where another payment has credit for a call of `price` (a payment for several calls; one for
+        a single call belongs to that call), and where an unresolved payment goes to the same payee.
         """
         with self._transaction() as connection:
             earlier = _select_transfers(
@@ -329,9 +329,9 @@ class PaymentStore:
     def find_payments(
         self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
     ) -> tuple[Transfer, ...]:
-        """Our payments that may buy a call of this listing. `payees`, when given, are remembered as the listing's.
+        """The payments of this wallet that can pay a call of this listing. `payees`, where given, are stored as the listing's payees.
 
-        Credit first, the largest rest in front; then what is not resolved.
+        Credit first, the largest rest first; then unresolved payments.
         """
         with self._transaction() as connection:
             if payees:
@@ -352,7 +352,7 @@ class PaymentStore:
         )
 
     def find_last_exhausted(self, *, payer: Address, gateway: str, api_id: str) -> tuple[Transfer, ...]:
-        """The newest payment to a payee of this listing that bought calls and has nothing left; none or one."""
+        """The newest payment to a payee of this listing that has paid calls and has no rest; none or one."""
         with self._transaction() as connection:
             found = _select_transfers(
                 connection,
@@ -363,9 +363,9 @@ class PaymentStore:
         return found[-1:]
 
     def next_nonce(self, *, payer: Address, chain_id: ChainId, pending: int) -> int:
-        """One more than the highest nonce of our own, mined ones too: what the node told may be older than what we
-        know. 0 without any. First of all a nonce from
-        `pending` on whose transfer was given up: until it is filled, no later one can be mined."""
+        """The next nonce of the wallet: the lowest nonce from `pending` on whose transfer was abandoned, because no later one can be
+        mined before it; else the highest nonce in the store plus one, mined ones included, because the node's count may be
+        older; 0 without any."""
         with self._transaction() as connection:
             given_up, highest = connection.execute(
                 "SELECT min(nonce) FILTER (WHERE state = 'abandoned' AND nonce >= ? AND NOT EXISTS (SELECT 1"
@@ -381,7 +381,7 @@ class PaymentStore:
     def record_state(
         self, tx_hash: TxHash, state: TransferState, rest: int | None, *, is_served: bool = False
     ) -> None:
-        """Writes down what became of a payment, and whether it bought a call. An abandoned one stays abandoned."""
+        """Records the state of a payment, and whether it paid a call. An abandoned payment stays abandoned."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE transfer SET state = ?, rest = coalesce(?, rest), served = served + ?"
@@ -390,7 +390,7 @@ class PaymentStore:
             )
 
     def count_served(self, tx_hash: TxHash) -> int:
-        """How many calls this payment has bought, as far as the processes of this wallet have told."""
+        """The number of calls that this payment has paid, by the records of this wallet's processes."""
         with self._transaction() as connection:
             row = connection.execute(
                 "SELECT served FROM transfer WHERE tx_hash = ?", (str(tx_hash),)
@@ -398,7 +398,7 @@ class PaymentStore:
         return 0 if row is None else int(row[0])
 
     def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
-        """Payments that are on disk and not known to be mined."""
+        """Stored payments that are not known to be mined."""
         with self._transaction() as connection:
             return _select_transfers(connection, "payer = ? AND state = 'stored'", (str(payer),))
 
@@ -408,9 +408,9 @@ class PaymentStore:
             return _select_transfers(connection, "payer = ?", (str(payer),))
 
     def abandon(self, tx_hash: TxHash) -> bool:
-        """Gives up a payment that the gateway refuses or that never gets mined. It keeps counting against the budget,
-        and its payee may be paid again, with its nonce. For a person to decide: if it is mined after all, it was paid
-        for nothing."""
+        """Abandons a payment that the gateway refuses or that is never mined. It still counts against the budget,
+        and its payee can be paid again, with its nonce. A person must decide this: if the payment is mined later, it has
+        bought nothing."""
         with self._transaction() as connection:
             changed = connection.execute(
                 "UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused')",
@@ -423,8 +423,8 @@ class PaymentStore:
     def store_authorization(
         self, signed: SignedAuthorization, *, request: bytes, budget: Cap | None
     ) -> Stored | OverBudget:
-        """Writes it, unless the budget says no. When this returns `Stored` it is on the disk. `request`: a digest of
-        the call it pays."""
+        """Stores an authorisation within the budget. After `Stored` it is on the disk. `request`: the digest of
+        the call that it pays."""
         with self._transaction() as connection:
             over = _check_budget(connection, signed.payer, signed.asset, signed.amount, budget)
             if over is not None:
@@ -435,8 +435,8 @@ class PaymentStore:
     def lease_authorization(
         self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
     ) -> SignedAuthorization | None:
-        """An open one of that very request that no running call uses; it is the asker's now. `left`: nonces that a
-        call of this process has left without a word."""
+        """Leases an open authorisation of that request that no running call uses. `left`: nonces that ended
+        calls of this process left without an outcome."""
         with self._transaction() as connection:
             return lease_open_authorization(
                 connection, payer, request=request, left=left, now_ms=self._now_ms()
@@ -445,32 +445,33 @@ class PaymentStore:
     def find_released_authorizations(
         self, *, payer: Address, chains: Iterable[ChainId]
     ) -> tuple[SignedAuthorization, ...]:
-        """Released authorisations on these chains whose time is over by our clock, oldest first, so many at most."""
+        """Released authorisations on these chains whose `valid_before` has passed by the local clock, oldest first, at most
+        `RELEASED_MAX`."""
         with self._transaction() as connection:
             return select_released_authorizations(
                 connection, payer, chains=chains, now_s=self._now_ms() // 1000
             )
 
     def record_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
-        """Writes down what became of it; `OPEN` leaves it to the next run of its request. False: it has an outcome
-        already, and keeps that."""
+        """Records the state of an authorisation; `OPEN` leaves it to the next run of its request. False: it has an outcome
+        already, which stays."""
         with self._transaction() as connection:
             return record_authorization_state(connection, nonce, state, tx_hash)
 
     def list_authorizations(self, payer: Address) -> tuple[SignedAuthorization, ...]:
-        """Every authorisation of that wallet, oldest first; without the proof of what is no longer open."""
+        """Every authorisation of that wallet, oldest first; only open ones have their proof."""
         with self._transaction() as connection:
             return select_authorizations(connection, payer)
 
     def abandon_authorization(self, nonce: bytes) -> bool:
-        """Gives up an open one: it counts as spent for good, and its request may be paid anew."""
+        """Abandons an open authorisation: it counts as spent permanently, and its request can be paid again."""
         with self._transaction() as connection:
             return record_authorization_state(connection, nonce, AuthorizationState.ABANDONED, None)
 
-    # ---- What was spent, and which requests are under way.
+    # ---- Spent amounts, and requests in progress.
 
     def spent(self, payer: Address) -> dict[str, int]:
-        """What counts against a budget, by currency, in 10^-18."""
+        """The amounts that count against a budget, by currency, in 10^-18."""
         with self._transaction() as connection:
             symbols = connection.execute(
                 "SELECT symbol FROM transfer WHERE payer = ?1 UNION SELECT symbol FROM signed_authorization"
@@ -480,21 +481,21 @@ class PaymentStore:
             return {symbol: _sum_spent(connection, payer, symbol) for (symbol,) in symbols}
 
     def keep_key(self, *, payer: Address, request: bytes, fresh: str) -> str:
-        """The idempotency key of a request that is under way, or was left without an answer; else `fresh`, from now
-        on. `request`: its digest."""
+        """The idempotency key of a request that is running or ended without a response; else `fresh`, which becomes
+        its key. `request`: its digest."""
         with self._transaction() as connection:
             return keep_idempotency_key(
                 connection, payer, request=request, fresh=fresh, now_ms=self._now_ms()
             )
 
     def drop_key(self, *, payer: Address, request: bytes, key: str) -> None:
-        """Its answer is handed over: the same request again is another call."""
+        """Drops the key of a request whose response was delivered: the same request is then another call."""
         with self._transaction() as connection:
             drop_idempotency_key(connection, payer, request=request, key=key)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own each time: payments are rare, and nothing is shared between threads."""
+        """A transaction on a connection of its own: payments are rare, and threads share nothing."""
         try:
             connection = self._connect()
             try:
@@ -520,7 +521,7 @@ class PaymentStore:
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("PRAGMA synchronous=EXTRA")
-            connection.execute("PRAGMA secure_delete=ON")  # a proof that is dropped is gone from the file
+            connection.execute("PRAGMA secure_delete=ON")  # overwrites a dropped proof in the file
         except sqlite3.Error:
             connection.close()
             raise
@@ -528,13 +529,13 @@ class PaymentStore:
 
 
 def _restrict_mode(path: Path, mode: int) -> None:
-    """Takes from others what they could do with it: it holds signed transactions and open authorisations."""
+    """Removes the permissions of other users: the file holds signed transactions and open authorisations."""
     if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         path.chmod(mode)
 
 
 def _is_temporary(failure: Exception) -> bool:
-    """Whether the same can succeed later, with nothing done about the file."""
+    """Whether a retry can succeed without a repair of the file."""
     if isinstance(failure, OSError):
         return failure.errno in _TEMPORARY_ERRORS
     code = getattr(failure, "sqlite_errorcode", None)
@@ -555,7 +556,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _restore_abandoned(connection: sqlite3.Connection, transfer: Transfer) -> bool:
-    """The very same bytes were given up earlier: they are that payment, and counted already."""
+    """Restores an abandoned payment with the same bytes, which is counted already; False where there is none."""
     changed = connection.execute(
         "UPDATE transfer SET state = 'stored' WHERE tx_hash = ? AND state = 'abandoned'",
         (str(transfer.tx_hash),),
@@ -566,7 +567,7 @@ def _restore_abandoned(connection: sqlite3.Connection, transfer: Transfer) -> bo
 def _check_budget(
     connection: sqlite3.Connection, payer: Address, asset: Asset, amount: int, budget: Cap | None
 ) -> OverBudget | None:
-    """All that this store ever paid or promised in that currency, with this amount, against the budget."""
+    """`OverBudget` where this amount and all that the store counts as spent in that currency exceed the budget."""
     if budget is None:
         return None
     limit = budget.atto_for(asset.symbol) or 0
@@ -632,7 +633,7 @@ def _parse_transfer(row: Sequence[object]) -> Transfer:
     tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
     amount, rest, nonce, confirmations, state, fee_max = row[9:]
     if not isinstance(raw, bytes):
-        raise TypeError("a signed transaction is bytes")
+        raise TypeError("a signed transaction must be bytes")
     return Transfer(
         tx_hash=TxHash.parse(str(tx_hash)),
         raw=raw,

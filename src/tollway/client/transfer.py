@@ -51,7 +51,7 @@ from tollway.errors import Code
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, format_decimal
 
-NONCE_TRIES_MAX = 32  # each one lost is a payment that another call of this wallet has made
+NONCE_TRIES_MAX = 32  # each lost try is a payment of another call of this wallet
 TIP_FALLBACK_WEI = 10**9
 REBROADCAST_EVERY = 8
 UINT256_MAX = 2**256 - 1
@@ -65,7 +65,7 @@ _SYMBOL_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a call waits for its own payment. Seconds of pauses are counted, not a clock."""
+    """How long a call waits for its payment. The seconds of its pauses count, not a clock."""
 
     poll_s: float = 1.0
     wait_s: float = 180.0
@@ -73,9 +73,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentSource:
-    """Who pays, where from, and what it knows about assets beyond the presets.
+    """The payer, its chains, and its assets besides the presets.
 
-    `chains`: those with a node. `signing_chains`: those where authorisations may be signed without one.
+    `chains`: those with a node. `signing_chains`: those where authorisations may be signed without a node.
     """
 
     payer: Address
@@ -87,7 +87,7 @@ class PaymentSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTransfer:
-    """A payment that is on disk. `is_new` False: it was there already, unresolved, and goes to the same payee."""
+    """A stored payment. `is_new` False: it was stored before, is unresolved, and goes to the same payee."""
 
     transfer: Transfer
     is_new: bool
@@ -98,14 +98,14 @@ class StoredTransfer:
 
 
 def verify_asset(offer: TransferOffer, source: PaymentSource) -> Flow[Asset | None]:
-    """The offered asset as somebody other than the gateway describes it; None when the two differ."""
+    """The offered asset, where a source other than the gateway describes it equally; else None."""
     known = yield from find_asset(offer.chain_id, offer.token, source)
-    # How its authorisations are signed is no matter here, and the store of payments does not keep it.
+    # The domain is for authorisations only, and the store of payments does not keep it.
     return offer.asset if known is not None and replace(known, domain=None) == offer.asset else None
 
 
 def find_asset(chain_id: ChainId, token: Address | None, source: PaymentSource) -> Flow[Asset | None]:
-    """What somebody other than the gateway says: the caller, a preset, or the token's contract. None: nobody."""
+    """The asset by a source other than the gateway: the caller, a preset, or the token's contract. None: no source."""
     key = (chain_id, token)
     known = source.assets.get(key) or KNOWN_ASSETS.get(key)
     if known is None and token is not None and chain_id in source.chains:
@@ -123,7 +123,7 @@ def _fetch_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
 
 
 def _decode_symbol(result: bytes) -> str | None:
-    """An ABI string, or the bytes32 of old tokens. None: it is no symbol, whatever else it is."""
+    """Decodes an ABI string, or the bytes32 of old tokens. None: no valid symbol."""
     raw = result.rstrip(b"\0")
     if len(result) >= 64 and int.from_bytes(result[:32], "big") == 32:
         length = int.from_bytes(result[32:64], "big")
@@ -138,7 +138,7 @@ def _decode_symbol(result: bytes) -> str | None:
 
 
 def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
-    """What `holder` has, in base units."""
+    """The balance of `holder`, in base units."""
     if asset.token is None:
         return (yield from _query_number(asset.chain_id, "eth_getBalance", str(holder), "latest"))
     result = yield from _eth_call(asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
@@ -156,9 +156,9 @@ def make_transfer(
     tried: frozenset[TxHash],
     max_fee: Cap | None = None,
 ) -> Flow[StoredTransfer]:
-    """Signs a payment and puts it on disk. Gives it back, or the one that makes it needless.
+    """Signs and stores a payment; returns it, or the stored payment that replaces it.
 
-    Nothing is broadcast here. Raises `CannotPay`, `FeeAboveMax`, `BudgetExhausted` and `NodeUnreachable`: then nothing
+    It does not broadcast the payment. Raises `CannotPay`, `FeeAboveMax`, `BudgetExhausted` and `NodeUnreachable`; then nothing
     was spent.
     """
     if not 0 < amount <= UINT256_MAX:
@@ -166,7 +166,7 @@ def make_transfer(
     chain_id = asset.chain_id
     served = yield from _query_number(chain_id, "eth_chainId")
     if served != chain_id:
-        raise CannotPay(f"The node for chain {chain_id} serves chain {served}.")
+        raise CannotPay(f"The node for chain {chain_id} serves chain {served}. Correct its URL.")
     to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
     gas = yield from _estimate_gas(chain_id, source.payer, to, value, calldata)
     fee = yield from _fetch_fee(chain_id, gas)
@@ -174,14 +174,14 @@ def make_transfer(
     funds = yield from fetch_balance(_native_asset(chain_id), source.payer)
     if funds < value + fee.max_wei:
         raise CannotPay(
-            f"The wallet {source.payer} has too little native currency on chain {chain_id} for gas."
+            f"The wallet {source.payer} has too little native currency on chain {chain_id} to pay for gas."
         )
     yield ApprovePayment(quote=quote)
     for _ in range(NONCE_TRIES_MAX):
         pending = yield from _query_number(chain_id, "eth_getTransactionCount", str(source.payer), "pending")
         stored = yield FindNextNonce(chain_id=chain_id, pending=pending)
         assert isinstance(stored, int)
-        if stored > pending:  # the node does not know all of ours: without them it will never mine the next
+        if stored > pending:  # the node lacks earlier transactions, without which it never mines the next one
             yield from _broadcast_unsent(chain_id)
         nonce = max(pending, stored)
         signed = yield SignTransfer(
@@ -212,13 +212,13 @@ def make_transfer(
         kept = yield from _store(StoreTransfer(transfer=transfer, price=offer.amount, tried=tried))
         if kept is not None:
             return kept
-    raise CannotPay("Other processes of this wallet keep taking its nonces; try again.")
+    raise CannotPay("Other processes of this wallet keep taking its nonces. Try again.")
 
 
 def _build_quote(
     asset: Asset, offer: TransferOffer, amount: int, fee: NetworkFee, max_fee: Cap | None
 ) -> PaymentQuote:
-    """The payment as it is shown. Raises `FeeAboveMax`."""
+    """The payment for the caller's approval. Raises `FeeAboveMax`."""
     limit = limit_fee(asset, amount, max_fee)
     if (excess := limit.find_excess(fee)) is not None:
         raise FeeAboveMax(f"{excess}.")
@@ -245,7 +245,7 @@ def _store(step: StoreTransfer) -> Flow[StoredTransfer | None]:
         case OverBudget():
             raise BudgetExhausted(outcome.explain(transfer))
         case _:
-            raise AssertionError("a store answered with something else")
+            raise AssertionError("the step has another outcome")
 
 
 def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
@@ -262,14 +262,14 @@ def _native_asset(chain_id: ChainId) -> Asset:
 def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes) -> Flow[int]:
     call_object = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
     estimate = yield from _query_number(chain_id, "eth_estimateGas", call_object)
-    gas = estimate + estimate // 4  # a balance slot may turn from empty to set in between
+    gas = estimate + estimate // 4  # a balance slot may become non-zero meanwhile, which costs more
     if gas > GAS_MAX:
-        raise FeeAboveMax(f"The transfer would take {gas} gas; a payment never needs more than {GAS_MAX}.")
+        raise FeeAboveMax(f"The transfer would use {gas} gas; the limit of a payment is {GAS_MAX}.")
     return gas
 
 
 def _fetch_fee(chain_id: ChainId, gas: int) -> Flow[NetworkFee]:
-    """Tip and maximum fee per gas (EIP-1559). Twice the base fee survives six full blocks in a row."""
+    """Tip and maximum fee per gas (EIP-1559). Twice the base fee is enough for six full blocks in a row."""
     block = yield from _query(chain_id, "eth_getBlockByNumber", "latest", False)
     base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
     if not isinstance(base, str):
@@ -283,13 +283,13 @@ def _fetch_fee(chain_id: ChainId, gas: int) -> Flow[NetworkFee]:
     )
 
 
-# ---- After it is on disk.
+# ---- After the payment is stored.
 
 
 def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
-    """Follows a stored payment until it is confirmed or can never be. Broadcasts the stored bytes, again and again.
+    """Waits until a stored payment is confirmed or can never be. Broadcasts the stored bytes repeatedly.
 
-    Raises `PaymentPending` when patience ends first: the payment stays on disk and the next call goes on with it.
+    Raises `PaymentPending` after `patience`: the payment stays stored and the next call continues with it.
     """
     if transfer.state is not TransferState.STORED:
         return transfer.state
@@ -298,31 +298,31 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
         state = yield from _read_state(transfer)
         if state is TransferState.STORED:
             raise PaymentPending(
-                f"Your chain node says that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
-                "is believed once its block is final; until then it counts as spent, and its payee is not paid "
+                f"Your chain node reports that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
+                "counts once its block is final; until then the payment counts as spent, and its payee is not paid "
                 "again. Repeat the call later.",
                 transaction=transfer.tx_hash,
             )
         if state is not None:
-            # What is left of a confirmed one is not touched: another call may have spent it since we looked.
+            # The rest of a confirmed payment is not changed: another call may have spent it meanwhile.
             rest = None if state is TransferState.CONFIRMED else 0
             yield RecordTransferState(tx_hash=transfer.tx_hash, state=state, rest=rest)
             return state
         if poll % REBROADCAST_EVERY == 0:
             yield from broadcast(transfer)
-            continue  # quick chains have mined it by now
+            continue  # a quick chain may have mined it already
         yield Pause(seconds=patience.poll_s)
     raise PaymentPending(
         f"The payment {transfer.tx_hash} of {transfer.describe()} has not enough confirmations yet. "
-        "Repeat the call later; it goes on with this payment.",
+        "Repeat the call later; it continues with this payment.",
         transaction=transfer.tx_hash,
     )
 
 
 def broadcast(transfer: Transfer) -> Flow[str | None]:
-    """Sends the stored bytes. Every answer is fine: "already known" as well as silence; the receipt decides.
+    """Sends the stored bytes. The response does not count ("already known", none at all): the receipt decides.
 
-    Gives the node's refusal, for messages.
+    Returns the node's refusal, for messages.
     """
     outcome = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_sendRawTransaction", params=("0x" + transfer.raw.hex(),)
@@ -339,7 +339,7 @@ def _broadcast_unsent(chain_id: ChainId) -> Flow[None]:
 
 
 def resume_transfers(transfers: Sequence[Transfer]) -> Flow[None]:
-    """After a start: every stored payment without a receipt goes out again, the same bytes. Waits for nothing."""
+    """Broadcasts every stored payment without a receipt again, after a start. Waits for nothing."""
     for transfer in sorted(transfers, key=lambda t: (t.chain_id, t.nonce)):
         if transfer.state is not TransferState.STORED:
             continue
@@ -351,8 +351,8 @@ def resume_transfers(transfers: Sequence[Transfer]) -> Flow[None]:
 
 
 def _read_state(transfer: Transfer) -> Flow[TransferState | None]:
-    """One look at the chain; None while nothing is certain. An absent node is uncertainty, never an outcome. `STORED`:
-    a receipt calls it reverted, and that is not final."""
+    """Reads the state of a payment from the chain; None while it is uncertain, also where the node is away. `STORED`:
+    the receipt is reverted, and its block is not final."""
     outcome = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
     )
@@ -378,9 +378,9 @@ def _read_state(transfer: Transfer) -> Flow[TransferState | None]:
 
 
 def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
-    """Without a receipt: is its nonce taken in a *finalized* block? Then, and only then, it can never be mined.
+    """`REPLACED` where a payment without a receipt can never be mined: a *finalized* block holds its nonce.
 
-    The receipt is asked once more after the count, so that a block between the two questions fools nobody.
+    The receipt is read again after the count, because a new block can arrive between the two requests.
     """
     counted = yield QueryNode(
         chain_id=transfer.chain_id,
@@ -397,7 +397,7 @@ def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
     return TransferState.REPLACED if is_gone else None
 
 
-# ---- Asking a node before anything is at stake: a failure ends the flow.
+# ---- Requests to a node before anything is signed: a failure ends the flow.
 
 
 def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
@@ -408,9 +408,9 @@ def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
         case NodeError(message=message):
             raise CannotPay(f"The node of chain {chain_id} refuses {method}: {message}")
         case NodeUnavailable(detail=detail):
-            raise NodeUnreachable(f"The node of chain {chain_id} gives no answer: {detail}")
+            raise NodeUnreachable(f"The node of chain {chain_id} gives no response: {detail}")
         case _:
-            raise AssertionError("a node answered with something else")
+            raise AssertionError("the step has no node outcome")
 
 
 def _query_number(chain_id: ChainId, method: str, *params: object) -> Flow[int]:
@@ -423,14 +423,14 @@ def _eth_call(chain_id: ChainId, to: Address, calldata: bytes) -> Flow[bytes]:
     try:
         return bytes.fromhex(str(result).removeprefix("0x"))
     except ValueError as exc:
-        raise NodeUnreachable(f"The node of chain {chain_id} answers eth_call with nonsense.") from exc
+        raise NodeUnreachable(f"The node of chain {chain_id} returns an invalid result of eth_call.") from exc
 
 
 def _parse_number(quantity: object) -> int:
-    """Raises `NodeUnreachable`: a node that writes numbers wrongly is no node."""
+    """Parses a number of a node. Raises `NodeUnreachable` for an invalid one."""
     number = parse_quantity(quantity)
     if number is None:
-        raise NodeUnreachable("The node writes a number wrongly.")
+        raise NodeUnreachable("The node returns an invalid number.")
     return number
 
 
@@ -440,10 +440,10 @@ RAILS: tuple[RailChoice, ...] = ("auto", "tx", "x402")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """What the caller allows for one call. `max_fee`: the most for the network fee of one payment, in the native
-    currency; None: the presets. `prepay`: how many calls one new payment is to cover, on `tx`.
+    """The caller's limits and choices for one call. `max_fee`: the maximum network fee of one payment, in the native
+    currency; None: the presets. `prepay`: the number of calls that one new payment covers, on `tx`.
 
-    `is_repeatable`: the request may run twice (a safe method, or an idempotency key).
+    `is_repeatable`: the request may be sent twice (a safe method, or an idempotency key).
     """
 
     max_price: Cap
@@ -456,7 +456,7 @@ class CallRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsufficientCredit:
-    """Something of a payment is left, less than the price. `missing` None: the gateway does not say how much."""
+    """The rest of a payment is less than the price. `missing` None: the gateway names no missing amount."""
 
     transfer: Transfer
     missing: int | None
@@ -466,8 +466,8 @@ class InsufficientCredit:
 def exceeds_call(
     amount: int, asset: Asset, signed: Sequence[Transfer | SignedAuthorization], rules: CallRules
 ) -> bool:
-    """Whether this payment, with all that is signed for the same call and may move money, exceeds `max_price` times
-    `prepay`. Each payment takes its share of the maximum of its own currency."""
+    """Whether this payment, with all signed payments of the same call that can move money, exceeds `max_price` times
+    `prepay`. Each payment counts as a share of the maximum in its own currency."""
     share = Fraction(0)
     for part, part_asset in ((amount, asset), *((entry.amount, entry.asset) for entry in signed)):
         cap = rules.max_price.atto_for(part_asset.symbol)
@@ -489,17 +489,17 @@ def make_payment(
     paid: Sequence[Transfer] = (),
     rejected: Sequence[SignedAuthorization] = (),
 ) -> Flow[StoredTransfer]:
-    """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment.
+    """Chooses an offer, signs a payment and stores it.
 
-    `paid`: what this very call has paid already; then nothing but a difference is left to be paid. `rejected`:
-    authorisations of this call that the gateway does not take, and can still cash.
+    `paid`: the earlier transfers of this call; then only a difference can be paid. `rejected`:
+    authorisations of this call that the gateway refused, and can still settle.
     """
     if paid:
         return (yield from _pay_difference(offers, short, source, rules, tried, paid, rejected))
     reasons: list[str] = []
     is_fee_above = False
     if not offers:
-        raise CannotPay("The gateway offers no transfer that this wallet could make.")
+        raise CannotPay("The gateway offers no transfer that this wallet can make.")
     for offer in _order_offers(offers, short):
         asset = yield from _check_offer(offer, source, rules, reasons)
         if asset is None:
@@ -512,7 +512,7 @@ def make_payment(
         if balance < amount:
             due = format_decimal(amount, decimals=asset.decimals)
             has = format_decimal(balance, decimals=asset.decimals)
-            reasons.append(f"{due} {asset.symbol} on {asset.network} is due, the wallet holds {has}")
+            reasons.append(f"{due} {asset.symbol} on {asset.network} is due, and the wallet holds {has}")
             continue
         try:
             return (yield from make_transfer(asset, offer, amount, source, tried, rules.max_fee))
@@ -532,7 +532,7 @@ def _pay_difference(
     paid: Sequence[Transfer],
     rejected: Sequence[SignedAuthorization],
 ) -> Flow[StoredTransfer]:
-    """Adds to a payment of this call: to the same payee, in the same asset, and with it within what is allowed."""
+    """Pays the difference to a payment of this call: to the same payee, in the same asset, and both together within the limit."""
     last = paid[-1]
     if len(paid) > 1:
         raise _refuse_second_payment(last, "another difference")
@@ -547,7 +547,7 @@ def _pay_difference(
         )
     if (yield from fetch_balance(asset, source.payer)) < due:
         raise CannotPay(
-            f"The wallet holds less {asset.symbol} than the difference.", transaction=last.tx_hash
+            f"The wallet holds less {asset.symbol} than the missing difference.", transaction=last.tx_hash
         )
     try:
         return (yield from make_transfer(asset, same[0], due, source, tried, rules.max_fee))
@@ -557,14 +557,14 @@ def _pay_difference(
 
 def _refuse_second_payment(last: Transfer, what: str) -> PaymentRefused:
     return PaymentRefused(
-        f"This call has paid {last.describe()} ({last.tx_hash}), and the gateway asks for {what}; it gets nothing.",
+        f"This call has paid {last.describe()} ({last.tx_hash}), and the gateway requests {what}. Nothing more was paid.",
         transaction=last.tx_hash,
         reason=Code.PAYMENT_INSUFFICIENT.value,
     )
 
 
 def _order_offers(offers: Sequence[TransferOffer], short: InsufficientCredit | None) -> list[TransferOffer]:
-    """The gateway's order, which is the provider's; a difference is paid where the rest lies."""
+    """The offers in the gateway's order; the asset and payee of a payment with a rest come first."""
     if short is None:
         return list(offers)
     transfer = short.transfer
@@ -580,13 +580,13 @@ def _token_of(transfer: Transfer) -> tuple[object, object]:
 def _check_offer(
     offer: TransferOffer, source: PaymentSource, rules: CallRules, reasons: list[str]
 ) -> Flow[Asset | None]:
-    """The asset to pay in, or None with a reason. Raises `PriceAboveMax`: every offer asks the same price."""
+    """The asset to pay in; None with a reason added to `reasons`. Raises `PriceAboveMax`: every offer has the same price."""
     if offer.chain_id not in source.chains:
         reasons.append(f"no node is configured for chain {offer.chain_id}")
         return None
     asset = yield from verify_asset(offer, source)
     if asset is None:
-        reasons.append(f"{offer.symbol} on chain {offer.chain_id} is not what the gateway says it is")
+        reasons.append(f"the gateway describes {offer.symbol} on chain {offer.chain_id} wrongly")
         return None
     cap = rules.max_price.atto_for(asset.symbol)
     if cap is None or to_atto(offer.amount, asset) > cap:
@@ -599,9 +599,9 @@ def _check_offer(
 def _amount_due(
     offer: TransferOffer, asset: Asset, short: InsufficientCredit | None, rules: CallRules
 ) -> int:
-    """The price of `prepay` calls; or only the difference, when some credit is there and one call is wanted.
+    """The price of `prepay` calls; or only the difference, where there is some credit and one call is to be paid.
 
-    Never more for a difference than the whole price: `missing` is the gateway's word.
+    A difference is never more than the whole price, because `missing` comes from the gateway.
     """
     if (
         short is None

@@ -1,6 +1,6 @@
 """A wallet with a local key: it signs payments, calls and requests. It sends nothing and stores nothing.
 
-The key comes from a file that only its owner can read, or from the environment; it never shows in a repr, a log, an
+The key comes from a file that only its owner can read, or from the environment. It never appears in a repr, a log, an
 error or a command line.
 """
 
@@ -26,12 +26,12 @@ from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.payments.proof import Binding, format_binding
 
 CALL_VALIDITY_S = 240
-"""Under the 300 s that gateways allow, so that a clock a minute ahead still signs what counts."""
+"""Less than the 300 s that gateways allow, so that signatures count even with a clock one minute fast."""
 
 REQUEST_VALIDITY_S = 60
 KEY_FILE_BYTES_MAX = 16_384
 VALID_AFTER = 0
-"""Valid at once: the chain's clock may be behind ours."""
+"""Valid at once, because block times may be behind the local clock."""
 
 _TRANSFER_WITH_AUTHORIZATION = {
     "TransferWithAuthorization": [
@@ -46,11 +46,11 @@ _TRANSFER_WITH_AUTHORIZATION = {
 
 
 class KeyUnusable(ValueError):
-    """The key cannot be read or is not a key."""
+    """The key cannot be read or is invalid."""
 
 
 class Wallet:
-    """An account whose key this process holds. Safe to use from many threads at once."""
+    """An account with its private key in this process. Safe to use from many threads at once."""
 
     def __init__(self, account: LocalAccount) -> None:
         self._account = account
@@ -61,20 +61,20 @@ class Wallet:
 
     @classmethod
     def from_key(cls, key: str | bytes) -> Self:
-        """32 bytes, or 64 hex digits with or without `0x`. Raises `KeyUnusable`."""
+        """A wallet from 32 bytes, or from 64 hex digits with or without `0x`. Raises `KeyUnusable`."""
         try:
             raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else key
             if len(raw) != 32:
                 raise ValueError("not 32 bytes")
             return cls(Account.from_key(raw))
-        except Exception:  # noqa: BLE001 - no error of a library may carry the key out
-            raise KeyUnusable("a private key is 32 bytes, written as 64 hex digits") from None
+        except Exception:  # noqa: BLE001 - an exception of the library could hold the key
+            raise KeyUnusable("a private key must be 32 bytes, written as 64 hex digits") from None
 
     @classmethod
     def from_file(cls, path: Path, *, password: str | None = None) -> Self:
-        """A file with the key in hex, or a keystore in JSON with its password. Raises `KeyUnusable`.
+        """A wallet from a file: the key in hex, or a JSON keystore with its password. Raises `KeyUnusable`.
 
-        Refuses a file that others may read.
+        A file that other users can read is refused.
         """
         try:
             mode = path.stat().st_mode
@@ -82,7 +82,7 @@ class Wallet:
         except (OSError, UnicodeDecodeError) as exc:
             raise KeyUnusable(f"the key file {path} cannot be read") from exc
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise KeyUnusable(f"the key file {path} is open to others; chmod 600 it")
+            raise KeyUnusable(f"other users can access the key file {path}; run chmod 600 on it")
         if not text.lstrip().startswith("{"):
             return cls.from_key(text)
         if password is None:
@@ -94,7 +94,7 @@ class Wallet:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """`TOLLWAY_KEY_FILE` (and `TOLLWAY_KEY_PASSWORD` for a keystore) or `TOLLWAY_PRIVATE_KEY`."""
+        """A wallet from `TOLLWAY_KEY_FILE` (with `TOLLWAY_KEY_PASSWORD` for a keystore) or `TOLLWAY_PRIVATE_KEY`."""
         if path := environment.get("TOLLWAY_KEY_FILE"):
             return cls.from_file(Path(path), password=environment.get("TOLLWAY_KEY_PASSWORD"))
         if key := environment.get("TOLLWAY_PRIVATE_KEY"):
@@ -102,7 +102,7 @@ class Wallet:
         raise KeyUnusable("no key: name a file in TOLLWAY_KEY_FILE, or set TOLLWAY_PRIVATE_KEY")
 
     def sign_transfer(self, step: SignTransfer) -> SignedTransfer:
-        """An EIP-1559 transaction, signed."""
+        """Signs an EIP-1559 transaction."""
         fields: dict[str, Sequence[AccessListEntry] | bytes | HexStr | int] = {
             "type": 2,
             "chainId": step.chain_id,
@@ -120,7 +120,7 @@ class Wallet:
     def sign_authorization(
         self, step: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
     ) -> SignedAuthorization:
-        """An EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 fresh random bytes."""
+        """Signs an EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 new random bytes."""
         offer = step.offer
         valid_before = now_s + offer.timeout_s
         domain = {
@@ -170,7 +170,7 @@ class Wallet:
         now_s: int,
         nonce: bytes,
     ) -> tuple[tuple[str, str], ...]:
-        """The headers that show a payment for one request and no other (EIP-712 `PaidCall`)."""
+        """The headers that prove a payment for exactly one request (EIP-712 `PaidCall`)."""
         binding = Binding(valid_until=now_s + CALL_VALIDITY_S, nonce=nonce, body_hash=keccak256(body))
         digest = paid_call_digest(
             chain_id=chain_id,
@@ -193,7 +193,7 @@ class Wallet:
     def sign_request(
         self, request: SignedRequest, *, origin: PublicOrigin, chain_id: ChainId, now_s: int, nonce: str
     ) -> tuple[tuple[str, str], ...]:
-        """The headers that make a request this wallet's own (ERC-8128)."""
+        """The headers that sign a request with this wallet (ERC-8128)."""
         return signature_headers(
             request,
             origin=origin,
@@ -206,14 +206,14 @@ class Wallet:
         )
 
     def sign_digest(self, digest: bytes) -> bytes:
-        """65 bytes: r, s (low), v (27 or 28)."""
+        """Signs a digest: 65 bytes, r, s (low), v (27 or 28)."""
         return bytes(self._account.unsafe_sign_hash(Hash32(digest)).signature)
 
 
 def create_key_file(path: Path) -> Address:
-    """Makes a new key, writes it where nothing stood, readable by its owner alone, and gives its address.
+    """Creates a new key in a new file that only its owner can read; returns its address.
 
-    Raises FileExistsError rather than overwrite anything.
+    Raises FileExistsError where the file exists.
     """
     key = secrets.token_bytes(32)
     address = Address.parse(Account.from_key(key).address)

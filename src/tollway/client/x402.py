@@ -1,8 +1,8 @@
-"""x402 as a caller meets it: the requirements of a 402, the payment header, the receipt. Texts in and out. Pure.
+"""x402 for the client: parses the requirements of a 402 and the receipt, and encodes the payment header. Pure.
 
-Only what this client can keep is read: version 2, scheme `exact`, EIP-3009, paid after the service. Everything in it
-is the gateway's word. The header is what gets signed and echoed; where the gateway's own `payment.options` name the
-same token with other numbers, the offer is dropped. Gateways of other make are not called: their 402s look otherwise.
+It supports version 2, scheme `exact`, EIP-3009, paid after the service; other offers are left out. The gateway writes all of
+it. The client signs and echoes the header; where the gateway's own `payment.options` name the
+same token with other numbers, the offer is dropped. Gateways of other products are not supported: their 402s differ.
 """
 
 import base64
@@ -20,7 +20,7 @@ from tollway.money import TokenDomain
 
 HEADER_CHARACTERS_MAX = 16 * 1024
 TIMEOUT_MAX_S = 900
-"""An authorisation can be cashed that long. A gateway needs its listing's timeout, at most 300 s, and a minute more."""
+"""The maximum validity of an authorisation. A gateway needs its listing's timeout, at most 300 s, and one minute more."""
 
 DOMAIN_CHARACTERS_MAX = 128
 _DIGITS = re.compile(r"[0-9]{1,78}")
@@ -32,8 +32,8 @@ JsonMembers = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class X402Offer:
-    """One way to pay one call by an authorisation. `amount` in base units; `symbol` and `decimals` are None where only
-    the header names the token. The last three are JSON texts, to be echoed as they came."""
+    """An offer to pay one call by an authorisation. `amount` in base units; `symbol` and `decimals` are None where only
+    the header names the token. The last three fields are JSON texts that the payment echoes."""
 
     chain_id: ChainId
     token: Address
@@ -50,7 +50,7 @@ class X402Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementReceipt:
-    """What a `PAYMENT-RESPONSE` says. `transaction` None: none, or no hash."""
+    """The content of a `PAYMENT-RESPONSE`. `transaction` None: missing, or no valid hash."""
 
     is_success: bool
     transaction: TxHash | None
@@ -60,11 +60,11 @@ class SettlementReceipt:
     reason: str | None
 
 
-# ---- Reading the terms.
+# ---- Parsing the offers.
 
 
 def read_x402_offers(headers: Mapping[str, str], problem: JsonMembers) -> tuple[X402Offer, ...]:
-    """The offers in the gateway's order: of `PAYMENT-REQUIRED`, or where that is missing of `payment.options`."""
+    """The offers in the gateway's order: from `PAYMENT-REQUIRED`, or where that is missing from `payment.options`."""
     options = tuple(_x402_options(problem))
     raw = headers.get("payment-required")
     if raw is None:
@@ -90,7 +90,7 @@ def _x402_options(problem: JsonMembers) -> Iterable[JsonMembers]:
 def _read_accepted(
     requirement: JsonMembers, options: Sequence[JsonMembers], resource: str | None, extensions: str | None
 ) -> X402Offer | None:
-    """A requirement of the header, held against what the body says of the same token."""
+    """A requirement of the header; None where the body names the same token with another price."""
     about = [option for option in options if _token_of(option, "token") == _token_of(requirement, "asset")]
     same = [option for option in about if _price_of(option) == _price_of(requirement)]
     if about and not same:
@@ -107,7 +107,7 @@ def _price_of(raw: JsonMembers) -> tuple[str, str]:
 
 
 def _to_requirement(option: JsonMembers) -> JsonMembers:
-    """An option without its header, as `accepted` names it."""
+    """An option of the body as a requirement."""
     raw = {**option, "scheme": "exact", "asset": option.get("token")}
     names = ("scheme", "network", "amount", "asset", "payTo", "maxTimeoutSeconds", "extra")
     return {name: raw[name] for name in names if name in raw}
@@ -116,7 +116,7 @@ def _to_requirement(option: JsonMembers) -> JsonMembers:
 def _read_requirement(
     raw: JsonMembers, option: JsonMembers | None, resource: str | None = None, extensions: str | None = None
 ) -> X402Offer | None:
-    """None for every other scheme, and for what makes no sense."""
+    """The offer of a requirement; None for another scheme and for invalid members."""
     extra, timeout_s = raw.get("extra"), raw.get("maxTimeoutSeconds")
     if raw.get("scheme") != "exact" or not isinstance(extra, Mapping) or type(timeout_s) is not int:
         return None
@@ -147,7 +147,7 @@ def _read_requirement(
         return None
 
 
-# ---- Paying and being told.
+# ---- The payment and its receipt.
 
 
 def encode_payment(
@@ -159,7 +159,7 @@ def encode_payment(
     valid_before: int,
     signature: bytes,
 ) -> str:
-    """The value of `PAYMENT-SIGNATURE`. The gateway's resource and extensions are echoed as x402 asks for."""
+    """The value of `PAYMENT-SIGNATURE`. It echoes the gateway's resource and extensions, as x402 requires."""
     authorization = {
         "from": str(payer),
         "to": str(offer.pay_to),
@@ -181,7 +181,7 @@ def encode_payment(
 
 
 def read_receipt(headers: Mapping[str, str]) -> SettlementReceipt | None:
-    """What `PAYMENT-RESPONSE` says, if it can be read. `headers` in lower case."""
+    """Parses `PAYMENT-RESPONSE`; None where it is missing or invalid. `headers` in lower case."""
     raw = _decode(headers.get("payment-response", ""))
     if raw is None or not isinstance(raw.get("success"), bool):
         return None
