@@ -74,9 +74,9 @@ LIMIT = FeeLimit(fee_wei=10**14, tip_wei=GWEI)
     [
         (fee(), None),
         (fee(price_wei=2 * GWEI + 1), "could be 0.00010000000005 ETH (50000 gas at up to 2.000000001 gwei, "),
-        (fee(gas=50_001), "allowed is 0.0001 ETH"),
+        (fee(gas=50_001), "the limit is 0.0001 ETH"),
         (fee(tip_wei=GWEI + 1), "a priority fee of 1.000000001 gwei on chain 8453; the limit is 1 gwei"),
-        (fee(price_wei=2**256), "allowed is 0.0001 ETH"),
+        (fee(price_wei=2**256), "the limit is 0.0001 ETH"),
     ],
 )
 def test_what_is_too_much_is_said_in_a_sentence(asked, said):
