@@ -177,7 +177,7 @@ async def test_one_call_signs_no_more_than_its_maximum(make, hostile, chain, wor
 
 @pytest.mark.parametrize(("most", "signed"), [("0.019999", 1), ("0.02", 2), ("1", 2)])
 async def test_a_second_signature_of_a_call_needs_room_within_the_maximum(make, hostile, chain, most, signed):
-    with pytest.raises(PaymentRefused, match=r"may still be cashed until 2023-11-14T22:14:50"):
+    with pytest.raises(PaymentRefused, match=r"can still be settled until 2023-11-14T22:14:50"):
         await do(make(max_price=f"{most} USDC", rail="x402").call(API))
     assert len(hostile.taken) == signed
 

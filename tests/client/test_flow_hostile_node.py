@@ -71,7 +71,7 @@ async def test_a_fee_above_the_limit_is_refused_before_anything_is_signed(make, 
 async def test_the_callers_own_limit_holds_for_a_client_and_for_a_call(make, gateway, chain):
     """62,500 gas at up to 2.1 gwei."""
     need, less = "0.00013125 ETH", "0.000131249 ETH"
-    with pytest.raises(FeeAboveMax, match=r"could be 0\.00013125 ETH .* allowed is 0\.000131249 ETH"):
+    with pytest.raises(FeeAboveMax, match=r"could be 0\.00013125 ETH .* the limit is 0\.000131249 ETH"):
         await do(make(max_fee=less).call(API))
     with pytest.raises(FeeAboveMax):
         await do(make().call(API, max_fee=less))

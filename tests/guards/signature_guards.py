@@ -215,7 +215,7 @@ SIGNATURE_GUARDS = (
         "I9",
         "keys come over https",
         "client.provider:check_origin",
-        '    raise ValueError("the gateway\'s URL is https, or on loopback")',
+        '    raise ValueError("the URL of the gateway must be https, or on loopback")',
         "    return gateway",
         test="client/test_provider_keys.py::test_keys_that_anybody_could_exchange_are_not_fetched",
     ),
