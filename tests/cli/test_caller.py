@@ -475,7 +475,7 @@ def test_a_terminal_sees_a_payment_before_it_is_signed(run, monkeypatch):
     shown, _, _ = done.stderr.replace("\n", " ").partition("HTTP 200")
     assert "Pays 0.01 USDC to 0x" in shown
     assert "network fee at most 0.0" in shown
-    assert "allowed 0.01 ETH." in shown
+    assert "limit 0.01 ETH." in shown
 
 
 def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):
