@@ -17,12 +17,15 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
+from tollway.storage.operator_store import mark_restored
 from tollway.storage.restore_detection import (
     bump_generation,
     mark_as_backup,
@@ -82,16 +85,21 @@ async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -
         database = SqliteDatabase(draft)
         try:
             copy = await _examine(database, is_to_serve=True)
-            bump = partial(bump_generation, marked=read_mark(mark), now_ms=now_ms, is_known_restored=True)
-            generation = await database.write(bump)
+            hold = partial(_bump_and_hold, marked=read_mark(mark), now_ms=now_ms)
+            generation = await database.write(hold)
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
         # First, so that a copy that a crash leaves unfinished is taken for a restored one.
-        await asyncio.to_thread(write_mark, mark, generation.number)
+        await asyncio.to_thread(write_mark, mark, generation)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)
     return RestoredBackup(copy=copy, kept=kept)
+
+
+def _bump_and_hold(connection: Connection, *, marked: int, now_ms: int) -> int:
+    mark_restored(connection, now_ms=now_ms)
+    return bump_generation(connection, marked=marked)
 
 
 async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> BackupCopy:

@@ -9,7 +9,7 @@ dropped; a claim of unknown outcome is answered without a read from the database
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -44,7 +44,7 @@ from tollway.storage.ledger_batch import (
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.outage import ValueRefused
 from tollway.storage.recovery import ClusterClock
-from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
+from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
 from tollway.storage.statement_queues import StatementQueues, WaitingEntry, count_callers
 
@@ -94,8 +94,7 @@ class GroupCommit:
         rules: BatchRules,
         clock: ClusterClock,
         batch_max: int,
-        acknowledged: AcknowledgedWrites,
-        on_restore_detected: Callable[[], Awaitable[None]],
+        restore_detector: RestoreDetector,
         ticks_ms: Callable[[], int],
         grant_ms_max: int,
         patience_s: float,
@@ -106,12 +105,10 @@ class GroupCommit:
         task: BackgroundTask | None = None,
     ) -> None:
         """`patience_s`: an end of a call that has an answer behind it is tried for so long after its first failure.
-        `on_restore_detected`: the database has gone back in time; when it returns, the balances there are held.
         `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
         have stood still for so long that the others take it for dead."""
         self._database = database
-        self._acknowledged = acknowledged
-        self._on_restore_detected = on_restore_detected
+        self._restore_detector = restore_detector
         self._rules = rules
         self._clock = clock
         self._batch_max = batch_max
@@ -131,8 +128,7 @@ class GroupCommit:
                 database,
                 rules=rules,
                 clock=clock,
-                acknowledged=acknowledged,
-                on_restore_detected=on_restore_detected,
+                restore_detector=restore_detector,
                 batch_max=batch_max,
                 delay_s=finish_delay_s,
                 make_batch_wait=make_batch_wait,
@@ -493,7 +489,7 @@ class GroupCommit:
 
         def write_batch(connection: Connection) -> tuple[LedgerBatch, list[Outcome]]:
             if is_durable:
-                self._acknowledged.check_once(connection)
+                self._restore_detector.check_once(connection)
             batch = LedgerBatch(
                 connection,
                 self._rules,
@@ -516,7 +512,7 @@ class GroupCommit:
                 accounts = short.accounts
             except RestoreDetected:
                 self._known_terms.forget()
-                await self._on_restore_detected()
+                await self._restore_detector.hold_balances()
             except StorageUnavailable as exc:
                 if not is_retryable(exc) or attempt + 1 == ROLLBACKS_MAX:
                     raise
@@ -553,7 +549,7 @@ class GroupCommit:
             return
         self.in_doubt.pop(key, None)
         if isinstance(entry, Claim):
-            self._acknowledged.note_claimed(entry.call_id)
+            self._restore_detector.note_claimed(entry.call_id)
         else:
             _remember_key(self._reopened, key, at_most=REOPENED_MAX)
 

@@ -142,8 +142,7 @@ class LedgerStore:
             ),
             clock=self._clock,
             batch_max=limits.claim_batch_max,
-            acknowledged=self._restore_detector.acknowledged,
-            on_restore_detected=self._restore_detector.hold_balances,
+            restore_detector=self._restore_detector,
             ticks_ms=ticks_ms or now_ms,
             grant_ms_max=int(limits.owner_lease_s * 500),
             patience_s=limits.close_patience_s,
@@ -332,14 +331,14 @@ class LedgerStore:
             now_ms=now_ms,
             shared_clock=self._shared_clock,
             boot_mark=self._boot_mark,
-            acknowledged=self._restore_detector.acknowledged,
+            restore_detector=self._restore_detector,
         )
         try:
             seen_ms = await self._renew(work)
         except RestoreDetected:
             await self._restore_detector.hold_balances()
             seen_ms = await self._renew(work)
-        self._restore_detector.acknowledged.note_renewed(seen_ms)
+        self._restore_detector.note_renewed(seen_ms)
         self._clock.set_shared_ms(seen_ms)
         silent_ms = self._lease.note_renewed(seen_ms)
         if silent_ms is not None and self._database.dialect == "postgresql":

@@ -18,7 +18,7 @@ from tollway.ledger.records import CallState, Interruption
 from tollway.storage.authorizations import mark_calls_orphaned
 from tollway.storage.ledger_tables import UNPAID, authorization_table, call_table, owner_table
 from tollway.storage.locked_rows import LockedRows
-from tollway.storage.restore_detection import AcknowledgedWrites
+from tollway.storage.restore_detection import RestoreDetector
 
 
 class Lease:
@@ -144,13 +144,13 @@ def renew_owner(
     now_ms: int,
     shared_clock: SharedClock,
     boot_mark: BootMark,
-    acknowledged: AcknowledgedWrites,
+    restore_detector: RestoreDetector,
 ) -> int:
     """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has checked
     what another run may have lost. Raises `RestoreDetected`."""
     seen_ms = shared_clock(connection, now_ms)
-    acknowledged.check(connection)
-    acknowledged.note_renewing(seen_ms)
+    restore_detector.check(connection)
+    restore_detector.note_renewing(seen_ms)
     at = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=seen_ms)
     if connection.execute(at).rowcount == 0:
         row = {"id": owner_id, "started_ms": seen_ms, "seen_ms": seen_ms, "boot_mark": boot_mark(connection)}

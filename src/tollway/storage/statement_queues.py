@@ -28,7 +28,7 @@ from tollway.storage.ledger_batch import BatchRules, Entry, Outcome, write_finis
 from tollway.storage.outage import ValueRefused
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.recovery import ClusterClock
-from tollway.storage.restore_detection import AcknowledgedWrites, RestoreDetected
+from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 
 STATEMENT_BATCH_MAX = 128
 """Entries of one statement. What it joins by walking is the square of that at most."""
@@ -215,23 +215,20 @@ class StatementQueues:
         *,
         rules: BatchRules,
         clock: ClusterClock,
-        acknowledged: AcknowledgedWrites,
-        on_restore_detected: Callable[[], Awaitable[None]],
+        restore_detector: RestoreDetector,
         batch_max: int,
         delay_s: float,
         make_batch_wait: Callable[[int], BatchWait],
         known_terms: KnownTerms,
     ) -> None:
-        """`acknowledged`: a session is asked once, before its first claim, whether its database has gone back in time.
-        `make_batch_wait`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
+        """`make_batch_wait`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
         writer's, which writes its terms too."""
         self._owner = owner
         self._database = database
         self._rules = rules
         self._clock = clock
-        self._acknowledged = acknowledged
+        self._restore_detector = restore_detector
         self._known_terms = known_terms
-        self._on_restore_detected = on_restore_detected
         self._limited = frozenset(rules.unfinal_max_nano)
         batch_max = min(batch_max, STATEMENT_BATCH_MAX)
         self.claims, self.ends = (
@@ -292,7 +289,7 @@ class StatementQueues:
         now_ms, ahead_ms = self._clock.read(), self._clock.translate(0)
 
         def work(connection: Connection) -> list[_Written]:
-            self._acknowledged.check_once(connection)
+            self._restore_detector.check_once(connection)
             owner_id = self._rules.owner_id
             return [
                 *grant_plain_claims(
@@ -332,7 +329,9 @@ class StatementQueues:
             written = await self._database.write_statement(work, flush=flush)
         except RestoreDetected:
             self._known_terms.forget()
-            await self._on_restore_detected()  # else the writer's older connection might not find out
+            await (
+                self._restore_detector.hold_balances()
+            )  # else the writer's older connection might not find out
             self._owner.take_over(batch)
         except (IntegrityError, ValueRefused):  # the writer finds out which entry it is
             self._known_terms.forget()  # a database that was restored may have lost some
