@@ -1,7 +1,7 @@
-"""Advisory locks of PostgreSQL: transactions of several gateways that decide on the same subject wait for each other.
+"""Advisory locks of PostgreSQL: transactions of several gateways that decide on the same name wait for each other.
 
-Subjects share 256 stripes, taken in ascending order, because a whole batch must fit into PostgreSQL's lock table. A lock ends
-with its transaction. On SQLite there is one writer, and no lock is taken.
+Names share 256 stripes, because a whole batch must fit into PostgreSQL's lock table. Stripes are locked in ascending order. A lock ends
+with its transaction. SQLite has one writer and takes no lock.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 STRIPES = 256
 
-# Sorted inside, because a function in the select list may run before an ORDER BY beside it.
+# Sorted in a subquery, because a function in the select list may run before an ORDER BY of the same query.
 _TAKE_LOCKS = text(
     "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
     " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
@@ -19,7 +19,7 @@ _TAKE_LOCKS = text(
 
 
 def take_advisory_locks(connection: Connection, names: Iterable[bytes], *, space: int) -> None:
-    """`space`: any constant of ours, one for each kind of things."""
+    """Locks the stripes of the names until the end of the transaction. `space`: a constant for each kind of name."""
     if connection.dialect.name != "postgresql":
         return
     stripes = sorted({stripe_of(name) for name in names})

@@ -1,6 +1,6 @@
-"""Reads in batches: the requests that wait when a batch has been read are the next batch.
+"""A loader that reads in batches: the keys that wait when a batch was read are the next batch.
 
-Equal keys are read once for all callers, different keys share a transaction, and no result is older than its request.
+Callers with equal keys share one read, different keys share a transaction, and no result is older than its request.
 """
 
 import asyncio
@@ -12,17 +12,18 @@ A = TypeVar("A")
 
 
 class BatchLoader(Generic[Q, A]):
-    """One batch at a time, fetched by the task of one waiting caller. When that caller is cancelled, the others fetch again."""
+    """A loader of one kind of key. One batch runs at a time, in the task of one waiting caller. When that caller is cancelled, another caller
+    fetches again."""
 
     def __init__(self, fetch: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
-        """`fetch`: takes distinct keys and returns a result for each, in order. An exception that it raises is raised for all of
-        them; an exception in place of a result is raised for that key alone."""
+        """`fetch`: takes distinct keys and returns a result for each, in order. An exception that it raises is raised for all keys; an
+        exception in place of a result is raised for its key only."""
         self._fetch = fetch
         self._waiting: dict[Q, asyncio.Future[A]] = {}
         self._batch_done: asyncio.Event | None = None
 
     async def load(self, key: Q) -> A:
-        """The result of that key, fetched after this call."""
+        """Returns the result of the key, fetched after the begin of this call."""
         while True:
             future = self._waiting.get(key)
             if future is None:
@@ -32,7 +33,8 @@ class BatchLoader(Generic[Q, A]):
                     await self._run_batch()
                 else:
                     await self._batch_done.wait()
-            if not future.cancelled():  # else the fetching caller was cancelled
+            # A cancelled future means that the fetching caller was cancelled.
+            if not future.cancelled():
                 return future.result()
 
     async def _run_batch(self) -> None:
@@ -50,11 +52,13 @@ class BatchLoader(Generic[Q, A]):
                 _set_exception(future, exc)
         finally:
             for future in batch.values():
-                future.cancel()  # those without a result
+                # Has an effect only on futures without a result.
+                future.cancel()
             self._batch_done = None
             done.set()
 
 
 def _set_exception(future: asyncio.Future[A], exc: Exception) -> None:
     future.set_exception(exc)
-    future.exception()  # retrieved here: its callers may be gone
+    # Marks it as retrieved: its callers may be gone.
+    future.exception()

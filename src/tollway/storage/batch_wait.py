@@ -1,27 +1,27 @@
-"""The moment that a writer of batches waits for the callers of its last batch before it takes the next one.
+"""The wait of a writer for the callers of its last batch, before it takes the next batch.
 
-A lone call waits for no timer. While many callers wait at once, most of them come back within a few milliseconds: a claim with its close,
-a close with its client's next call. A batch costs about as much as ten entries, so fewer and larger ones are cheaper.
+A single call waits for no timer. While many callers wait at the same time, most of them return within a few milliseconds: a claim is
+followed by its close, a close by the client's next call. A batch costs about as much as ten entries, so fewer and larger batches are cheaper.
 """
 
 import asyncio
 from collections.abc import Callable
 
 BATCH_WAIT_S = 0.001
-"""The writer waits so long at most for the callers of its last batch. At 32 connections on SQLite it makes batches of 18 entries in
-place of 15, and the median call is 8 % faster. CPU time was 5 to 15 % less while each call had three entries; with two, and a
-hand-over of half the cost, no difference can be measured."""
+"""The longest wait. At 32 connections on SQLite it makes batches of 18 entries instead of 15, and the median call is 8 % faster. CPU time was
+5 to 15 % less while each call had three entries; with two entries, and a thread switch of half the cost, there is no measurable
+difference."""
 BATCH_WAIT_ABOVE = 8
-"""Up to so many callers at once the writer never waits: then a millisecond is more than what a larger batch saves."""
+"""The writer never waits with so few callers: a millisecond would cost more than a larger batch saves."""
 BATCH_WAIT_RECENT_MS = 10
-"""Callers come back within this time, a claim with its close and a close with the client's next call, or not soon."""
+"""After this time since the last batch the writer does not wait: its callers return sooner or not soon."""
 
 
 class BatchWait:
-    """Of one queue, in one event loop."""
+    """The wait of one queue. Use it from one event loop."""
 
     def __init__(self, at_most: int, *, wait_s: float, ticks_ms: Callable[[], int]) -> None:
-        """`at_most`: entries that one batch holds. `ticks_ms`: a monotonic clock."""
+        """`at_most`: the largest number of entries in a batch. `ticks_ms`: a monotonic clock."""
         self._wait_s = wait_s
         self._at_most = at_most
         self._ticks_ms = ticks_ms
@@ -32,28 +32,28 @@ class BatchWait:
         self._is_complete = asyncio.Event()
 
     def note_waiting(self) -> None:
-        """One more caller waits."""
+        """Counts one more waiting caller."""
         self._waiting += 1
         if self._waiting >= self._expected:
             self._is_complete.set()
 
     def note_taken(self, *, still_waiting: int) -> None:
-        """A batch was taken, and so many callers wait for the next one."""
+        """Records that a batch was taken. `still_waiting`: how many callers wait for the next batch."""
         self._waiting = still_waiting
 
     def note_written(self, callers: int) -> None:
-        """A batch of so many callers was written."""
+        """Records that a batch of so many callers was written."""
         self._expected = min(self._waiting + callers, self._at_most)
         self._since_ms = self._ticks_ms()
 
     def stop(self) -> None:
-        """From now on nothing is waited for."""
+        """Ends the current wait and all later ones."""
         self._is_stopping = True
         self._is_complete.set()
 
     async def wait(self) -> None:
-        """Returns when so many callers wait as when the last batch ended, in it or behind it, or after `wait_s`; at once where those were
-        few, where it ended long ago, or where all of them have come back."""
+        """Returns when as many callers wait as there were in and behind the last batch, or after `wait_s`. Returns at once when these
+        callers were few, when the last batch ended long ago, or when all callers have returned."""
         if (
             self._expected <= BATCH_WAIT_ABOVE
             or self._waiting >= self._expected

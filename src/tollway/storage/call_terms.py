@@ -1,12 +1,12 @@
-"""What calls share, written once: the terms of a call, as `call_terms` has them.
+"""The terms of calls: the columns that calls share, stored once in the table `call_terms`.
 
-A batch writes the terms that this gateway does not know yet, in the transaction of the calls that name them. They are known from
-the commit on, never before: a transaction that was rolled back has written nothing. A batch that failed forgets all of them,
-because a database that was restored may have lost some; the foreign key refuses a call whose terms are not there.
+A batch writes the terms that this gateway does not know, in the transaction of the calls that reference them. They are known after the
+commit, because a rolled back transaction has written nothing. A failed batch forgets all known terms, because a restored database may
+lack some; the foreign key refuses a call without its terms.
 
-The id of terms is made from their content, not by a sequence. Every gateway computes the same one without a question, two that
-write the same terms at once write the same row, and no restored database can give a known id to other terms. Different terms
-with one id are refused.
+The id of terms is a hash of their content, not a number of a sequence. Every gateway computes the same id without a query, two gateways
+that write the same terms write the same row, and no restored database gives a known id to other terms. Different terms with one id
+are refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +24,11 @@ from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import insert_for
 
 KNOWN_MAX = 20_000
-"""Terms that one gateway remembers: some megabytes. What it has forgotten is written and compared again."""
+"""How many terms one gateway remembers (some megabytes). Forgotten terms are written and compared again."""
 
 
 class CallTerms(NamedTuple):
-    """In the order of the columns of `call_terms`, after the id."""
+    """Terms of a call, in the order of the columns of `call_terms` after the id."""
 
     listing_id: ListingId
     listing_name: str
@@ -42,14 +42,14 @@ class CallTerms(NamedTuple):
 
 
 class TermsReference(NamedTuple):
-    """How a call names its terms. `listing_key`: of the listing, for the indexes of calls."""
+    """The reference of a call to its terms. `listing_key`: the key of the listing in the indexes of calls."""
 
     terms_id: int
     listing_key: int
 
 
 class KnownTerms:
-    """The terms whose commit this gateway has seen. One batch writes at a time."""
+    """A cache of the terms whose commit this gateway has seen. One batch writes at a time."""
 
     def __init__(self, *, at_most: int = KNOWN_MAX) -> None:
         self._at_most = at_most
@@ -87,8 +87,8 @@ def reference_of(terms: CallTerms) -> TermsReference:
 
 
 def listing_key(listing_id: str) -> int:
-    """A signed 64-bit number in place of the id, in the indexes of calls. Ids of listings are drawn by the gateway: no
-    provider chooses two with one key."""
+    """A signed 64-bit number in place of the listing's id, for the indexes of calls. The gateway draws the ids at random, so no provider
+    can choose two ids with one key."""
     return _key(listing_id)
 
 
@@ -97,10 +97,11 @@ def write_terms(
     terms: Iterable[CallTerms],
     reference: Callable[[CallTerms], TermsReference] = reference_of,
 ) -> dict[CallTerms, TermsReference]:
-    """Writes those that are not there yet; how calls name each. Raises `ValueRefused` where other terms have the id."""
+    """Writes missing terms and returns the references to all. Raises `ValueRefused` when other terms have the same id."""
     written = {one: reference(one) for one in terms}
     rows = [{"id": id_, **one._asdict()} for one, (id_, _) in written.items()]
-    rows.sort(key=itemgetter("id"))  # two gateways that add the same terms wait for each other in one order
+    # Two gateways that add the same terms take the locks in one order.
+    rows.sort(key=itemgetter("id"))
     columns = call_terms_table.c
     insert = insert_for(connection, call_terms_table).values(rows).on_conflict_do_nothing()
     added = set(connection.execute(insert.returning(columns.id)).scalars())

@@ -1,14 +1,14 @@
-"""The connection to the database: SQLite in a file, or PostgreSQL by URL.
+"""The database of a gateway: SQLite in a file, or PostgreSQL by URL (module `postgres`).
 
-Stores pass plain functions `(Connection) -> T` written once in SQLAlchemy Core; `read` and `write` run them, on SQLite in
-threads of this module, on PostgreSQL inside an asyncpg connection. Driver errors stop here. A caller gets
-`StorageUnavailable` (the transaction did nothing or everything: try again; `ValueRefused`: it did nothing, and a value is at
-fault) or SQLAlchemy's `IntegrityError`, which a store turns into an outcome of its own.
+A store passes plain functions `(Connection) -> T`, written once in SQLAlchemy Core, to `read` and `write`. SQLite runs them in threads of
+this module, PostgreSQL in a greenlet on an asyncpg connection. Errors of the driver end here. A store gets:
 
-On SQLite there is one writer thread with one connection, and only that connection checkpoints: SQLite before 3.51.3 can lose
+- `StorageUnavailable`: the transaction did everything or nothing; it may be tried again.
+- `ValueRefused`: the transaction did nothing, because a column cannot hold a value.
+- SQLAlchemy's `IntegrityError`, which the store turns into an outcome.
+
+SQLite has one writer thread with one connection, and only that connection checkpoints: SQLite before 3.51.3 can lose
 committed pages when two connections write or checkpoint at once (sqlite.org/wal.html#walresetbug).
-
-PostgreSQL is `postgres`, which is loaded where a URL names it.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from tollway.storage.writer_thread import WriterThread
 if TYPE_CHECKING:
     from tollway.storage.postgres import PostgresDatabase
 
-try:  # a newer SQLite than most systems have, where its wheel exists
+# A newer SQLite than most systems have, where its wheel exists.
+try:
     import pysqlite3.dbapi2 as sqlite_module
 except ImportError:
     sqlite_module = stdlib_sqlite3
@@ -44,7 +45,7 @@ except ImportError:
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 FetchScalar = Callable[[Executable], Awaitable[Any]]
-"""Runs one statement; the first value that it answers."""
+"""Runs one statement and returns the first value of its result."""
 
 metadata = MetaData(
     naming_convention={
@@ -55,18 +56,18 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""Every table. Each store module adds its own."""
+"""Every table. Each module of tables adds its own."""
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
 PRIVATE_MODE, OWNER_BITS = 0o600, 0o700
 CACHE_KIB = 8 * 1024
-"""Of each SQLite connection, which keeps it for good once it is full. The system caches the rest of the file."""
+"""The page cache of one SQLite connection. SQLite never shrinks it; the operating system caches the rest of the file."""
 BUSY_TIMEOUT_MS = 5_000
 
 
 class Database(Protocol):
-    """Runs the stores' functions. Safe to call from many tasks at once."""
+    """Runs the functions of the stores in transactions. Safe to call from many tasks at once."""
 
     dialect: Literal["sqlite", "postgresql"]
 
@@ -75,34 +76,34 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
-        """Runs `work` in one read-only snapshot. `is_long`: without the deadlines of a served request (an audit)."""
+        """Runs `work` in one read-only snapshot. `is_long`: without the deadlines of a request (an audit). Raises `StorageUnavailable`."""
         ...
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-        """Runs `work` in one transaction, committed when this returns, rolled back when `work` raises.
+        """Runs `work` in one transaction: committed when this returns, rolled back when `work` raises.
 
-        `flush` False: the commit survives a crash of the process, not yet of the machine (the next flushed commit
-        makes it durable too). With it, what `work` has seen is as durable as what it wrote. `is_long`: without the
-        deadlines of a served request (a migration). Raises `StorageUnavailable` when the outcome is unknown.
+        `flush` True: the commit is durable, and so is every commit that `work` has read. `flush` False: the commit survives a
+        crash of the process, but a crash of the machine only after the next flushed commit. `is_long`: without the deadlines
+        of a request (a migration). Raises `StorageUnavailable` when the outcome is unknown.
         """
         ...
 
     async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
-        """As `write`, for work that writes with one statement alone. On PostgreSQL that statement is a transaction of its own, on a
-        session for such statements: without a BEGIN and a COMMIT, one round trip. What `work` only reads before it is not
-        in that transaction. One at a time for each `flush`; others wait."""
+        """Runs `work` that writes with exactly one statement. Promises and errors are those of `write`.
+
+        On PostgreSQL the statement is a transaction without BEGIN and COMMIT (one round trip), on a session for such
+        statements; what `work` reads before it is outside that transaction. One call at a time for each value of `flush`."""
         ...
 
     def describe_location(self) -> str:
-        """Where the data live, without any secret: for logs and `doctor`."""
+        """The location of the database without any secret, for logs and `doctor`."""
         ...
 
 
 def connect_database(url: str) -> Database:
-    """`sqlite:///path` or `postgresql://…` -> a database, not yet open. Raises ValueError on another scheme."""
-    if url.startswith(
-        ("postgresql://", "postgresql+asyncpg://")
-    ):  # several hosts are more than `make_url` can read
+    """Makes a database, not yet open, from `sqlite:///path` or `postgresql://…`. Raises ValueError on another scheme."""
+    # `make_url` cannot read several hosts.
+    if url.startswith(("postgresql://", "postgresql+asyncpg://")):
         from tollway.storage.postgres import PostgresDatabase  # noqa: PLC0415 - 11 MiB that a gateway on SQLite does not need
 
         return PostgresDatabase(url)
@@ -126,7 +127,7 @@ def is_shared_write_safe() -> bool:
 
 
 class SqliteDatabase:
-    """SQLite in WAL mode: one writer thread, a few read-only readers."""
+    """A SQLite file in WAL mode: one writer thread, `READERS` threads with read-only connections."""
 
     dialect: Literal["sqlite", "postgresql"] = "sqlite"
 
@@ -142,8 +143,7 @@ class SqliteDatabase:
         self._outages = OutageLog(self.describe_location())
 
     def _create_engine(self, *, is_writer: bool) -> Engine:
-        # The pool classes differ: the writer keeps its one connection for life.
-        # Whatever is begun is ended below: nothing is left to be taken back when a connection is given back.
+        # Each transaction is ended below, so the pool has nothing to roll back when a connection returns to it.
         pool: dict[str, Any] = (
             {"poolclass": StaticPool} if is_writer else {"poolclass": QueuePool, "pool_size": READERS}
         )
@@ -157,7 +157,8 @@ class SqliteDatabase:
 
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _record: object) -> None:
-            connection.isolation_level = None  # BEGIN is ours, below
+            # The driver begins no transaction: this class sends BEGIN.
+            connection.isolation_level = None
             pragmas = ["foreign_keys=ON", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"]
             if is_writer:
                 pragmas += ["journal_mode=WAL", "synchronous=FULL"]
@@ -212,7 +213,8 @@ class SqliteDatabase:
     def _write(self, work: Work[T], *, flush: bool) -> T:
         connection = self.connect_writer()
         try:
-            if flush is not self._is_flushing:  # a pragma counts only outside a transaction
+            # The pragma has no effect inside a transaction.
+            if flush is not self._is_flushing:
                 execute_text(connection, f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
                 self._is_flushing = flush
             execute_text(connection, "BEGIN IMMEDIATE")
@@ -224,24 +226,23 @@ class SqliteDatabase:
         return result
 
     def connect_writer(self) -> Connection:
-        """The writer's connection, in its thread. To take one from the pool for each transaction costs 20 µs, so it is kept
-        until a transaction fails.
+        """Returns the writer's connection. Call it in the writer's thread. The connection is kept until a transaction fails, because
+        taking one from the pool for each transaction costs 20 µs.
 
-        SQLAlchemy's own transaction begins here and ends with the connection, and it begins nothing in SQLite: each transaction of
-        SQLite is a BEGIN and a COMMIT inside it. One for each costs 35 µs more. An error of a
-        statement rolls nothing back before `_write` does."""
+        SQLAlchemy's transaction begins here and lasts as long as the connection (one for each transaction costs 35 µs more). It
+        begins nothing in SQLite: `_write` sends BEGIN and COMMIT, and rolls back after an error."""
         if self._write_connection is None:
             self._write_connection = self._write_engine.connect()
             self._write_connection.begin()
         return self._write_connection
 
     def disconnect_writer(self) -> None:
-        """Closes the writer's connection, in its thread. The next transaction opens another."""
+        """Closes the writer's connection. Call it in the writer's thread. The next transaction opens another connection."""
         self._return_connection()
         self._write_engine.dispose()
 
     def _return_connection(self) -> None:
-        """Rolls back what was begun and not committed."""
+        """Closes the writer's connection, which rolls back an open transaction."""
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
             connection.close()
@@ -251,48 +252,49 @@ class SqliteDatabase:
 
 
 def register_adapters(module: Any) -> None:
-    """Bind None, booleans and bytes through adapters. Without one the driver looks for two attributes that are not there, at
-    1.2 to 1.6 µs a value; a claim with its close and its finish has ten such values. The database gets the same values of the
-    same types as before, a BLOB for bytes, for every connection of this process. An adapter counts for one type alone, so that
-    subclasses have their own."""
+    """Binds None, booleans and bytes through adapters, for every connection of this process.
+
+    Without an adapter the driver looks for two missing attributes, which costs 1.2 to 1.6 µs for each value; a claim with its close
+    and its finish has ten such values. The database gets the same values of the same types, a BLOB for bytes. An adapter counts for
+    exactly one type, so each subclass needs its own."""
     for kind in (bytes, Address, TxHash):
         module.register_adapter(kind, bytearray)
     module.register_adapter(bool, int)
-    module.register_adapter(type(None), {}.get)  # None for None, without a frame of Python
+    # `{}.get(None)` is None, without a Python frame.
+    module.register_adapter(type(None), {}.get)
 
 
 def restrict_to_owner(path: Path) -> None:
-    """Only the owner of a SQLite database can read it, and what SQLite puts beside it. Makes the file where there is none:
-    SQLite gives its log the rights of the database. Raises OSError when the file cannot be made."""
+    """Takes the rights of group and others from a SQLite database and from its auxiliary files. Creates a missing file first, because SQLite
+    gives its log the rights of the database. Raises OSError when the file cannot be created."""
     if not path.exists():
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
     for file in (path, *list_auxiliary_files(path)):
-        with contextlib.suppress(
-            FileNotFoundError, PermissionError
-        ):  # of another owner: it stays as that one wants it
+        # PermissionError: the file belongs to another user and keeps its rights.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             mode = stat.S_IMODE(file.stat().st_mode)
             if mode & ~OWNER_BITS:
                 file.chmod(mode & OWNER_BITS)
 
 
 def list_auxiliary_files(path: Path) -> list[Path]:
-    """What SQLite puts beside a database, whether it is there or not."""
+    """The paths of the files that SQLite puts beside a database, existing or not."""
     return [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal")]
 
 
 def is_retryable(exc: StorageUnavailable) -> bool:
-    """True when the database itself rolled back (deadlock, serialisation): nothing happened, do it again."""
+    """True when the database rolled the transaction back (deadlock, serialisation failure): nothing was written, and it may run again."""
     cause = exc.__cause__
     state = getattr(getattr(cause, "orig", None), "sqlstate", None) if isinstance(cause, DBAPIError) else None
     return state in ("40001", "40P01")
 
 
 ROLLBACKS_MAX = 8
-"""How often a transaction runs again that the database rolled back (deadlock)."""
+"""How often a transaction runs that the database rolls back each time (deadlock)."""
 
 
 async def write_retried(database: Database, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-    """`database.write`, again where the database itself rolled the transaction back. Raises `StorageUnavailable`."""
+    """Runs `database.write`, and again after each rollback by the database, `ROLLBACKS_MAX` times at most. Raises `StorageUnavailable`."""
     for _ in range(ROLLBACKS_MAX - 1):
         try:
             return await database.write(work, flush=flush, is_long=is_long)
@@ -303,10 +305,10 @@ async def write_retried(database: Database, work: Work[T], *, flush: bool = True
 
 
 class ProcessLock:
-    """Held by the one gateway process that may serve from a SQLite file. Freed by the kernel when it dies."""
+    """A lock of the one gateway process that may serve from a SQLite file. The kernel frees it when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the file, and its folder where there is none. Raises OSError."""
+        """Creates the file of the lock and its folder. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
 

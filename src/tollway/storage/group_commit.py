@@ -1,9 +1,16 @@
-"""Writes the ledger in batches: the entries that wait when a batch is committed are the next batch.
+"""Group commit of the ledger: the entries that wait when a batch is committed are the next batch.
 
-A lone call waits for no timer. While many calls run at once, the writer waits a moment for the callers of the last batch before it
-takes the next one (`BATCH_WAIT_S`). Callers wait on a future; the writer is `GroupCommit.run`, a background task. Six things must never happen here: a claim that was committed and that no caller waits for stays open; one bad entry
-fails the others; a close is lost because the database was unavailable for a moment; a call stays charged whose response was
-dropped; a claim of unknown outcome is answered without a read from the database; one grant is given to two callers.
+The writer is `GroupCommit.run`, a background task; each caller waits on a future. A single call waits for no timer. While many calls run
+at once, the writer waits a moment for the callers of the last batch before it takes the next one (`BATCH_WAIT_S`).
+
+Invariants:
+
+1. A committed claim without a waiting caller is closed again.
+2. A bad entry fails alone.
+3. A close is tried again while the database is unavailable; it is not lost.
+4. A call whose response was dropped does not stay charged.
+5. A claim of unknown outcome is answered only after a read from the database.
+6. A grant goes to one caller only.
 """
 
 import asyncio
@@ -52,40 +59,41 @@ _log = structlog.get_logger(__name__)
 
 FINISH_DELAY_S = 0.02
 RETRY_S = 0.25
-"""Between two tries to write the ends of calls that the database did not take."""
+"""The pause between two tries to write the ends of calls after a failure."""
 UNAWAITED_RETRY_S = 1.0
-"""The same, where no caller waits any more."""
+"""The same pause when no caller waits for any of them."""
 IN_DOUBT_MAX = 10_000
 REOPENED_MAX = 10_000
 HALVING_MS_MAX = 10_000
-"""For the parts of a failed batch together: a few that wait for a lock must not hold up all that come after."""
+"""The time for all parts of a failed batch: a few entries that wait for a lock must not delay all later batches."""
 
 
-# Checked twice for every call. Tuples: a union is built anew for each check, and slow.
+# Tuples, because `isinstance` with a union is slow, and each call is checked twice.
 _OPENING_ENTRIES = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
 _DURABLE_ENTRIES = (Claim, Reopen, Settle, Conclude, Drop)
 _OWN_FAULTS = (IntegrityError, ValueRefused)
-"""An entry of the transaction is at fault, and nothing of it was written."""
+"""Errors that blame an entry of the transaction. Nothing of the transaction was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchPart:
-    """Entries of a batch that failed, which are written together. `is_retry`: they may have been committed before."""
+    """Entries of a failed batch that are written in one transaction. `is_retry`: they may have been committed before."""
 
     waiting: Sequence[WaitingEntry]
     is_retry: bool = False
 
     def halve(self) -> "list[_BatchPart]":
-        """Two parts in order; one where there is one entry, none where there is none."""
+        """Two parts in order; one part for one entry, none for no entry."""
         middle = (len(self.waiting) + 1) // 2
         halves = (self.waiting[:middle], self.waiting[middle:])
         return [replace(self, waiting=some) for some in halves if some]
 
 
 class GroupCommit:
-    """`open_keys`: the calls that a task of this gateway will close. `in_doubt`: claims and reopens whose commit is unknown;
-    nothing was sent for them."""
+    """The writer of one gateway's ledger entries. Use it from one event loop.
+
+    `in_doubt`: the runs of claims and reopens whose commit is unknown; nothing was sent upstream for them."""
 
     def __init__(
         self,
@@ -104,9 +112,10 @@ class GroupCommit:
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
     ) -> None:
-        """`patience_s`: an end of a call that has an answer behind it is tried for so long after its first failure.
-        `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
-        have stood still for so long that the others take it for dead."""
+        """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again.
+        `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is given back: the process may have
+        been paused for so long that other gateways recover its calls. `finish_delay_s`: how long a finish waits for other
+        entries. `on_batch`: called with the number of entries of each batch. `task`: the background task that reports `run`."""
         self._database = database
         self._restore_detector = restore_detector
         self._rules = rules
@@ -154,19 +163,20 @@ class GroupCommit:
         self.in_doubt: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
-        """Writes until `stop` was called and the queue is empty. Run it once, as a background task."""
+        """Writes batches until `stop` was called and the queue is empty. Run it once, as a background task."""
         if self._statement_queues is not None:
             self._statement_queues.start(on_end=self._wake.set)
         try:
             while self._has_work() or not self._is_stopping:
                 if not self._is_urgent():
                     await self._wake.wait()
-                # Not before the wait: what became due while the last batch was written has called already.
+                # After the wait, not before it: an entry that became due during the last batch has set the event already.
                 self._wake.clear()
                 if not self._late and not self._is_stopping:
                     await self._batch_wait.wait()
                 await self._write_next()
-            await self._write_next()  # what was late, once more
+            # The last try for the late entries.
+            await self._write_next()
         finally:
             self._is_stopping = self._has_ended = True
             if self._retry is not None:
@@ -174,7 +184,7 @@ class GroupCommit:
             left = [*self._in_flight, *(one for batch, _ in self._failed for one in batch)]
             left += await self._statement_queues.end() if self._statement_queues is not None else []
             for waiting in (*left, *self._queue, *self._late.values()):
-                self._fail(waiting, StorageUnavailable("the books are closed"))
+                self._fail(waiting, StorageUnavailable("the ledger is closed"))
             self._queue.clear()
             self._failed.clear()
             _resolve_all(self._tried)
@@ -229,19 +239,20 @@ class GroupCommit:
         self._batch_wait.stop()
 
     async def wait_closed(self) -> None:
-        """Returns when every call that was opened here is closed, in writing."""
+        """Returns when the end of every call that was opened here is committed."""
         await self._all_closed.wait()
 
     async def submit(self, entry: Entry) -> Outcome:
-        """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
-        or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
-        settles or concludes, until `run` has ended: then no task would write it, and recovery finds the call. Where an
-        answer stands behind it, a cancelled caller has dropped that."""
+        """Writes the entry with the next batch and returns its outcome. Raises `StorageUnavailable`.
+
+        A caller that is cancelled before the batch begins withdraws its claim or reopen; later the claim or reopen is undone as soon as it
+        is written. Closes, settles and concludes are written in any case; a cancelled caller has dropped the response behind them.
+        After the end of `run` nothing is written, and recovery finds the call."""
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
-            raise StorageUnavailable("the books are closing")
+            raise StorageUnavailable("the ledger is closing")
         waiting = WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
-        asked_ms = self._ticks_ms()
+        submitted_ms = self._ticks_ms()
         self._enqueue(waiting)
         try:
             outcome = await waiting.future
@@ -249,13 +260,13 @@ class GroupCommit:
             if not waiting.future.cancelled() and waiting.future.exception() is None:
                 self._undo(entry, waiting.future.result())
             raise
-        if isinstance(outcome, _GRANTS) and self._ticks_ms() - asked_ms > self._grant_ms_max:
+        if isinstance(outcome, _GRANTS) and self._ticks_ms() - submitted_ms > self._grant_ms_max:
             self._undo(entry, outcome)
-            raise StorageUnavailable("the books took too long")
+            raise StorageUnavailable("the claim took too long")
         return outcome
 
     def submit_nowait(self, entry: Entry) -> None:
-        """Writes the entry with the next batch; no caller waits."""
+        """Writes the entry with the next batch, without a waiting caller."""
         if self._has_ended:
             _log.warning("books_entry_too_late", call_id=entry.call_id)
             return
@@ -266,22 +277,22 @@ class GroupCommit:
         return key in self._open or call_id in self._late
 
     def retry_late(self) -> None:
-        """Tries the ends of calls again that could not be written."""
+        """Tries all late ends of calls again."""
         for waiting in self._late.values():
             waiting.due_s = 0.0
         if self._late:
             self._wake.set()
 
     def is_late(self, call_id: CallId) -> bool:
-        """Its end could not be written yet: what the ledger says of that call is not true."""
+        """True while the end of this call is not written: the ledger has an older state of it."""
         return call_id in self._late
 
     def has_late(self) -> bool:
-        """An end of a call could not be written since the database is away."""
+        """True while an end of a call waits for an unavailable database."""
         return any(waiting.due_s < math.inf for waiting in self._late.values())
 
     async def write_late(self, call_id: CallId | None = None) -> None:
-        """Returns when the ends of calls that are late were tried once more; of `call_id` even where it failed alone."""
+        """Returns when all late ends were tried once more, including that of `call_id` when it failed alone."""
         if self._has_ended or not self._late:
             return
         if call_id is not None:
@@ -321,7 +332,7 @@ class GroupCommit:
             self._delayed_wake = asyncio.get_running_loop().call_later(self._finish_delay_s, self._wake.set)
 
     def are_statement_queues_closed(self) -> bool:
-        """Something is late, in doubt or cut, and everything else must find it written, or fail with it; or this is the end."""
+        """True while an entry is late, in doubt or cut, or while this writer stops. Later entries must find that entry written, or fail with it."""
         return (
             bool(self._late or self._failed)
             or self._is_in_trouble
@@ -330,12 +341,12 @@ class GroupCommit:
         )
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
-        """What a statement queue has not written."""
+        """Queues entries that a statement queue has not written."""
         for one in waiting:
             self._put(one)
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
-        """What a statement queue may have written."""
+        """Queues entries that a statement queue may have written."""
         self._is_in_trouble = True
         self._failed.append((waiting, exc))
         self._wake.set()
@@ -344,7 +355,8 @@ class GroupCommit:
         self._on_batch(size)
 
     def _is_urgent(self) -> bool:
-        if self._is_stopping and not self._queue:  # then only statement queues may be working yet
+        # At the end only the statement queues may still have entries.
+        if self._is_stopping and not self._queue:
             return bool(self._failed) or not self._has_running_queues()
         return (
             self._is_stopping
@@ -353,7 +365,7 @@ class GroupCommit:
         )
 
     def _take_batch(self) -> list[WaitingEntry]:
-        """The next batch, in order. A second entry for the same call waits for the next one."""
+        """Takes the next batch, in order. A second entry for the same call waits for the following batch."""
         if self._delayed_wake is not None:
             self._delayed_wake.cancel()
             self._delayed_wake = None
@@ -365,7 +377,8 @@ class GroupCommit:
             waiting = self._queue.popleft()
             call_id = waiting.entry.call_id
             if call_id in later or (call_id in seen and not isinstance(waiting.entry, Finish)):
-                if call_id in self._late:  # which may stay so for as long as the database is away
+                # The late entry may wait as long as the database is unavailable.
+                if call_id in self._late:
                     self._fail(waiting, StorageUnavailable(), is_in_doubt=False)
                     continue
                 later.add(call_id)
@@ -384,7 +397,7 @@ class GroupCommit:
         return batch
 
     def _take_late_entries(self) -> list[WaitingEntry]:
-        """Before everything else: a claim or a repeat of the same request must find them written."""
+        """Takes the late entries that are due. They come first: a claim or a repeat of the same request must find them written."""
         now_s = 0.0 if self._is_stopping else asyncio.get_running_loop().time()
         due = (one for one in self._late.values() if self._is_stopping or one.due_s <= now_s)
         batch = list(islice(due, self._batch_max))
@@ -404,8 +417,9 @@ class GroupCommit:
             await self._commit_failed(batch, exc)
 
     async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
-        """What is left to do after a transaction of these entries, or one statement for them, has raised `exc`."""
-        if any(waiting.ends_s is None for waiting in batch):  # else it was logged before
+        """Writes the entries in smaller transactions, after one transaction or one statement for all of them has raised `exc`."""
+        # A late entry has `ends_s`: its failure was logged before.
+        if any(waiting.ends_s is None for waiting in batch):
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
@@ -415,18 +429,19 @@ class GroupCommit:
         ends_ms = self._ticks_ms() + HALVING_MS_MAX
         finishes = [one for one in batch if isinstance(one.entry, Finish)]
         others = [one for one in batch if not isinstance(one.entry, Finish)]
-        for some in (others, finishes):  # a finish is written after the close of its call
+        # A finish is written after the close of its call.
+        for some in (others, finishes):
             part = _BatchPart(waiting=some, is_retry=is_retry)
             failure = await self._commit_halved(part, failure=failure, ends_ms=ends_ms)
 
     async def _commit_halved(
         self, batch: _BatchPart, *, failure: StorageUnavailable | None, ends_ms: int
     ) -> StorageUnavailable | None:
-        """After a failure: halves, each in a transaction of its own, and halves of those that fail, so that a bad entry
-        fails alone. One of n entries takes 2 log2(n) transactions. Returns why all that is left fails, if it does.
+        """Writes the halves of a failed batch in a transaction each, and halves again what fails, so that a bad entry fails alone: one
+        bad entry of n takes 2 log2(n) transactions. Returns the failure of the database, None while it takes writes.
 
-        `failure`: the database takes no writes, so that all fail. The halves that are left from a failure go behind the
-        others: where they wait for a lock until `ends_ms`, the others are written."""
+        `failure`: the database takes no writes, so all entries fail. Halves of a failed part go behind the other parts: where they
+        wait for a lock until `ends_ms`, the other parts are written before."""
         parts = deque(batch.halve())
         while parts:
             part = parts.popleft()
@@ -455,12 +470,13 @@ class GroupCommit:
         return failure
 
     async def _write_part(self, part: Sequence[WaitingEntry], *, is_retry: bool) -> Exception | None:
-        """Writes the entries in one transaction and answers them; returns why none was written, or may not have been.
-        `is_retry`: they may have been committed before."""
+        """Writes the entries in one transaction and delivers their outcomes. Returns the error when nothing was written, or when the outcome is
+        unknown. `is_retry`: the entries may have been committed before."""
         try:
             outcomes = await self._write([one.entry for one in part], is_retry=is_retry)
         except Exception as exc:  # noqa: BLE001 - the root of the ledger's task: no entry may end it
-            self._known_terms.forget()  # a database that was restored may have lost some
+            # A restored database may lack some of them.
+            self._known_terms.forget()
             return exc
         self._is_in_trouble = False
         for waiting, outcome in zip(part, outcomes, strict=True):
@@ -468,8 +484,8 @@ class GroupCommit:
         return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
-        """None: the database takes durable writes. A read does not show it: a commit may wait for a standby that is
-        gone, a file may be locked, a disk full."""
+        """Returns None when the database takes durable writes. Tries a write, because a read succeeds while a commit waits for a lost
+        standby, a file is locked or a disk is full."""
         owner_id = self._rules.owner_id
         same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
         try:
@@ -519,8 +535,8 @@ class GroupCommit:
         raise StorageUnavailable("the batch was rolled back too often")
 
     def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
-        """The calls whose next run, if it is there, is not for the callers of this batch: it was granted to another caller, or
-        its commit was unknown, and recovery may be ending it."""
+        """The calls whose next run, if it exists, does not belong to the callers of this batch: it was granted to another caller, or
+        its commit was unknown and recovery may end it."""
         keys = [key for entry in entries if isinstance(entry, Reopen) and (key := opened_key(entry))]
         return frozenset(key[0] for key in keys if key in self._reopened or key in self.in_doubt)
 
@@ -543,7 +559,7 @@ class GroupCommit:
             waiting.future.set_result(outcome)
 
     def _note_granted(self, entry: Entry) -> None:
-        """From here on its caller may send: if its row is open later without a task here, its outcome is unknown."""
+        """From here on the caller may send upstream: if its row is open later without a task here, its outcome is unknown."""
         key = opened_key(entry)
         if key is None:
             return
@@ -554,13 +570,14 @@ class GroupCommit:
             _remember_key(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
-        """Its caller is gone. For a claim nothing was or will be sent; of an end the answer was dropped."""
+        """Undoes a written entry whose caller is gone: for a claim nothing is sent upstream, of an end the response was dropped."""
         if isinstance(entry, Claim) and isinstance(outcome, Claimed):
             self.submit_nowait(close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
             self.submit_nowait(close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
         elif isinstance(entry, Settle):
-            self._forget(entry)  # recovery marks it orphaned
+            # Recovery marks the call orphaned.
+            self._forget(entry)
         elif _has_response(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
             self.submit_nowait(_drop_response(entry))
 
@@ -572,13 +589,14 @@ class GroupCommit:
         is_in_doubt: bool = True,
         is_alone: bool = False,
     ) -> None:
-        """`is_alone`: the database takes writes, and not this one."""
+        """`is_alone`: the database takes writes, but not this entry."""
         entry = waiting.entry
         if isinstance(entry, Close | Drop) or _has_response(entry):
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)
             return
-        if not isinstance(entry, Conclude):  # settlement recovery's; it comes again
+        # Settlement recovery submits its conclude again.
+        if not isinstance(entry, Conclude):
             self._forget(entry)
         key = opened_key(entry)
         if key is not None and is_in_doubt and key not in self._reopened:
@@ -587,7 +605,7 @@ class GroupCommit:
             waiting.future.set_exception(failure)
 
     def _refuse(self, waiting: WaitingEntry) -> None:
-        """The database refuses the entry itself: another try would get the same answer. Recovery ends the call."""
+        """Fails an entry that the database refuses: another try would fail the same way. Recovery ends the call."""
         entry, waiting.ends_s = waiting.entry, 0.0
         self._fail(waiting, StorageUnavailable(), is_in_doubt=False, is_alone=True)
         if self._late.get(entry.call_id) is waiting and waiting.entry is entry:
@@ -595,8 +613,8 @@ class GroupCommit:
             self._forget(entry)
 
     def _postpone(self, waiting: WaitingEntry, failure: StorageUnavailable, *, is_alone: bool) -> None:
-        """The end of a call, which is still open: tried until it is written. Its caller waits as long as patience lasts; then
-        the answer is dropped, and the end is another."""
+        """Keeps the end of a call until it is written. Its caller waits for `patience_s`; then its response is dropped, and a `Drop` takes the
+        place of the entry."""
         now_s = asyncio.get_running_loop().time()
         if waiting.ends_s is None:
             waiting.ends_s = now_s + (self._patience_s if _has_response(waiting.entry) else 0.0)
@@ -612,17 +630,18 @@ class GroupCommit:
         known = self._late.get(waiting.entry.call_id)
         if known is None or not isinstance(known.entry, Drop):
             self._late[waiting.entry.call_id] = waiting
-        elif known is not waiting and waiting.future is not None:  # what was dropped has no other end
+        # A dropped call has no other end.
+        elif known is not waiting and waiting.future is not None:
             waiting.future.set_exception(failure)
 
     def forget(self, key: OpenKey) -> None:
-        """No task here waits for this call any more."""
+        """Removes a run for which no task of this gateway waits any more."""
         self._open.pop(key, None)
         if not self._open:
             self._all_closed.set()
 
     def _forget(self, entry: Entry) -> None:
-        """No task here will close this call (any more)."""
+        """Removes the run that the entry opens or ends: no task of this gateway will close it."""
         key = opened_key(entry)
         if key is None:
             ended = ended_key(entry)
@@ -641,20 +660,20 @@ def _remember_key(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> N
 
 
 def _is_urgent(entry: Entry) -> bool:
-    """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with. Unless it says that
-    the answer was cut: its caller may call again at once."""
+    """False for a finish: it waits a moment for other entries, because alone it would cost a commit. True for a finish of a cut
+    response: its caller may call again at once."""
     return not isinstance(entry, Finish) or entry.is_cut
 
 
 def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
-    """A task here still has to end this call."""
+    """True when a task of this gateway still has to end the call."""
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | NonceUnavailable)
     return isinstance(outcome, _GRANTS)
 
 
 def _has_response(entry: Entry) -> bool:
-    """The end of a call whose upstream has answered, and whose caller waits for that."""
+    """True for the end of a call whose caller waits for the response of the upstream."""
     match entry:
         case Close():
             return entry.upstream_status is not None
@@ -667,7 +686,7 @@ def _has_response(entry: Entry) -> bool:
 
 
 def _drop_response(entry: Entry) -> Entry:
-    """The end of a call instead of this one, once its answer reaches no caller. What costs nothing ends as it was to."""
+    """Returns the entry that ends the call after its response was dropped. An end that costs nothing stays as it is."""
     if not _has_response(entry):
         return entry
     match entry:

@@ -1,8 +1,7 @@
-"""What one batch writes into the ledger: closes, reopens, claims, finishes, in one transaction. Synchronous.
+"""Writes one batch of ledger entries in one transaction: closes, settlements, reopens, finishes, then claims. Synchronous.
 
-`ledger/` decides which claim is granted; this module locks the rows, calls the decision and writes its result.
-A batch may run again for the same entries after a failure whose outcome is unknown: a claim that is there already, a close
-or a reopen that already happened, is answered like the first time (`is_retry`).
+`ledger/` decides which claim is granted; this module locks the rows, calls the decision and writes its result. After a failure of unknown
+outcome a batch runs again for the same entries (`is_retry`): an entry that is already written gets the outcome of the first time.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -44,12 +43,12 @@ from tollway.storage.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.statements import Prepared
 
 SIBLINGS_MAX = 256
-"""How many small payments of one credit account may repair a short one."""
+"""How many small payments of one credit account may complete the price of a claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopen:
-    """Run an open call again, under the claim that it has. `is_plain`: by a plain signature."""
+    """Runs an open call again under its existing claim. `is_plain`: the proof has a plain signature."""
 
     call_id: CallId
     epoch: int
@@ -58,7 +57,7 @@ class Reopen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopened:
-    """`before`: the state to which the call goes back when its caller has left."""
+    """The outcome of a granted reopen. `before`: the state to which the call returns when its caller has left."""
 
     claimed: Claimed
     before: CallState
@@ -66,8 +65,8 @@ class Reopened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """An upstream's answer reached no caller, because the end of its call could not be written in time. `close`: that end,
-    on its way to `consumed` or `settling`; None: the call was in `settling`."""
+    """Ends a call whose upstream response reached no caller, because the end of the call was not written in time. `close`: that end, to
+    `consumed` or `settling`; None when the call was already in `settling`."""
 
     call_id: CallId
     epoch: int
@@ -85,7 +84,7 @@ OpenKey = tuple[CallId, int]
 
 
 def opened_key(entry: Entry) -> OpenKey | None:
-    """The run that this entry begins where it is granted."""
+    """The run that this entry begins when it is granted."""
     if isinstance(entry, Claim):
         return (entry.call_id, 1)
     if isinstance(entry, Reopen):
@@ -119,7 +118,7 @@ def ended_key(entry: Entry) -> OpenKey | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """What holds for all batches of one gateway. `answer_ttl_ms`: for so long a stored response is kept."""
+    """The settings of all batches of one gateway. `answer_ttl_ms`: how long a stored response is kept."""
 
     owner_id: str
     attempts_max: int
@@ -128,8 +127,8 @@ class BatchRules:
 
 
 class AccountsShort(Exception):
-    """The decision needs the siblings in `accounts`. Nothing is written; post again with them, so that all locks are
-    taken in one order."""
+    """The decision needs the other payments of `accounts`. Nothing was written; run the batch again with these accounts, so that all
+    locks are taken in one order."""
 
     def __init__(self, accounts: Set[CreditAccount]) -> None:
         self.accounts = accounts
@@ -137,7 +136,7 @@ class AccountsShort(Exception):
 
 
 class LedgerBatch:
-    """Writes one batch in one transaction. A transaction that is tried again takes a new one."""
+    """One batch in one transaction. A transaction that is tried again needs a new batch."""
 
     def __init__(
         self,
@@ -152,11 +151,10 @@ class LedgerBatch:
         accounts: Set[CreditAccount],
         known_terms: KnownTerms,
     ) -> None:
-        """`now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
-        are received and finished. `others`: calls whose next run, should it be there on a retry, is not for the requests
-        of this batch. `retried`: calls whose end may have been committed by an earlier batch. `accounts`: those whose
-        siblings are locked too. `known_terms`: of calls, whose rows are there; `new_terms` are those that this batch has
-        written, and they are known once it is committed."""
+        """`now_ms`: the time of the shared clock. `ahead_ms`: how far the shared clock is ahead of this gateway's clock, which stamps the begin and
+        the end of calls. `others`: calls whose next run, if it exists on a retry, does not belong to the requests of this batch.
+        `retried`: calls whose end may have been committed by an earlier batch. `accounts`: accounts of which all payments are
+        locked. `known_terms`: terms with a committed row; `new_terms` has those that this batch wrote, known after its commit."""
         self._connection = connection
         self._rules = rules
         self._now_ms = now_ms
@@ -167,16 +165,18 @@ class LedgerBatch:
         self._accounts = accounts
         self._known_terms = known_terms
         self.new_terms: dict[CallTerms, TermsReference] = {}
-        self._answered_since_ms = now_ms - rules.answer_ttl_ms  # responses stored after that are still kept
+        # Responses that were stored after this moment are still kept.
+        self._answered_since_ms = now_ms - rules.answer_ttl_ms
         self._locked_rows = LockedRows(connection)
-        self._settlement: BatchSettlement | None = None  # until a call of the batch is settled
+        # None until a call of the batch is settled.
+        self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
-        """One outcome for each, in order. No call has two entries besides its finish."""
+        """Writes the entries and returns their outcomes, in order. No call has two entries besides its finish."""
         moves = [entry for entry in entries if isinstance(entry, _MOVES)]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
-        # On SQLite no lock has to be taken first, so what is plain is written without its rows. What comes again may be written.
+        # SQLite needs no locks, so plain entries are written without reading their rows. A retry reads them: they may be written.
         writes_plain = self._connection.dialect.name == "sqlite" and not self._is_retry
         if writes_plain:
             moves = self._write_plain_closes(moves)
@@ -196,13 +196,14 @@ class LedgerBatch:
         if writes_plain:
             claims = self._grant_plain_claims(claims)
             if moves and claims:
-                self._locked_rows = LockedRows(self._connection)  # as the moves have left them
+                # The moves have changed the rows.
+                self._locked_rows = LockedRows(self._connection)
             self._lock((), claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
     def _write_plain_closes(self, moves: Sequence[Move]) -> list[Move]:
-        """What is left of these."""
+        """Writes the plain closes and returns the remaining moves."""
         plain = [move for move in moves if isinstance(move, Close) and is_plain_close(move)]
         if not plain:
             return list(moves)
@@ -219,7 +220,8 @@ class LedgerBatch:
         return [move for move in moves if move.call_id not in self._outcomes]
 
     def _grant_plain_claims(self, claims: Sequence[Claim]) -> list[Claim]:
-        """What is left of these. After the moves and the finishes: a claim finds what they give back, and what they have cut."""
+        """Grants plain claims and returns the remaining claims. Runs after the moves and the finishes: a claim must see the units that they release
+        and the responses that they cut."""
         limited = self._rules.unfinal_max_nano
         plain: list[Claim] = []
         terms: list[TermsReference] = []
@@ -244,8 +246,8 @@ class LedgerBatch:
         return [claim for claim in claims if claim.call_id not in self._outcomes]
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
-        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
-        nonces."""
+        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls, nonces. Returns the
+        calls of the moves."""
         if not moves and not claims:
             return {}
         lock_wallets(self._connection, claims, limited=self._limited(claims))
@@ -316,12 +318,13 @@ class LedgerBatch:
         values = self._end_values(close)
         may_run_again = call.cut == "repeated" and call.attempts < self._rules.attempts_max
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
-            values["cut"] = "cut"  # its repeat has brought no answer either
+            # The repeat has brought no response either, so the call may run again.
+            values["cut"] = "cut"
         self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
         return Closed(remaining_units=self._remaining_of(call))
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
-        """As `decide_dropped_call` says. The run was in `settling`: recovery marks it orphaned."""
+        """Ends the call by the rule `decide_dropped_call`. A call in `settling` is left to recovery, which marks it orphaned."""
         if call is None or call.owner_id != self._rules.owner_id or call.epoch != drop.epoch:
             return Fenced()
         request = self._connection.execute(_REQUEST.where(call_table.c.id == call.id)).one()
@@ -329,9 +332,8 @@ class LedgerBatch:
         after = decide_dropped_call(
             call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
         )
-        is_ours = request.error == (
-            None if drop.close is None else drop.close.error
-        )  # not its provider's decision
+        # Another error was written by the provider's decision.
+        is_ours = request.error == (None if drop.close is None else drop.close.error)
         if after is None or (call.state is CallState.CONSUMED and not is_ours):
             return Fenced()
         values = (
@@ -341,7 +343,7 @@ class LedgerBatch:
             "http_status": None,
             "error": Interruption.ANSWER_DROPPED.value,
             "completed_ms": self._now_ms,
-            # What a committed close has said of the body reached no caller.
+            # A committed close may have written these sizes, but the body reached no caller.
             "request_bytes": None,
             "response_bytes": None,
         }
@@ -352,11 +354,11 @@ class LedgerBatch:
         return Closed(remaining_units=self._remaining_of(call))
 
     def _end_values(self, close: Close) -> dict[str, object]:
-        """The columns that an end writes. A consumed call whose repeat was not sent keeps what its first run brought."""
+        """The columns of a call that an end writes. A consumed call whose repeat was not sent keeps the columns of its first run."""
         now_ms = self._now_ms
         if close.after is CallState.CONSUMED and close.upstream_status is None:
             return {"completed_ms": now_ms}
-        # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
+        # The moment of the response head: a finish replaces it at the end of the body, but may never be written.
         is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)
         ended: dict[str, object] = {"completed_ms": now_ms} if is_ended else {}
         if close.finish is not None:
@@ -380,7 +382,7 @@ class LedgerBatch:
             reopen.epoch + 1,
             owner_id,
         ):
-            # Which of the two it was is not written; a call that was ever consumed stays charged.
+            # The row does not keep which state it was; a call that was ever consumed stays charged.
             before = CallState.CONSUMED if call.cut == "repeated" else CallState.UNKNOWN
             return self._reopened(call, reopen, before=before)
         if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
@@ -423,7 +425,7 @@ class LedgerBatch:
         )
 
     def _find_claimed(self, claims: Sequence[Claim]) -> None:
-        """Claims of a batch that was committed although its answer was lost: the same request, not just its id."""
+        """Finds the claims of a batch that was committed although its answer was lost. Compares the request, not only its id."""
         columns = call_table.c
         by_id = {claim.call_id: claim for claim in claims}
         query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
@@ -445,7 +447,7 @@ class LedgerBatch:
         if not claims:
             return
         known = find_known(self._connection, claims)
-        # After what is known of authorisations: one that is concluded in between counts twice, and never not at all.
+        # After `find_known`: an authorisation that is concluded in between counts twice, never zero times.
         unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
         decisions, debits = decide_claims(
             claims,
@@ -478,7 +480,7 @@ class LedgerBatch:
         self._outcomes.update(self._with_held(decisions))
 
     def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:
-        """How the calls of these claims name their terms; what this gateway does not know is written."""
+        """The references to the terms of these claims. Terms that this gateway does not know are written."""
         terms = [terms_of(one.claim) for one in granted]
         unknown = {one for one in terms if self._known_terms.find(one) is None}
         if unknown:
@@ -490,7 +492,7 @@ class LedgerBatch:
         return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
-        """The outcomes; a refusal for want of value says how much of the payment calls without an outcome hold."""
+        """The outcomes by call. An `Exhausted` gets the units of its payment that calls without an outcome hold."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
         held = find_held_units(self._connection, {key for key in short if key is not None})
         return {
@@ -532,7 +534,7 @@ class LedgerBatch:
 
 
 def write_finishes(connection: Connection, finishes: Sequence[Finish], *, ahead_ms: int) -> None:
-    """With one statement. `ahead_ms`: how far the clock that all gateways share is ahead of this gateway's own."""
+    """Writes finishes with one statement. `ahead_ms`: how far the shared clock is ahead of this gateway's clock."""
     if finishes:
         _FINISH.run(connection, [_finish_row(finish, ahead_ms=ahead_ms) for finish in finishes])
 
@@ -596,7 +598,7 @@ def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
 
 
 def _finish_values(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
-    """The columns that the end of a body writes."""
+    """The columns of a call that the end of a body writes."""
     return {
         "delivery": finish.delivery.value,
         "request_bytes": finish.request_bytes,

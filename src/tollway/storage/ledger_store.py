@@ -1,9 +1,9 @@
-"""The calls of one gateway in SQL: `Ledger` over one database, SQLite or PostgreSQL.
+"""The ledger of one gateway in SQL: the port `Ledger` over SQLite or PostgreSQL.
 
-Claims, closes, reopens, finishes, settles and concludes go through one queue and are written in batches (`group_commit`), so `run`
-must be running while they are used; every other write is a transaction of its own. Moments of this gateway's clock are translated
-into the time that all gateways share (`ClusterClock`). The other ports have stores of their own: `PaymentLedgerStore`, `FinalityStore`,
-`GasStore`, `OperatorStore`, `HistoryStore`, `ResponseStore`. The rules about money are in `ledger/`, not here.
+Claims, closes, reopens, finishes, settles and concludes are written in batches (`group_commit`), so `run` must run while they are
+used; each other write is one transaction. Times of this gateway's clock are translated into the shared time (`ClusterClock`). The other
+ports have their own stores: `PaymentLedgerStore`, `FinalityStore`, `GasStore`, `OperatorStore`, `HistoryStore`, `ResponseStore`. The rules
+about money are in `ledger/`.
 """
 
 import asyncio
@@ -79,13 +79,13 @@ _log = structlog.get_logger(__name__)
 _FoundCall = TypeVar("_FoundCall", AuthorizedCall, KeyedCall, OpenCall)
 
 RECOVERY_BATCH_MAX = 500
-"""Calls that one transaction of recovery moves."""
+"""How many calls one transaction of recovery moves."""
 RENEW_TIMEOUT_S = 5.0
-"""A renewal that hangs is given up so early that several more fit into the lease."""
+"""The deadline of a renewal: short, so that several tries fit into one lease."""
 
 
 class LedgerStore:
-    """Keeps the promises of `Ledger`. One for each gateway process; `owner_id` is new at each start."""
+    """Implements `Ledger`. One for each gateway process; `owner_id` is new at each start."""
 
     def __init__(
         self,
@@ -106,16 +106,16 @@ class LedgerStore:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
-        """`on_lapse`: this gateway renewed later than its lease, and others may have recovered its calls.
-        `on_restore`: the database was found to have gone back in time; its balances are held.
-        `ticks_ms`: a monotonic clock, by which jumps of the other clocks are detected. `writer`: the background task that `run` is.
-        `close_retry_s`: between two tries of a close that found no database. `batch_wait_s`: the writer's longest wait for
-        the callers of its last batch. `finish_delay_s`: so long a finish waits for others to be written with."""
+        """`on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
+        `on_restore`: called when a restore of the database was detected and its balances are held. `ticks_ms`: a monotonic clock that
+        detects jumps of the other clocks. `writer`: the background task that reports `run`. `close_retry_s`: the pause between two tries
+        of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
+        `finish_delay_s`: how long a finish waits for other entries."""
         self._database = database
         self._limits = limits
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
-        # Many callers read these at once with the proof of one payment.
+        # Many callers with the proof of one payment read these at the same time.
         self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
@@ -154,22 +154,21 @@ class LedgerStore:
         )
 
     async def open(self) -> None:
-        """Once at start, before the first claim: renews the ownership, detects a restore, and recovers the calls that dead
-        gateways left open."""
+        """Renews the ownership, detects a restore and recovers the open calls of dead gateways. Call it once, before the first claim."""
         now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
 
     async def run(self) -> None:
-        """Writes the batches until `stop`. A background task of the gateway, for as long as calls are made."""
+        """Writes the batches until `stop`. Run it as a background task while calls are made."""
         await self._group_commit.run()
 
     def stop(self) -> None:
-        """Lets `run` return when all that waits is written."""
+        """Lets `run` return when every waiting entry is written."""
         self._group_commit.stop()
 
     async def wait_closed(self, *, timeout_s: float) -> None:
-        """Returns when no call of this gateway is left open, at the latest after `timeout_s`."""
+        """Returns when no call of this gateway is open, after `timeout_s` at the latest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._group_commit.wait_closed()
@@ -234,7 +233,7 @@ class LedgerStore:
         try:
             return await write_retried(self._database, work)
         finally:
-            # Where it failed, recovery does it: no task here waits for this call.
+            # No task here waits for this call. When the write failed, recovery marks the call.
             self._group_commit.forget((call_id, epoch))
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
@@ -252,7 +251,7 @@ class LedgerStore:
         work = partial(authorizations.postpone, call_id=call_id, until_ms=due_ms)
         await write_retried(self._database, work, flush=False)
 
-    # ---- Look-ups of a call whose end may not be written yet: the end is written first.
+    # ---- Look-ups of a call. A late end of that call is written first.
 
     async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
         query = _RepeatQuery(payment_id, digest)
@@ -283,7 +282,8 @@ class LedgerStore:
         return await self._find_written(find)
 
     async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        if self._group_commit.has_late():  # perhaps that of the call that holds the payment, or has spent it
+        # A late end may belong to the call that holds or has spent the payment.
+        if self._group_commit.has_late():
             await self._group_commit.write_late()
         if self._group_commit.has_late():
             raise StorageUnavailable
@@ -319,10 +319,10 @@ class LedgerStore:
         )
 
     def _answered_since_ms(self) -> int:
-        """Answers stored after that are still kept."""
+        """Responses that were stored after this moment are still kept."""
         return self._clock.read() - self._limits.answer_ttl_s * 1000
 
-    # ---- Ownership: this gateway lives, and others may be dead.
+    # ---- Ownership: the renewal of this gateway's lease, and recovery for gateways whose lease has ended.
 
     async def renew_ownership(self, *, now_ms: int) -> None:
         work = partial(
@@ -356,8 +356,9 @@ class LedgerStore:
             raise StorageUnavailable from exc
 
     async def recover(self, *, now_ms: int) -> int:
-        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except those
-        that a power loss may have made or that an authorisation may have paid. Returns how many. Any gateway may."""
+        """Moves calls of dead owners from `forwarding` to `unknown`, and calls that were `unknown` for `unknown_hold_s` to `released`, except
+        those that a power loss may have caused or that an authorisation may have paid. Returns how many calls moved. Any gateway
+        may call it."""
         self._group_commit.retry_late()
         await self._group_commit.write_late()
         shared_ms = self._clock.translate(now_ms)
@@ -396,17 +397,17 @@ class LedgerStore:
         return moved
 
     def shared_ms(self) -> int:
-        """The time that all gateways of this database go by, as of the last renewal."""
+        """The time that all gateways of this database share, as of the last renewal."""
         return self._clock.read()
 
     def _hold_ms(self) -> int:
-        """A clock that was set forward must not release a call early: its outcome is unknown."""
+        """How long an unknown call is held. A clock that was set forward makes it longer, so that no call is released early."""
         return self._limits.unknown_hold_s * 1000 + self._clock.ahead_ms
 
     async def _find_lost_calls(self) -> list[AbandonedCall]:
-        """Calls of this gateway that no task here will close: claims whose answer was lost, closes that a crash of
-        the database server undid. Looked up first and compared after, because a new claim is noted as open before
-        it is written."""
+        """Finds calls of this gateway that no task here will close: claims whose answer was lost, closes that a crash of the database
+        server undid. Reads the rows first and compares them with the open runs after that, because a new claim is counted as open
+        before it is written."""
         found = await self._database.read(partial(recovery.find_own_open, owner_id=self._owner_id))
         return [
             self._plan_lost_call(one)
@@ -415,7 +416,7 @@ class LedgerStore:
         ]
 
     def _plan_lost_call(self, call: OwnOpenCall) -> AbandonedCall:
-        """Nothing was sent for a claim or a repeat of unknown outcome: it goes back to where it was."""
+        """Plans the recovery of an own call. Nothing was sent for a claim or a reopen of unknown outcome: it returns to its state before."""
         if call.state is CallState.SETTLING:
             return AbandonedCall(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
         is_in_doubt = (call.call_id, call.epoch) in self._group_commit.in_doubt

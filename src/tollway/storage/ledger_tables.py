@@ -1,17 +1,17 @@
-"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and their rows as records of `ledger/`.
+"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and the parsers of their rows.
 
-Columns only; `ledger/` decides what they mean. A payment's `taken_units` is always the sum of what its calls hold of it:
-`call.taken_units` where it is the payment of the call's proof, `call_topup.units` where it adds to another payment. The CHECK
-is the second line of defence; the first is the decision under lock. No index begins with `created_ms` alone: PostgreSQL would
-walk it for one wallet's history and filter.
+This module defines columns; `ledger/` decides their meaning. `payment.taken_units` is always the sum of the units that calls hold of the
+payment: `call.taken_units` for the payment of the call's proof, `call_topup.units` for a further payment. The decision under lock
+keeps that equation; the CHECK is a second defence. No index begins with `created_ms`: PostgreSQL would walk it for the history of one
+wallet and filter.
 
-A call's row is narrow, because every call writes it and its indexes. What calls share (listing, method, price, asset) stands once,
-in `call_terms`; `select_records` reads both as one record. The transaction of a call is that of its payment: its own copy stands
+The row of a call is narrow, because every call writes it and its indexes. Columns that calls share (listing, method, price, asset) are
+in `call_terms`; `select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
 only beside a nonce, which counts once in a transaction. `actual_units` and `channel_id` are for metered calls and for channels;
 nothing writes them yet.
 
-Amounts and times of an authorisation are `uint256`, so they are text. What settling may cost is kept in wei, capped to what a
-signed 64-bit column holds: nine ether for one transaction is beyond every budget.
+Amounts and times of an authorisation are `uint256`, so they are text. Costs of settlement are in wei, capped to a signed 64-bit
+column: nine ether for one transaction is beyond every budget.
 """
 
 from collections.abc import Sequence
@@ -44,27 +44,27 @@ from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, Pay
 from tollway.storage.database import metadata
 
 RowId = BigInteger().with_variant(Integer, "sqlite")
-"""A row number that SQLite fills in by itself."""
+"""A row number that SQLite assigns."""
 
 COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
 MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
-"""A call that an authorisation pays, and whose money may be about to move, or may when it runs again."""
+"""A call that an authorisation pays and whose transfer may still happen, now or when the call runs again."""
 UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
-"""A call that an authorisation is to pay, and has not."""
+"""A call that an authorisation has not paid yet."""
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
-"""A call that the same request may run into, or run again. Literal, in the index and in the query."""
+"""A call that the same request may find running or may run again. The index and the query have the same literal text."""
 
 FAILED = (
     "state = 'released'"
     " OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400))"
 )
-"""A call that ended without success, for the history. Literal, in the index and in the query."""
+"""A call that ended without success, for the history. The index and the query have the same literal text."""
 UNKNOWN = "state = 'unknown'"
 UNFINAL = "state = 'unfinal'"
 GONE = "state = 'gone'"
 HELD = "is_held AND state = 'unfinal'"
-"""Payments that may still leave their chain, those that did, and those that cannot be spent meanwhile. Literal, in the
-indexes and in the queries."""
+"""Payments that may still leave their chain, payments that left it, and payments that cannot be spent until they are final. The indexes and
+the queries have the same literal texts."""
 
 payment_table = Table(
     "payment",
@@ -101,7 +101,7 @@ payment_table = Table(
         )
         for name, predicate, columns in (
             ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
-            # Without `taken_units`, which every claim changes: PostgreSQL would write a new entry for each.
+            # Without `taken_units`: every claim changes it, and PostgreSQL would write a new index entry for each claim.
             ("unfinal_payer", UNFINAL, ("payer", "chain_id", "asset")),
             ("gone", GONE, ("chain_id", "gone_ms")),
             ("held", HELD, ("chain_id", "id")),
@@ -123,7 +123,7 @@ call_terms_table = Table(
     Column("decimals", Integer, nullable=False),
     Column("pay_to", LargeBinary(20)),
 )
-"""What calls share, each once. Rows never change. The id is made from the content (`storage.call_terms`)."""
+"""The columns that calls share, one row for each set of values. Rows never change. The id is a hash of the content (`storage.call_terms`)."""
 
 call_table = Table(
     "call",
@@ -169,7 +169,7 @@ call_table = Table(
         "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",
         name="actual_within_price",
     ),
-    # Without `id`, which orders only calls of one millisecond: an entry with it is twice as long, and every call writes five.
+    # Without `id`, which orders only calls of one millisecond: it would double the length of an entry, and each call writes five entries.
     Index("ix_call_payer_time", "payer", "created_ms"),
     Index("ix_call_provider_time", "provider", "created_ms"),
     Index("ix_call_payment_time", "payment_id", "created_ms"),
@@ -183,7 +183,7 @@ call_table = Table(
             postgresql_where=text(predicate),
         )
         for owner in ("payer", "provider")
-        # What the predicate reads stands in the index: SQLite asks it once more.
+        # The index has the columns of its predicate, because SQLite evaluates the predicate again.
         for name, predicate, extra in (
             ("failed", FAILED, ("state", "upstream_status")),
             ("unknown", UNKNOWN, ()),
@@ -198,7 +198,7 @@ call_table = Table(
         sqlite_where=text(COUNTING_NONCE),
         postgresql_where=text(COUNTING_NONCE),
     ),
-    # The predicates are literal, and so are those of the queries: else neither planner would use these.
+    # The predicates are literal in the indexes and in the queries: else neither planner would use these indexes.
     Index(
         "ix_call_forwarding",
         "owner_id",
@@ -262,7 +262,7 @@ call_total_table = Table(
     Column("calls", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""How many calls a wallet has as payer and as provider: the sum over its slots (see `history`)."""
+"""The number of calls of a wallet as payer and as provider: the sum over its slots (see `history`)."""
 
 owner_table = Table(
     "gateway_owner",
@@ -286,7 +286,7 @@ readiness_table = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("ready_ms", BigInteger, nullable=False),
 )
-"""One row: when a gateway was last ready."""
+"""One row: the last moment at which a gateway was ready."""
 
 outage_table = Table(
     "outage",
@@ -309,7 +309,7 @@ generation_table = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("number", BigInteger, nullable=False),
 )
-"""One row, bumped at each start; a mark beside the database that is ahead of it tells of a restore."""
+"""One row, raised at each start and in each recovery. A mark beside the database with a higher number means a restore."""
 
 
 authorization_table = Table(
@@ -396,8 +396,8 @@ wallet_gas_table = Table(
     Index("ix_wallet_gas_spent", *("chain_id", "created_ms", "listing_id", "cost_wei")),
     Index("ix_wallet_gas_code", *("chain_id", "created_ms", "code_hash", "is_reverted")),
 )
-"""One row for each nonce that was taken for a payer with code: contract wallets and delegated accounts have a part of the
-gas budgets of their own."""
+"""One row for each nonce of a settlement for a payer with code: contract wallets and delegated accounts have their own share of the gas
+budgets."""
 
 settlement_nonce_table = Table(
     "gas_lane",
@@ -427,16 +427,16 @@ PAYMENT_COLUMNS = (
     "calls",
     "is_authorized",
 )
-"""In the order of `parse_payment_row`."""
+"""The columns that `parse_payment_row` takes, in its order."""
 
 
 def parse_payment(row: Row[Any]) -> Payment:
-    """`parse_payment_row` of a row that has more columns, or has them in another order."""
+    """Parses a row with other columns or another order by `parse_payment_row`."""
     return parse_payment_row([getattr(row, name) for name in PAYMENT_COLUMNS])
 
 
 def parse_payment_row(row: Sequence[Any]) -> Payment:
-    """A gone payment is worth what its running calls still hold of it, so nothing is left to spend."""
+    """Parses the columns `PAYMENT_COLUMNS`. The value of a gone payment is what its calls hold of it, so nothing remains to spend."""
     (
         payment_id,
         chain_id,
@@ -477,7 +477,7 @@ def parse_payment_row(row: Sequence[Any]) -> Payment:
 
 
 def select_records(calls: FromClause = call_table) -> Select[Any]:
-    """What `parse_call` reads, of `calls`: the table of calls, or a part of it with all its columns."""
+    """The query that `parse_call` parses. `calls`: the table of calls, or a subquery with all its columns."""
     own, terms = calls.c, call_terms_table.c
     return select(
         *(own[name] for name in _RECORD_COLUMNS),

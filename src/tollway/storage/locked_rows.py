@@ -1,8 +1,8 @@
-"""The rows that one transaction of the ledger may change: locked, changed in memory, written back once.
+"""The rows that one transaction of the ledger may change: locked, changed in memory, written once.
 
-Locks are taken in one order everywhere: payments by id, then calls by id. The transaction that moves a paid call holds the locks
-of the payments that it takes units from, so a payment's row and the sum of its calls change together. SQLite's writer is alone
-from its BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
+Every transaction takes its locks in one order: payments by id, then calls by id. A transaction that moves a paid call holds the locks
+of the payments of that call, so the row of a payment and the sum of its calls change together. SQLite has one writer, which is exclusive
+from BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ from tollway.storage.statements import Prepared, Rows, Within
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedCall:
-    """The columns that the moves of a call read. `cut`: '', 'cut' by its upstream, or 'repeated' after that."""
+    """A locked call: the columns that its moves read. `cut`: '', 'cut' by its upstream, or 'repeated' after a cut."""
 
     id: CallId
     state: CallState
@@ -55,12 +55,12 @@ class LockedCall:
 
     @property
     def is_unpaid(self) -> bool:
-        """An authorisation is to pay it, and has not."""
+        """True when an authorisation has not paid the call yet."""
         return self.payment_id is None and self.rail in AUTHORIZED_RAILS
 
 
 class LockedRows:
-    """Belongs to one transaction and dies with it. Not shared between threads."""
+    """The locked rows of one transaction. Use it in one thread and until the end of the transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -70,27 +70,28 @@ class LockedRows:
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
 
     def lock_payments(self, payment_ids: Iterable[int]) -> None:
-        """Reads and locks payments, by ascending id. Call once, with all of them."""
+        """Reads and locks payments, by ascending id. Call it once, with all payments."""
         wanted = sorted(set(payment_ids))
         if wanted:
             self._remember_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
 
     def read_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
-        """Reads calls without locking: to learn which payments to lock."""
+        """Reads calls without locks, to find the payments to lock."""
         return self._fetch_calls(_READ_CALLS, call_ids)
 
     def lock_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
-        """Reads and locks calls, by ascending id. The payments that they draw from are locked already."""
+        """Reads and locks calls, by ascending id. Their payments are locked before."""
         return self._fetch_calls(_LOCK_CALLS, call_ids)
 
     def lock_with_payments(
         self, call_ids: Collection[CallId], *, others: Iterable[int] = ()
     ) -> dict[CallId, LockedCall]:
-        """Locks calls, and first the payments that they draw from together with `others`."""
+        """Locks the payments of the calls together with the payments `others`, then the calls."""
         if not call_ids:
             self.lock_payments(others)
             return {}
-        if self._connection.dialect.name == "sqlite":  # no other connection writes, so one read is enough
+        # On SQLite no other connection writes, so one read is enough.
+        if self._connection.dialect.name == "sqlite":
             calls = self.read_calls(call_ids)
             self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
             return calls
@@ -105,7 +106,7 @@ class LockedRows:
             self._taken_before[payment.id] = payment.taken_units
 
     def move(self, call: LockedCall, after: CallState, **columns: object) -> CallState:
-        """Moves a locked call and what it holds; returns the state that it really gets (see `debits_after`)."""
+        """Moves a locked call and its units. Returns the resulting state, which may differ from `after` (see `debits_after`)."""
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
         holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
@@ -114,7 +115,7 @@ class LockedRows:
         return holding.state
 
     def set_parts(self, call: LockedCall, parts: Parts) -> None:
-        """Lets a call hold `parts` instead of what it held."""
+        """Replaces the units that a call holds by `parts`."""
         if parts == call.parts:
             return
         for payment_id in {*call.parts, *parts}:
@@ -125,27 +126,27 @@ class LockedRows:
         self._parts[call.id] = (call, parts)
 
     def set_payment(self, call: LockedCall, payment_id: int) -> LockedCall:
-        """Names another payment as the one of the call's proof; what the call holds stays as it is."""
+        """Makes another payment the payment of the call's proof. The units that the call holds do not change."""
         shown = replace(call, payment_id=payment_id)
         self._parts[call.id] = (shown, call.parts)
         self.change(shown, payment_id=payment_id)
         return shown
 
     def change(self, call: LockedCall, **columns: object) -> None:
-        """Writes columns of a call, if it is still in the state and epoch in which it was locked."""
+        """Writes columns of a call that is still in the state and epoch of its lock."""
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes every change: balances, parts, then the moves."""
+        """Writes all changes: balances, units of calls, then moves."""
         self._write_balances()
         self._write_parts()
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
-        """Writes what claims took, one change for each payment; assigned from the locked row, because a relative
-        update beside a CHECK fails falsely on PostgreSQL."""
+        """Writes the debits of claims, one change for each payment. Values are assigned from the locked row, because a relative update
+        under a CHECK raises false violations on PostgreSQL."""
         rows = [
             {
                 "at_id": debit.payment_id,
@@ -219,7 +220,7 @@ _LOCK_PAYMENTS = Prepared(
 
 
 def _lock_call_payments() -> Select[Any]:
-    """PostgreSQL only. Which payments the calls draw from is looked up once, before the first lock is waited for."""
+    """Locks the payments of calls. PostgreSQL only. The payments are looked up once, before the statement waits for its first lock."""
     given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
     shown = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
     helped = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
@@ -284,7 +285,7 @@ _DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
 
 @cache
 def _moving(names: frozenset[str]) -> Prepared:
-    """As many as there are moves in the code."""
+    """The statement of a move that writes these columns. The cache has one entry for each kind of move in the code."""
     at = update(call_table).where(
         call_table.c.id == bindparam("at_id"),
         call_table.c.state == bindparam("at_state"),
@@ -335,6 +336,6 @@ def _with_taken(payment: Payment, taken_units: int) -> Payment:
 
 
 def check_count(found: int, expected: int) -> None:
-    """Where the driver counts rows (-1: it does not), a change that missed its row rolls the transaction back."""
+    """Raises `StorageUnavailable`, which rolls the transaction back, when a change missed its row. -1: the driver counts no rows."""
     if found not in (-1, expected):
-        raise StorageUnavailable("a locked row was changed by somebody else")
+        raise StorageUnavailable("another transaction changed a locked row")

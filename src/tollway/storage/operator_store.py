@@ -1,7 +1,6 @@
-"""What the operator and the gateways record beside payments and calls: admitted transactions, restores of the database, and when a
-gateway was ready.
+"""Records of the operator and of the gateways beside payments and calls: admitted transactions, restores of the database, readiness.
 
-A restore holds every balance until the operator releases it. A transaction's age stands still while no gateway was ready.
+A restore holds every balance until the operator releases it. The age of a transaction does not grow while no gateway is ready.
 """
 
 from collections.abc import Callable
@@ -23,16 +22,17 @@ from tollway.storage.ledger_tables import (
 from tollway.storage.statements import insert_for
 
 GAP_MS = 60_000
-"""Between two notes of readiness further apart than this, no gateway was ready."""
+"""Two records of readiness that are further apart than this mean an outage of all gateways."""
 
-_ROW = 1  # the one row of a table that has one
+# The id in a table of one row.
+_ROW = 1
 IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
-"""Balances are held after a restore that the operator has not released yet."""
+"""True while balances are held after a restore that the operator has not released."""
 _HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
 
 
 class OperatorStore:
-    """Keeps the promises of `OperatorLedger` and `Readiness`. `now_ms`: the time that all gateways share."""
+    """Implements `OperatorLedger` and `Readiness`. `now_ms`: the time that all gateways share."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
         self._database = database
@@ -61,11 +61,11 @@ class OperatorStore:
         await write_retried(self._database, work)
 
     async def mark_restored(self, *, now_ms: int) -> None:
-        """On SQLite a gateway detects a restore itself."""
+        """Holds every balance. Gateways detect most restores themselves (`RestoreDetector`)."""
         await write_retried(self._database, partial(mark_restored, now_ms=now_ms), is_long=True)
 
     async def mark_ready(self, *, now_ms: int) -> None:
-        """The first gateway that is back after a gap writes the outage down."""
+        """Records that a gateway is ready. The first record after a gap also writes the outage."""
         columns = readiness_table.c
         query = select(columns.ready_ms).where(columns.id == _ROW).with_for_update()
 
@@ -83,7 +83,8 @@ class OperatorStore:
         await write_retried(self._database, work)
 
     async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        """The time before the first note of all counts as ready: a new gateway does not take old transfers for new."""
+        """The time without a ready gateway. The time before the first record counts as ready: a new gateway must not accept old transfers as
+        new."""
         columns = outage_table.c
         query = select(columns.from_ms, columns.to_ms).where(
             columns.to_ms > since_ms, columns.from_ms < now_ms
@@ -100,17 +101,17 @@ class OperatorStore:
 
 
 def find_operator_records(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
-    """Whether a transaction is admitted, and before which moment everything else is held: by the last restore that is
-    not released yet."""
+    """Whether a transaction is admitted, and the moment of the last restore that is not released: transactions before it are held. None without
+    such a restore."""
     admitted = exists().where(admission_table.c.tx_hash == tx_hash)
     is_admitted, held_before_ms = connection.execute(select(admitted, _HELD_BEFORE.scalar_subquery())).one()
     return bool(is_admitted), held_before_ms
 
 
 def mark_restored(connection: Connection, *, now_ms: int) -> None:
-    """Holds every balance that is in the ledger now."""
+    """Records a restore and holds every balance in the ledger."""
     if connection.dialect.name == "postgresql":
-        # Claims lock payments in an order that this cannot keep: it waits for them, and they for it.
+        # One lock for the table, because this update cannot lock payments in the order of claims.
         connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))
     connection.execute(insert(restore_table), {"noted_ms": now_ms})
     connection.execute(update(payment_table).where(~payment_table.c.is_held).values(is_held=True))

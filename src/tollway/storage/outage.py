@@ -1,6 +1,6 @@
-"""Says once that the database is away, why, and once that it is back: one line in the log each, not one for each request.
+"""Classifies errors of the database and logs outages: one line when an outage begins and one when it ends, not one for each request.
 
-It decides nothing, and it never repeats what a statement said: that may hold a secret.
+The log never contains the values of a statement: they may be secret.
 """
 
 import time
@@ -19,22 +19,22 @@ Use = Literal["read", "write"]
 
 
 class ValueRefused(StorageUnavailable):
-    """A column cannot hold a value of the statement. The transaction is rolled back; the database is not away."""
+    """A column cannot hold a value of the statement. The transaction is rolled back; the database is available."""
 
 
 class CommitInDoubt(ConnectionError):
-    """The server committed without waiting for its standby, because somebody cancelled the wait."""
+    """The server committed without its standby, because the wait for the standby was cancelled."""
 
 
 LOG_INTERVAL_S = 10.0
-"""Where some writes fail and others do not (a disk that is nearly full), the same cause is told this often at most."""
+"""The shortest time between two lines with the same cause, for a database of which only some writes fail (a nearly full disk)."""
 
 READ_ONLY = "25006"
 SESSION_ENDED = ("08", "57P", "25P03")
-"""How the SQLSTATE begins when the server has ended the session."""
+"""Prefixes of the SQLSTATE after which the session is closed by the server."""
 _ROLLED_BACK = ("40001", "40P01")
 _DATA_EXCEPTION = "22"
-"""The class of SQLSTATEs that blame a value (PostgreSQL, appendix A)."""
+"""The class of SQLSTATEs for a bad value (PostgreSQL manual, appendix A)."""
 _BY_STATE = {
     READ_ONLY: "read_only",
     "53100": "disk_full",
@@ -64,22 +64,22 @@ _BY_SQLITE = (
 
 
 def name_state(exc: BaseException) -> str | None:
-    """The SQLSTATE that the server gave, where it gave one."""
+    """The SQLSTATE of an error, None without one."""
     source = exc.orig if isinstance(exc, DBAPIError) else exc
     state = getattr(source, "sqlstate", None)
     return state if isinstance(state, str) else None
 
 
 def is_value_refused(exc: BaseException) -> bool:
-    """Whether a value is at fault and not the database: SQLSTATE class 22; on SQLite a number over 64 bits, a text
-    that is not UTF-8, a value over its maximum of bytes."""
+    """True when a value caused the error, not the database: SQLSTATE class 22; on SQLite a number over 64 bits, a text that is not UTF-8,
+    a value over the maximum of bytes."""
     if isinstance(exc, OverflowError | UnicodeEncodeError | DataError):
         return True
     return (name_state(exc) or "").startswith(_DATA_EXCEPTION)
 
 
 def name_cause(exc: BaseException) -> str:
-    """A word for what is wrong with the database; `failed` for anything else."""
+    """The cause of an outage as a word for the log; `failed` for an unknown error."""
     state = name_state(exc)
     if state is not None:
         return _BY_STATE.get(state, "connection_lost" if state.startswith("08") else "failed")
@@ -99,7 +99,8 @@ def name_cause(exc: BaseException) -> str:
 
 
 class OutageLog:
-    """Reads and writes are told apart: a full disk can still be read. From one event loop or thread at a time."""
+    """A log of the outages of one database. Reads and writes have separate outages: a full disk can still be read. Use it from one event loop
+    or thread at a time."""
 
     def __init__(self, where: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._where = where
@@ -119,7 +120,7 @@ class OutageLog:
         if logged_s is not None and now_s - logged_s < LOG_INTERVAL_S:
             return
         self._logged_s[use, cause] = now_s
-        # What a server or a disk says names files and addresses, never the values of a statement.
+        # The message of a server or a disk contains files and addresses, never the values of a statement.
         detail = str(exc.orig if isinstance(exc, DBAPIError) else exc)[:300]
         _log.error("storage_away", use=use, cause=cause, detail=detail, database=self._where)
 

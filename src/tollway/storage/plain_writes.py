@@ -1,24 +1,26 @@
-"""Plain claims and plain ends of calls. On PostgreSQL one statement for a batch of claims, and one for a batch of ends. On SQLite a guarded
-UPDATE for each and one INSERT for the calls of a batch, inside the writer's transaction. The guards are the same texts.
+"""Writes plain claims and plain ends of calls with guarded statements, without reading the rows first.
 
-The statement of claims is a filter in front of `decide_claims` (`ledger/claims`): it grants what every guard of `PAYMENT_GUARDS` lets
-through, and refuses no claim: on PostgreSQL all claims of a payment or none, on SQLite one after the other, as far as the first that is left. The statement of ends moves calls from `forwarding` to `consumed`. What
-they leave is for `ledger_batch`, which locks the rows and decides.
+On PostgreSQL a batch of claims is one statement, and a batch of ends is one statement. On SQLite each claim and each end is one guarded UPDATE,
+and the calls of a batch are one INSERT, inside the writer's transaction. Both databases use the same texts of the guards.
 
-On SQLite no other transaction writes meanwhile, so every guard sees what is there. On PostgreSQL other transactions change the same rows. Under READ COMMITTED a statement that waited for the lock of a row
-checks its conditions again on the newest version of that row alone; every other table it sees as of its beginning. So each guard
-is one of three things:
+The statement of claims is a filter before `decide_claims` (`ledger/claims`). It grants claims that pass every guard of `PAYMENT_GUARDS`
+and refuses none. On PostgreSQL it grants all claims of a payment or none; on SQLite it grants them in order up to the first that does not
+pass. The statement of ends moves calls from `forwarding` to `consumed`. `ledger_batch` locks the rows of all other entries and decides them.
 
-- A column of the locked row: of the payment its payer, state, hold, plain form and balance; of the call its state, epoch, owner, rail and
-  `needs_locks`.
-- A unique index: the nonce. The whole batch fails and is decided.
-- A look-up, where seeing it late is harmless. *A debt* arises while another payment is locked, never the shown one; `decide_claims` too does not see a debt
-  that is committed a moment later, and a debt takes nothing from what its payer has already paid in. *An open repeat*: before a call is `unknown` it is
-  `forwarding`, and then the same request is another call; its caller learns of the unknown outcome only after that is committed, and
-  a statement that begins later sees it. *A nonce*: the look-up spares the batch a failure; the index decides.
+On SQLite no other transaction writes at the same time, so every guard sees the current rows. On PostgreSQL, under READ COMMITTED, a statement
+that waited for the lock of a row checks its conditions again on the newest version of that row only; it sees every other table as
+of its beginning. So each guard is one of three things:
 
-An end that does not lock the payment must not miss that the payment left the chain: `mark_gone` sets `needs_locks` in each call
-that still holds a part of it, under the lock of the call's row, and an end that finds that is decided with the payment locked.
+- A column of the locked row: of the payment its payer, state, hold, plain form and balance; of the call its state, epoch, owner, rail
+  and `needs_locks`.
+- A unique index: the nonce. The whole batch fails, and `ledger_batch` decides it.
+- A look-up that is harmless when it is late. *A debt* arises under the lock of another payment, never of the payment in the proof;
+  `decide_claims` does not see a debt either that is committed a moment later, and a debt takes no units from earlier payments of its payer.
+  *An open repeat*: a call is `forwarding` before it is `unknown`, and then the same request is another call; its caller gets the unknown
+  outcome after the commit, and a later statement sees it. *A nonce*: the look-up avoids a failed batch; the index decides.
+
+An end does not lock the payment, but it must not miss that the payment left the chain. So `mark_gone` sets `needs_locks` in each call that
+holds units of that payment, under the lock of the call's row, and `ledger_batch` decides such an end with the payment locked.
 """
 
 import re
@@ -51,12 +53,12 @@ _GUARDS = {
     "no open repeat": "p.id NOT IN (SELECT payment_id FROM repeating)",
     "nonce not used": "p.id NOT IN (SELECT payment_id FROM replaying)",
 }
-"""`PAYMENT_GUARDS` in SQL: `p` the payment, `w` what the batch wants of it."""
+"""`PAYMENT_GUARDS` in SQL: `p` is the payment, `w` the demand of the batch on it."""
 _REPEATED = f"""SELECT 1 FROM call c WHERE c.payment_id = a.payment_id AND c.digest = a.digest
           AND ({REPEATABLE}) AND c.state <> 'forwarding' LIMIT 1"""  # noqa: S608 - predicates of ours
 _REPLAYED = f"""SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
           AND c.nonce_chain_id = a.nonce_chain_id AND ({COUNTING_NONCE}) LIMIT 1"""  # noqa: S608 - predicates of ours
-"""The two look-ups of `a`, a claim: an open call of the same request, and a call that holds its nonce."""
+"""The two look-ups of a claim `a`: an open call of the same request, and a call that holds its nonce."""
 
 _ASKED = (
     ("id", "text"),
@@ -74,7 +76,7 @@ _ASKED = (
     ("nonce_chain_id", "bigint"),
     ("created_ms", "bigint"),
 )
-"""What a claim brings for the row of its call, in the order of `_asked_row`."""
+"""The columns of a claim for the row of its call, in the order of `_asked_row`."""
 _WANTED = (
     ("payment_id", "bigint"),
     ("payer", "bytea"),
@@ -84,7 +86,7 @@ _WANTED = (
     ("has_bound_proof", "boolean"),
     ("first_id", "text"),
 )
-"""What the claims of one payment want together, in the order of `_Wanted.row`. `first_id`: of the call that is claimed first."""
+"""The total demand of the claims of one payment, in the order of `_Wanted.row`. `first_id`: the id of the first call."""
 _OPENED = {
     **{name: f"a.{name}" for name, _ in _ASKED},
     "state": "'forwarding'",
@@ -105,7 +107,7 @@ _OPENED = {
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """What the claims of one batch want of one payment. `payer`: None where they name different ones."""
+    """The total demand of one batch on one payment. `payer`: None when the claims name different payers."""
 
     payment_id: int
     payer: Address | None
@@ -135,7 +137,7 @@ class _Wanted:
         )
 
     def grant(self, *, rest_units: int, calls_before: int) -> dict[CallId, Claimed]:
-        """As if they were granted one after the other. `rest_units`: what the payment has left after the last of them."""
+        """The outcomes of the claims as if they were granted in order. `rest_units`: the remaining units after the last claim."""
         granted: dict[CallId, Claimed] = {}
         left_units, calls = rest_units + self.units, calls_before
         for claim in self.claims:
@@ -155,10 +157,11 @@ def grant_plain_claims(
     now_ms: int,
     ahead_ms: int,
 ) -> list[Claimed | None]:
-    """Grants what is plain of these claims, whose own guards hold (`is_claim_alone_plain`). None: it is not granted, and not refused.
+    """Grants plain claims. Returns an outcome for each, in order; None for a claim that is neither granted nor refused.
 
-    `terms`: of each of them, committed. `now_ms`: by the clock that all gateways share; `ahead_ms`: how far that is ahead of this gateway's own. Fails
-    as a whole with `IntegrityError` where terms are not there any more, on PostgreSQL also where a nonce was used meanwhile. There it is one statement."""
+    `claims`: each passes its own guards (`is_claim_alone_plain`). `terms`: their references, committed. `now_ms`: the time of the shared clock.
+    `ahead_ms`: how far the shared clock is ahead of this gateway's clock. One statement on PostgreSQL. Raises `IntegrityError` for the
+    whole batch when a row of `terms` is missing, on PostgreSQL also when another transaction used a nonce."""
     if connection.dialect.name == "sqlite":
         return _grant_each(connection, claims, terms, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
     asked = [_asked_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)]
@@ -175,7 +178,7 @@ def grant_plain_claims(
         (alone,) = wanted.values()
         rows = fetch_text(connection, _CLAIM_ONE, (owner_id, now_ms, *asked[0], *alone.row))
     else:
-        # By ascending id: so they are locked in the order of every other transaction.
+        # Ascending ids: every transaction locks payments in this order.
         in_order = [wanted[payment_id].row for payment_id in sorted(wanted)]
         columns = (*_transpose(asked, len(_ASKED)), *_transpose(in_order, len(_WANTED)))
         rows = fetch_text(connection, _CLAIM_MANY, (owner_id, now_ms, *columns))
@@ -193,11 +196,12 @@ def _grant_each(
     now_ms: int,
     ahead_ms: int,
 ) -> list[Claimed | None]:
-    """SQLite: in their order. Behind a claim that is left, the others of its payment are left too."""
+    """SQLite: grants in order. After a claim that is not granted, no further claim of its payment is granted."""
     granted: list[Claimed | None] = []
     opened: list[tuple[Any, ...]] = []
     left: set[int | None] = set()
-    nonces: set[NonceKey | None] = set()  # of calls that are written below, after the look-ups
+    # Of calls that are written below, after the look-ups.
+    nonces: set[NonceKey | None] = set()
     for claim, its in zip(claims, terms, strict=True):
         nonce = nonce_key(claim)
         is_left = claim.payment_id in left or nonce in nonces
@@ -215,7 +219,7 @@ def _grant_each(
 
 
 def _debit(connection: Connection, claim: Claim) -> Claimed | None:
-    """SQLite: takes the price from the payment. None: a guard does not hold, and nothing is taken."""
+    """SQLite: takes the price from the payment. None: a guard failed, and no units are taken."""
     if claim.payment_id is None:
         return Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
     nonce = claim.nonce
@@ -237,15 +241,15 @@ def _debit(connection: Connection, claim: Claim) -> Claimed | None:
 
 
 def is_plain_close(close: Close) -> bool:
-    """Whether one statement may write it: it costs, so it gives nothing back, and it has an upstream's answer behind it."""
+    """True when one statement may write this end: it is charged, so it releases no units, and it has a response of the upstream."""
     return close.after is CallState.CONSUMED and close.upstream_status is not None
 
 
 def write_plain_closes(
     connection: Connection, closes: Sequence[Close], *, owner_id: str, now_ms: int, ahead_ms: int
 ) -> list[Closed | None]:
-    """Writes those of these plain ends whose call this gateway forwards. None: not written, and not refused. What the shown payment
-    has left is as of the beginning of the statement."""
+    """Writes plain ends of calls that this gateway forwards. Returns an outcome for each, in order; None for an end that is neither written nor
+    refused. The remaining units of the payment are as of the beginning of the statement."""
     if connection.dialect.name == "sqlite":
         return [
             _close_one(connection, (owner_id, now_ms, *_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)))
@@ -261,7 +265,6 @@ def write_plain_closes(
 
 
 def _close_one(connection: Connection, ended: tuple[Any, ...]) -> Closed | None:
-    """SQLite."""
     for (rest_units,) in fetch_text(connection, _CLOSE_EACH, ended):
         return Closed(remaining_units=rest_units)
     return None
@@ -308,17 +311,18 @@ _ENDED = (
     ("request_bytes", "bigint"),
     ("response_bytes", "bigint"),
 )
-"""What an end brings, in the order of `_ended_row`."""
+"""The columns of an end, in the order of `_ended_row`."""
 _END_GUARDS = (
     "c.state = 'forwarding'",
     "c.epoch = e.epoch",
     "c.owner_id = $1::text",
-    "c.rail IN ('none', 'tx', 'credit')",  # what an authorisation is to pay is settled first
+    # A call that an authorisation pays is settled first.
+    "c.rail IN ('none', 'tx', 'credit')",
     "NOT c.needs_locks",
 )
-"""`c` the call, `e` its end."""
+"""`c` is the call, `e` its end."""
 _OF_BODY = ("delivery", "request_bytes", "response_bytes")
-"""Of an end that carries the end of its body; else they stay as they are."""
+"""Columns that only an end with a finish changes."""
 
 
 def _ended_row(close: Close, *, now_ms: int, ahead_ms: int) -> tuple[Any, ...]:
@@ -343,13 +347,13 @@ def _ended_row(close: Close, *, now_ms: int, ahead_ms: int) -> tuple[Any, ...]:
 
 
 def _from_arrays(columns: Sequence[tuple[str, str]], first: int) -> str:
-    """A row for each member of the arrays that are given from that parameter on."""
+    """A relation from arrays: one row for each member. `first`: the number of the first parameter."""
     arrays = ", ".join(f"${first + place}::{kind}[]" for place, (_, kind) in enumerate(columns))
     return f"SELECT * FROM unnest({arrays}) AS given({', '.join(name for name, _ in columns)})"  # noqa: S608 - names of ours
 
 
 def _from_values(columns: Sequence[tuple[str, str]], first: int) -> str:
-    """One row of the values that are given from that parameter on."""
+    """A relation of one row from values. `first`: the number of the first parameter."""
     values = (f"${first + place}::{kind} AS {name}" for place, (name, kind) in enumerate(columns))
     return f"SELECT {', '.join(values)}"
 
@@ -361,8 +365,8 @@ def _claim_text(*, is_alone: bool) -> str:
     relation = _from_values if is_alone else _from_arrays
     guards = " AND ".join(_GUARDS[name] for name in PAYMENT_GUARDS)
     opened = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
-    # Of one payment the UPDATE itself waits for the lock. Several are locked first, by ascending id.
-    # Balances are assigned from the locked row: a relative update beside a CHECK would be computed from the old one.
+    # The UPDATE of one payment waits for the lock itself. Several payments are locked first, by ascending id, and their balances
+    # are assigned from the locked rows: a relative update would be computed from the old rows and fail the CHECK.
     locked = f"""
       locked AS MATERIALIZED (
         SELECT p.id, p.taken_units, p.calls AS calls_before, p.is_plain_ended, w.*
@@ -425,7 +429,7 @@ _CLOSE_ONE, _CLOSE_MANY = _close_text(is_alone=True), _close_text(is_alone=False
 
 
 def _for_sqlite(sql: str, given: Sequence[str], *, first: int) -> str:
-    """`given`: which values of `a`, `w` and `e` are its parameters, from that number on."""
+    """Rewrites a text for SQLite. `given`: the columns of `a`, `w` and `e` that are parameters, in order. `first`: the number of the first."""
     numbers = {name: first + place for place, name in enumerate(given)}
     sql = re.sub(r"\$(\d+)::\w+", r"?\1", sql)
     return re.sub(r"\b[awe]\.(\w+)", lambda named: f"?{numbers[named[1]]}", sql)
@@ -442,13 +446,13 @@ _WANTED_EACH = (
     "nonce_tx_hash",
     "nonce_chain_id",
 )
-"""What a claim wants of its payment, in the order of `_debit`."""
+"""The demand of a claim on its payment, in the order of `_debit`."""
 _LOOK_UPS = {
     "no debt": ("ix_call_reorged", _GUARDS["no debt"]),
     "no open repeat": ("ix_call_repeatable", f"({_REPEATED}) IS NULL"),
     "nonce not used": ("uq_call_nonce", f"({_REPLAYED}) IS NULL"),
 }
-"""The guards that look up calls, each by its index."""
+"""The guards that look up calls, each with its index."""
 
 
 def _write_debit() -> str:

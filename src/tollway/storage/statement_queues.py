@@ -1,11 +1,11 @@
-"""Statement queues beside the writer of the ledger: plain claims and plain ends of calls, each kind in batches of one statement.
+"""Statement queues beside the writer of the ledger: one writes plain claims, one plain ends of calls, in batches of one statement.
 
-PostgreSQL only. A statement queue has a session of its own and waits neither for the other queue nor for the writer (`group_commit`), so a call
-on known credit is two round trips. It writes what one statement may write (`plain_writes`) and hands everything else on to the
-writer, with the doubt where a commit is in doubt. While anything is late or in doubt the statement queues are closed, and every entry goes the
-writer's way: a statement queue decides nothing about outages.
+PostgreSQL only. A statement queue has its own session and waits neither for the other queue nor for the writer (`group_commit`), so a call on
+known credit takes two round trips. A queue writes what one statement may write (`plain_writes`) and hands all other entries to the
+writer, including entries whose commit is in doubt. While an entry is late or in doubt the queues are closed and the writer takes
+every entry: only the writer handles outages.
 
-Of one call one entry is in a statement queue at a time. An entry of that call which comes meanwhile waits behind it, for the writer.
+A statement queue holds one entry of a call at a time. A further entry of that call waits behind it, for the writer.
 """
 
 import asyncio
@@ -31,13 +31,14 @@ from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 
 STATEMENT_BATCH_MAX = 128
-"""Entries of one statement. What it joins by walking is the square of that at most."""
+"""Entries of one statement. A nested loop over two batches visits at most the square of this number."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WaitingEntry:
-    """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
-    failed alone; 0: with the next batch. `is_in_doubt`: it may be written already. `terms`: of a claim in a statement queue."""
+    """An entry that waits for its write. `ends_s`: the moment until which its caller waits for another try; None before the first failure.
+    `due_s`: the moment of the next try when it failed alone; 0 for the next batch. `is_in_doubt`: it may be written already.
+    `terms`: the reference to the terms of a claim in a statement queue. `future`: None without a caller."""
 
     entry: Entry
     future: asyncio.Future[Outcome] | None
@@ -48,12 +49,12 @@ class WaitingEntry:
 
     @property
     def is_cut(self) -> bool:
-        """It says that an answer was cut, so the same request may run again."""
+        """True for a finish of a cut response: the same request may run again."""
         return isinstance(self.entry, Finish) and self.entry.is_cut
 
     @property
     def is_left(self) -> bool:
-        """Its caller waits no more."""
+        """True when its caller has left."""
         return self.future is not None and self.future.cancelled()
 
 
@@ -62,43 +63,43 @@ def count_callers(entries: Iterable[WaitingEntry]) -> int:
 
 
 class QueueOwner(Protocol):
-    """The writer, as its statement queues see it."""
+    """The port through which the statement queues use the writer."""
 
     def are_statement_queues_closed(self) -> bool:
-        """Every entry goes the writer's way now."""
+        """True while the writer takes every entry."""
         ...
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
-        """Writes these with a batch of its own. Nothing of them is written."""
+        """Takes entries of which nothing is written."""
         ...
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
-        """The same, after a failure: they may be written."""
+        """Takes entries that may be written, after a failure."""
         ...
 
     def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None:
-        """That is written."""
+        """Delivers the outcome of a written entry."""
         ...
 
     def note_batch(self, size: int) -> None:
-        """A statement for so many entries begins."""
+        """Counts a statement for `size` entries."""
         ...
 
 
 _Written = Claimed | Closed | Finish | None
-"""What was written of one entry: its outcome; a finish has none, and stands for itself. None: nothing."""
+"""The outcome of a written entry, or the finish itself, which has no outcome. None: the entry was not written."""
 
 WriteEntries = Callable[[Sequence[WaitingEntry]], Awaitable[None]]
-"""Writes entries and calls the owner for each of them."""
+"""Writes entries and calls the owner for each entry."""
 
 
 class StatementQueue:
-    """One kind of entries, in order. `run` it once; from one event loop."""
+    """A queue of one kind of entries, in order. Run `run` once; use it from one event loop."""
 
     def __init__(
         self, owner: QueueOwner, write: WriteEntries, *, batch_max: int, delay_s: float, batch_wait: BatchWait
     ) -> None:
-        """`delay_s`: so long an entry without a caller waits for others to go with."""
+        """`delay_s`: how long an entry without a caller waits for other entries."""
         self._batch_max = batch_max
         self._owner = owner
         self._write = write
@@ -116,7 +117,7 @@ class StatementQueue:
         return len(self._queue) + len(self.in_flight)
 
     def put(self, waiting: WaitingEntry, *, is_urgent: bool) -> None:
-        """`has` says False of its call."""
+        """Adds an entry of a call that has no entry here (`has`)."""
         self._behind[waiting.entry.call_id] = []
         self._queue.append(waiting)
         if waiting.future is not None:
@@ -131,17 +132,17 @@ class StatementQueue:
         return call_id in self._behind
 
     def put_behind(self, waiting: WaitingEntry) -> None:
-        """For the writer, when the entry of its call that is here has left the statement queue."""
+        """Keeps an entry until the entry of the same call has left this queue; then the writer gets it."""
         self._behind[waiting.entry.call_id].append(waiting)
 
     def stop(self) -> None:
-        """Lets `run` return when everything here is written or handed on."""
+        """Lets `run` return when every entry is written or handed to the writer."""
         self._is_stopping = True
         self._batch_wait.stop()
         self._wake.set()
 
     def drain(self) -> list[WaitingEntry]:
-        """Everything that is here, in order: for the end."""
+        """Removes and returns every entry, in order, after the end of `run`."""
         left = [*self.in_flight, *self._queue]
         left += [waiting for behind in self._behind.values() for waiting in behind]
         self._queue.clear()
@@ -175,7 +176,7 @@ class StatementQueue:
         self._wake.set()
 
     def _take(self) -> list[WaitingEntry]:
-        """The next batch. What no statement can write any more goes to the writer."""
+        """Takes the next batch. Entries of callers that have left go to the writer, and all entries while the queues are closed."""
         if self._owner.are_statement_queues_closed():
             return self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
         batch: list[WaitingEntry] = []
@@ -197,7 +198,7 @@ class StatementQueue:
         return []
 
     def release(self, written: Sequence[WaitingEntry]) -> None:
-        """These have left the statement queue: what waits behind them is the writer's."""
+        """Removes entries from this queue and hands the entries that wait behind them to the writer."""
         gone = set(written)
         self.in_flight = [one for one in self.in_flight if one not in gone]
         behind = [one for waiting in written for one in self._behind.pop(waiting.entry.call_id)]
@@ -221,8 +222,8 @@ class StatementQueues:
         make_batch_wait: Callable[[int], BatchWait],
         known_terms: KnownTerms,
     ) -> None:
-        """`make_batch_wait`: for batches of so many entries. `known_terms`: of the calls of this gateway; a claim with others is the
-        writer's, which writes its terms too."""
+        """`make_batch_wait`: takes the size of a batch. `known_terms`: terms with a committed row; a claim with other terms goes to the
+        writer, which writes the terms too."""
         self._owner = owner
         self._database = database
         self._rules = rules
@@ -241,7 +242,7 @@ class StatementQueues:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *, on_end: Callable[[], None]) -> None:
-        """Once. `on_end`: called when a statement queue has ended."""
+        """Starts both queues. Call it once. `on_end`: called at the end of each queue."""
         for queue in self.all:
             task = asyncio.get_running_loop().create_task(queue.run())
             task.add_done_callback(lambda _: on_end())
@@ -252,14 +253,14 @@ class StatementQueues:
         return not all(task.done() for task in self._tasks)
 
     async def end(self) -> list[WaitingEntry]:
-        """Ends them at once, where they run yet. What is left in them."""
+        """Cancels both queues and returns their remaining entries."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return [waiting for queue in self.all for waiting in queue.drain()]
 
     def find_queue(self, waiting: WaitingEntry) -> StatementQueue | None:
-        """The statement queue that writes it; None: the writer does."""
+        """The queue for this entry; None for an entry of the writer. Sets the terms of a claim."""
         entry = waiting.entry
         match entry:
             case Claim():
@@ -269,14 +270,13 @@ class StatementQueues:
             case Close():
                 return self.ends if is_plain_close(entry) else None
             case Finish():
-                return (
-                    None if entry.is_cut else self.ends
-                )  # the next claim must see a cut: the writer keeps their order
+                # The next claim must see a cut, so the writer keeps their order.
+                return None if entry.is_cut else self.ends
             case _:
                 return None
 
     def find_holder(self, call_id: CallId) -> StatementQueue | None:
-        """The statement queue that has an entry of that call."""
+        """The queue that holds an entry of this call."""
         return next((queue for queue in self.all if queue.has(call_id)), None)
 
     def stop(self) -> None:
@@ -300,7 +300,7 @@ class StatementQueues:
         await self._write(batch, work, flush=True)
 
     async def _write_ends(self, batch: Sequence[WaitingEntry]) -> None:
-        """Closes first: a finish of the same batch may tell of a call that one of them ends."""
+        """Writes the closes first: a finish of the same batch may belong to a call that one of them ends."""
         closing = [waiting for waiting in batch if isinstance(waiting.entry, Close)]
         finishing = [waiting for waiting in batch if isinstance(waiting.entry, Finish)]
         closes = [waiting.entry for waiting in closing if isinstance(waiting.entry, Close)]
@@ -318,23 +318,23 @@ class StatementQueues:
 
         if closes:
             await self._write(closing, close, flush=False)
-            # At once: a cut of one of these calls must be in the writer's queue before the same request's next claim is.
+            # Before the finishes: a cut of one of these calls must reach the writer before the next claim of the same request.
             self.ends.release(closing)
         if finishes:
             await self._write(finishing, finish, flush=False)
 
     async def _write(self, batch: Sequence[WaitingEntry], work: Work[list[_Written]], *, flush: bool) -> None:
-        """`work` says of each entry what was written, or None."""
+        """Runs `work`, which returns what was written of each entry, and hands the other entries to the writer."""
         try:
             written = await self._database.write_statement(work, flush=flush)
         except RestoreDetected:
             self._known_terms.forget()
-            await (
-                self._restore_detector.hold_balances()
-            )  # else the writer's older connection might not find out
+            # The connection of the writer may be older and detect nothing.
+            await self._restore_detector.hold_balances()
             self._owner.take_over(batch)
-        except (IntegrityError, ValueRefused):  # the writer finds out which entry it is
-            self._known_terms.forget()  # a database that was restored may have lost some
+        except (IntegrityError, ValueRefused):
+            # The writer finds the bad entry. A restored database may lack some of the known terms.
+            self._known_terms.forget()
             self._owner.take_over(batch)
         except StorageUnavailable as exc:
             self._known_terms.forget()

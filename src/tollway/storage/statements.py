@@ -1,15 +1,15 @@
-"""Statements that are written once in SQLAlchemy Core, compiled once for each dialect, and passed to the driver as text.
+"""Prepared statements: written once in SQLAlchemy Core, compiled once for each dialect, passed to the driver as text.
 
-For the queries of every paid call: to build, hash and look up a statement anew costs many times what running it costs
-(docs/decisions/0018). A statement belongs to the transaction of its connection, fails as every other statement fails, and
-event listeners see it. It returns the driver's own rows: plain sequences, in the order of the columns, of the driver's own
-types. On SQLite a boolean is 0 or 1.
+They serve the queries of every paid call: building, hashing and looking up a statement costs many times its execution
+(docs/decisions/0018). A prepared statement runs in the transaction of its connection, raises the same errors as other statements, and is
+visible to event listeners. It returns the driver's rows: sequences in the order of the columns, with the driver's types. On SQLite a
+boolean is 0 or 1.
 
-No value becomes a part of a text: on PostgreSQL a list is one array; on SQLite, which has no arrays, a statement has a text
-for each power of two, and a list is filled up with its last member.
+No value becomes a part of a text. On PostgreSQL a list is one array. SQLite has no arrays: there a statement has a text for each power of
+two, and a list is padded with its last member.
 
-`IndexHint` makes SQLite read a table by a named index. SQLite keeps no statistics of the tables, so where two indexes begin
-with the same columns it has to guess. PostgreSQL chooses by its own statistics.
+`IndexHint` makes SQLite read a table by a named index. SQLite keeps no statistics of the tables and guesses where two indexes begin with
+the same columns. PostgreSQL chooses by its statistics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Rows = Sequence[Sequence[Any]]
 
 
 class Within(ColumnElement[bool]):
-    """Whether a column is one of a list that is given by that name when the statement is run."""
+    """A condition: the column is a member of the list that is bound by this name."""
 
     inherit_cache = False
 
@@ -48,13 +48,14 @@ def _as_list(element: Within, compiler: SQLCompiler, **options: Any) -> str:
 def _as_array(element: Within, compiler: SQLCompiler, **options: Any) -> str:
     member = element.column.type
     if isinstance(member, String):
-        member = String()  # a cast to the length of the column would cut the value
+        # A cast to the length of the column would cut the value.
+        member = String()
     array = bindparam(element.name, type_=ARRAY(member))
     return compiler.process(element.column == any_(array), **options)
 
 
 class Prepared:
-    """One statement, for as long as the process lives. Safe to use from many threads."""
+    """A statement that is compiled once in a process. Safe to use from many threads."""
 
     def __init__(self, statement: Executable) -> None:
         self._statement = statement
@@ -62,12 +63,12 @@ class Prepared:
         self._texts: dict[tuple[object, ...], _Text] = {}
 
     def fetch(self, connection: Connection, **values: Any) -> Rows:
-        """Every row of the answer. Lists are given as lists, and none of them is empty."""
+        """Runs the statement and returns every row. A bound list is a non-empty `list`."""
         text = self._text(connection, values)
         return fetch_text(connection, text.sql, text.arrange(values))
 
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
-        """Runs it for each of these rows. How many rows of tables it has changed; -1 where the driver does not say."""
+        """Runs the statement for each of `rows`. Returns how many table rows it changed; -1 when the driver does not count."""
         text = self._text(connection, {})
         return run_text(connection, text.sql, list(map(text.pick, rows)))
 
@@ -82,7 +83,7 @@ class Prepared:
         if text is None:
             compiled = self._compiled.get(dialect.name)
             if compiled is None:
-                # Every statement of Core has it; `Executable` alone does not say so.
+                # Every statement of Core has `compile`; the type `Executable` does not.
                 compiled = self._statement.compile(dialect=dialect)  # type: ignore[attr-defined]
                 self._compiled[dialect.name] = compiled
             text = self._texts[key] = _expand(compiled, values)
@@ -90,8 +91,8 @@ class Prepared:
 
 
 def run_text(connection: Connection, sql: str, parameters: list[tuple[Any, ...]]) -> int:
-    """Runs a text in the dialect of this connection for each of these rows. How many rows of tables it has changed; -1 where the
-    driver does not say."""
+    """Runs a text in the dialect of the connection for each member of `parameters`. Returns how many table rows it changed; -1 when the
+    driver does not count."""
     if connection.engine.dispatch.before_cursor_execute:
         return connection.exec_driver_sql(sql, parameters).rowcount
     cursor = connection.connection.cursor()
@@ -108,7 +109,7 @@ def run_text(connection: Connection, sql: str, parameters: list[tuple[Any, ...]]
 
 
 def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> Rows:
-    """Every row of the answer to a text in the dialect of this connection, its parameters in the driver's own form."""
+    """Runs a text in the dialect of the connection and returns every row. `parameters`: in the driver's form."""
     if connection.engine.dispatch.before_cursor_execute:
         return connection.exec_driver_sql(sql, tuple(parameters)).all()
     cursor = connection.connection.cursor()
@@ -122,7 +123,7 @@ def fetch_text(connection: Connection, sql: str, parameters: Sequence[Any]) -> R
 
 
 def execute_text(connection: Connection, sql: str) -> None:
-    """Runs a text of ours without parameters and without rows."""
+    """Runs a constant text without parameters and without a result."""
     if connection.engine.dispatch.before_cursor_execute:
         connection.exec_driver_sql(sql)
         return
@@ -136,7 +137,8 @@ def execute_text(connection: Connection, sql: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
-    """`arrange`: values by name, in the order of the text's parameters. `pick`: the same for a row without lists."""
+    """A text for one dialect and one size of lists. `arrange`: puts values by name into the order of the parameters. `pick`: the same for
+    values without lists."""
 
     sql: str
     arrange: Callable[[Values], tuple[Any, ...]]
@@ -145,7 +147,8 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a value goes. `size`: of a list that is written out from there, each member in `width` places."""
+    """The place of a value among the parameters. `size`: the padded length of a list, 0 for a single value. `width`: how many parameters one
+    member of the list takes."""
 
     name: str
     size: int = 0
@@ -153,7 +156,7 @@ class _Slot:
 
 
 def _expand(compiled: SQLCompiler, values: Values) -> _Text:
-    """Compiled once for all sizes; a place in the text for each member of a list."""
+    """Makes the text for the sizes of the lists in `values`: a parameter for each member."""
     slots: dict[str, Any] = {}
     for name, bind in compiled.binds.items():
         if bind.required and bind.expanding:
@@ -170,19 +173,21 @@ def _expand(compiled: SQLCompiler, values: Values) -> _Text:
         parameters: list[Any] = []
         for place in order:
             if not isinstance(place, _Slot):
-                parameters.append(place)  # a constant of the statement
+                # A constant of the statement.
+                parameters.append(place)
             elif place.size:
                 parameters.extend(_pad_list(given[place.name], place.size))
             else:
                 parameters.append(given[place.name])
         return tuple(parameters)
 
-    is_pickable = len(names) == len(order) > 1  # of a single name itemgetter gives no tuple
+    # With a single name `itemgetter` returns no tuple.
+    is_pickable = len(names) == len(order) > 1
     return _Text(sql=expanded.statement, arrange=arrange, pick=itemgetter(*names) if is_pickable else arrange)
 
 
 def _without_members(places: Sequence[Any]) -> list[Any]:
-    """One place for each list, instead of one for each of its members."""
+    """Keeps one place for each list instead of one for each member."""
     order: list[Any] = []
     number = 0
     while number < len(places):
@@ -210,14 +215,14 @@ def _padded_size(listed: Sequence[Any]) -> int:
 
 
 def _raise(connection: Connection, exc: BaseException, sql: str) -> NoReturn:
-    """As SQLAlchemy raises what a statement of its own raises, with all that follows for the connection. What is no
-    error of the driver's (a deadline, a cancellation) goes on as it is."""
+    """Raises an error as SQLAlchemy raises the error of its own statement, and invalidates the connection by the same rules. Other errors
+    than the driver's (a deadline, a cancellation) are raised unchanged."""
     is_driver_error = isinstance(exc, connection.dialect.loaded_dbapi.Error)
     connection._handle_dbapi_exception(exc, sql if is_driver_error else None, None, None, None)
 
 
 class IndexHint(TableClause):
-    """An alias of `table`, named after the index: so a cached statement is always that of the same index."""
+    """An alias of a table that SQLite reads by the index. The alias has the index in its name, so that a cached statement keeps its index."""
 
     inherit_cache = True
 
@@ -235,5 +240,5 @@ def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any
 
 
 def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT of the connection's dialect, for `ON CONFLICT`."""
+    """An INSERT of the connection's dialect, which has `ON CONFLICT`."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)

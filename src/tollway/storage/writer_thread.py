@@ -1,7 +1,7 @@
-"""The thread that writes to SQLite: a queue to it, and a pipe that wakes the event loop when a job has ended.
+"""The thread that writes to SQLite: a queue to the thread, and a pipe that wakes the event loop at the end of a job.
 
-A job runs to its end once it has begun: a transaction is never cut. A claim and its close are two jobs of a call that is alone, so
-what a hand-over costs is part of each call.
+A job that has begun runs to its end: a transaction is never interrupted. A claim and its close are two jobs of a single call, so each
+call pays for two switches to the thread and back.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ PIPE_READ_BYTES = 4_096
 
 
 class WriterThread:
-    """A thread that runs jobs one after another, in the order in which they came. It begins with the first job and ends with
-    `stop`. Safe to use from many tasks, of several event loops.
+    """A thread that runs jobs one after another, in the order of their arrival. The thread starts with the first job and ends with `stop`.
+    Safe to use from many tasks of several event loops.
 
-    A `SimpleQueue` to the thread and a pipe back: 13 µs of CPU for both ways, and 33 to 45 by `run_in_executor`.
+    A `SimpleQueue` to the thread and a pipe back cost 13 µs of CPU for both directions; `run_in_executor` costs 33 to 45 µs.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,8 +33,8 @@ class WriterThread:
         self._is_stopped = False
 
     async def run(self, job: Callable[[], T]) -> T:
-        """What `job` returns or raises. A job whose caller is cancelled before its turn does not run; later it runs to its
-        end."""
+        """Runs `job` and returns or raises its result. A caller that is cancelled before the job begins withdraws it; later the job runs to
+        its end. Raises RuntimeError after `stop`."""
         if self._is_stopped:
             raise RuntimeError(f"{self._name} has ended")
         if self._thread is None:
@@ -52,11 +52,12 @@ class WriterThread:
             try:
                 raise failure
             finally:
-                del failure, ended  # its traceback holds this frame
+                # The traceback of the failure holds this frame.
+                del failure, ended
         return result
 
     def stop(self) -> None:
-        """Returns when the jobs that were given before have run. `run` raises RuntimeError from now on."""
+        """Returns when all earlier jobs have run. `run` raises RuntimeError from now on."""
         self._is_stopped = True
         self._jobs.put(None)
         if self._thread is not None:
@@ -70,7 +71,8 @@ class WriterThread:
             job, results, ended = waiting
             if not ended.cancelled():
                 results.put(ended, _run_job(job))
-            del waiting, job, results, ended  # the thread keeps nothing alive while it waits
+            # The waiting thread keeps no objects alive.
+            del waiting, job, results, ended
 
 
 _JobOutcome = tuple[Any, BaseException | None]
@@ -78,11 +80,10 @@ _JobEnd = asyncio.Future[_JobOutcome]
 
 
 class _JobResults:
-    """What jobs of one event loop have brought, on its way to that loop.
+    """The results of the jobs of one event loop, on their way from the thread to the loop.
 
-    A pipe wakes the loop, not `call_soon_threadsafe`: uvloop writes to its pipe while it holds the interpreter's lock, the loop
-    wakes and waits for that lock, and a result takes three switches between threads in place of one. `os.write` releases the
-    lock first.
+    A pipe wakes the loop, not `call_soon_threadsafe`: uvloop writes to its pipe while it holds the interpreter lock, so the loop wakes and
+    waits for that lock, and a result takes three switches between threads instead of one. `os.write` releases the lock first.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -94,9 +95,10 @@ class _JobResults:
         loop.add_reader(self._read_end, self._deliver)
 
     def put(self, ended: _JobEnd, outcome: _JobOutcome) -> None:
-        """From the thread."""
+        """Adds a result. Called in the thread."""
         self._arrived.append((ended, outcome))
-        with contextlib.suppress(BlockingIOError):  # it is full, so the loop wakes anyway
+        # A full pipe wakes the loop too.
+        with contextlib.suppress(BlockingIOError):
             os.write(self._write_end, b"\0")
 
     def _deliver(self) -> None:
@@ -110,7 +112,7 @@ class _JobResults:
                 ended.set_result(outcome)
 
     def close(self) -> None:
-        """From the loop, or when it is closed."""
+        """Closes the pipe. Called in the loop, or after the loop was closed."""
         if not self._loop.is_closed():
             self._loop.remove_reader(self._read_end)
             self._deliver_all()
