@@ -1,8 +1,7 @@
-"""Authorisations in SQL: which call holds one, what counts against a balance, and what waits for settlement recovery.
+"""Authorisations in SQL: the call of an authorisation, the authorisations that count against a balance, the queue of settlement recovery.
 
-Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and `ledger_store` run them. `ledger/claims` decides.
-On PostgreSQL, claims on one wallet's balance take an advisory lock, before every other lock of a batch; on SQLite the writer is
-alone.
+Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and `ledger_store` run them, and `ledger/claims` decides.
+On PostgreSQL, claims on one wallet's balance take an advisory lock before every other lock of a batch; SQLite has one writer.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -37,7 +36,7 @@ from tollway.storage.idempotency import has_stored_response
 from tollway.storage.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
 from tollway.storage.locked_rows import check_count
 
-LOCK_SPACE = 0x70757273  # any constant of ours
+LOCK_SPACE = 0x70757273
 
 
 def find_authorized_call(
@@ -64,10 +63,10 @@ def read_authorized(
 def take_unsettled(
     connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    """The orphaned calls, and those that were unknown for `hold_ms`, least recently checked first; they go to the end of
-    that queue. `looked_ms` of a postponed one is its next check; of the others their last."""
+    """Takes orphaned calls, and calls that were unknown for `hold_ms`, from the queue of settlement recovery, the least recently checked first,
+    and puts them to its end. `looked_ms` is the next check of a postponed call, and the last check of another one."""
     columns, calls = authorization_table.c, call_table.c
-    # Set by a clock that has been set back since.
+    # These times were written before the clock was set back.
     too_far = update(authorization_table).where(
         columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
     )
@@ -105,22 +104,20 @@ def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
 def lock_wallets(
     connection: Connection, claims: Iterable[Claim], *, limited: Collection[PayerAccount] = frozenset()
 ) -> None:
-    """Lets other gateways wait that claim on the balance of the same wallets, or on one of `limited`, until this
-    transaction has ended."""
+    """Locks the balances of the claims' wallets and of `limited` until the end of the transaction: claims of other gateways on them wait."""
     wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
     take_advisory_locks(connection, map(_lock_name_of, wallets.union(limited)), space=LOCK_SPACE)
 
 
 def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
-    """Those that are claimed, as far as they are known, and all that may count against the balances of the claims."""
+    """The known authorisations among those of the claims, and all that may count against the balances of the claims."""
     authorized = [claim for claim in claims if claim.authorization is not None]
     if not authorized:
         return []
     keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
     columns, calls = authorization_table.c, call_table.c
-    of_keys = columns.nonce.in_(
-        {key.nonce for key in keys}
-    )  # others that share a nonce are known too, and no matter
+    # May also find authorisations of other payers with the same nonce; they do no harm.
+    of_keys = columns.nonce.in_({key.nonce for key in keys})
     moving = and_(calls.payer.in_({key.payer for key in keys}), text(MOVING))
     query = select(
         columns.nonce,
@@ -134,9 +131,9 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
         calls.price_units,
     ).join(call_table, calls.id == columns.call_id)
     found: dict[AuthorizationKey, KnownAuthorization] = {}
-    # A few searches by index, where one with OR would walk. And in this order: on PostgreSQL each sees what is committed
-    # when it begins, so a call that is concluded between two of them has moved when it is searched there. The other
-    # way round it would be in neither, and its money would count as the payer's once more.
+    # Several searches by index, because one search with OR would walk the table. The order matters: on PostgreSQL each search sees
+    # the commits before its beginning, so a call that is concluded between two searches is found by the later one. In another
+    # order it could be in neither, and its transfer would be missing in the balance.
     for where in (of_keys, moving, *_settled_since(authorized)):
         for row in connection.execute(query.where(where)):
             found[_key_of(row)] = KnownAuthorization(
@@ -151,7 +148,7 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
 
 
 def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
-    """What moved after the balances of these claims were seen: block numbers say nothing about another chain."""
+    """Conditions for transfers after the balances of these claims were read. One for each chain, because block numbers of chains differ."""
     columns = authorization_table.c
     payers: dict[ChainId, set[Address]] = {}
     seen_block: dict[ChainId, int] = {}
@@ -165,7 +162,8 @@ def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
         and_(
             columns.payer.in_(payers[chain_id]),
             columns.chain_id == chain_id,
-            text("settled_block IS NOT NULL"),  # literal, for the index
+            # Literal, for the index.
+            text("settled_block IS NOT NULL"),
             columns.settled_block > block_number,
         )
         for chain_id, block_number in seen_block.items()
@@ -175,7 +173,7 @@ def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
 def write_claimed(
     connection: Connection, claims: Iterable[Claim], known: Iterable[KnownAuthorization]
 ) -> None:
-    """Gives authorisations to the calls that were granted; one that is known moves from its released call."""
+    """Writes the authorisations of granted claims. A known authorisation moves from its released call to the new one."""
     before = {one.key: one.call_id for one in known}
     fresh, moved = [], []
     for claim in claims:
@@ -188,7 +186,8 @@ def write_claimed(
             moved.append({**row, "at_call": earlier})
     if fresh:
         connection.execute(insert(authorization_table), fresh)
-    for row in moved:  # one by one, for the count: none of them moved meanwhile
+    # One statement for each, because the count of changed rows proves that no other transaction moved the authorisation.
+    for row in moved:
         at = update(authorization_table).where(
             authorization_table.c.call_id == row.pop("at_call"), authorization_table.c.tx_hash.is_(None)
         )
@@ -202,12 +201,12 @@ def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_
 
 
 def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> int:
-    """What is still settling waits for settlement recovery from now on. Returns how many that are."""
+    """Gives those of the calls that are still settling to settlement recovery. Returns how many."""
     return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
 
 
 def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
-    """The rows are locked first, then the calls are read: a transaction that concludes holds the same locks."""
+    """Locks the authorisations first and reads the calls after that: a transaction that concludes holds the same locks."""
     columns, calls = authorization_table.c, call_table.c
     locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
     ids = list(connection.execute(locked.order_by(columns.call_id).with_for_update()).scalars())
@@ -215,7 +214,7 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
     settling = list(connection.execute(still).scalars())
     if settling:
         at = update(authorization_table).where(columns.call_id.in_(settling))
-        # Due at once: it may have been postponed while it was unknown.
+        # Due at once, because the call may have been postponed while it was unknown.
         connection.execute(at.values(is_adrift=True, looked_ms=0))
     return len(settling)
 

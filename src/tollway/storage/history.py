@@ -1,16 +1,15 @@
-"""The read side of the ledger in SQL: a wallet's calls and payments, the calls of a payment, totals, the audit. Never writes, but for the totals.
+"""The read side of the ledger in SQL: calls and payments of a wallet, calls of a payment, totals, the audit. Writes only the totals.
 
-Every filter has an index in the order of the page, so that no page and no total walks what it does not show; by id alone
-PostgreSQL would walk the primary key and filter. Pages are ordered by (created_ms, id), and the indexes by `created_ms`: both
-databases sort the few calls of one millisecond by their ids as they read them. Calls that failed and calls of unknown outcome have indexes of
-their own; calls that run are few. What succeeded is the rest.
+Every filter has an index in the order of the page, so that no page and no total reads other rows; without one PostgreSQL would walk
+the primary key and filter. Pages are ordered by (created_ms, id), the indexes by `created_ms`: both databases sort the few calls of one
+millisecond by id. Failed calls and calls of unknown outcome have their own indexes; running calls are few; all other calls
+succeeded.
 
-Totals: on PostgreSQL a trigger counts every call as it is inserted, in one of a few slots of its wallets. On SQLite a trigger
-would cost more than the insert itself, so calls are counted afterwards, in batches, by the order in which they were written:
-up to a mark they are in the totals, and a query counts the few above it. Rows of calls are never deleted, so their numbers only
-grow.
+Totals: on PostgreSQL a trigger counts each inserted call in one of a few slots of its wallets. On SQLite a trigger would cost more than
+the insert, so calls are counted later in batches, in the order of their rows: the totals contain the calls up to a mark, and a
+query counts the few after it. Rows of calls are never deleted, so their numbers only grow.
 
-The audit checks the balance equation over every row: what a payment says is taken is what its calls hold of it.
+The audit checks an equation for every payment: its taken units are the units that its calls hold.
 """
 
 from collections.abc import Collection, Iterator
@@ -59,7 +58,7 @@ from tollway.storage.ledger_tables import (
 from tollway.storage.statements import IndexHint
 
 CALLS_PER_BATCH = 2_000
-"""Calls that are counted in one transaction: about two milliseconds in which no other connection writes."""
+"""How many calls one transaction counts: about two milliseconds without other writes."""
 
 _MARK = {"wallet": b"", "role": "mark", "slot": 0}
 
@@ -77,7 +76,7 @@ _COUNT_ABOVE = "SELECT count(*) FROM call NOT INDEXED WHERE rowid > :mark AND {r
 
 
 def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:
-    """How many calls a wallet has, exactly."""
+    """The exact number of calls of a wallet."""
     kept = call_total_table.c
     whose = (kept.wallet == bytes(wallet), kept.role == role)
     total = int(connection.scalar(select(func.coalesce(func.sum(kept.calls), 0)).where(*whose)) or 0)
@@ -89,7 +88,7 @@ def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:
 
 
 def count_batch(connection: Connection) -> bool:
-    """Counts the next calls above the mark, on SQLite alone. Whether more are waiting."""
+    """Counts the next calls after the mark. SQLite only. Returns True while more calls are left."""
     mark = _read_mark(connection)
     last: int = connection.scalar(text("SELECT max(rowid) FROM call")) or 0
     upto = min(last, mark + CALLS_PER_BATCH)
@@ -107,7 +106,7 @@ def _read_mark(connection: Connection) -> int:
 
 
 class HistoryStore:
-    """Keeps the promises of `CallHistory`."""
+    """Implements `CallHistory`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -137,7 +136,7 @@ class HistoryStore:
         return await self._read_payments(query.order_by(columns.id))
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        """Every call that was claimed on a payment or helped by it, newest first, in every state."""
+        """The calls of a payment, in every state, newest first: with it as the payment of their proof, or with units of it."""
         is_shown = call_table.c.payment_id == payment_id
         work = partial(_newest, is_shown=is_shown, payment_id=payment_id, limit=limit)
         return await self._database.read(work)
@@ -152,11 +151,11 @@ class HistoryStore:
 
 
 TOTAL_MAX = 10_000
-"""With filters, the total is counted up to here."""
+"""The largest exact total of a query with filters."""
 FAILED_STATUS_MIN = 400
-"""An upstream status from here on is a failed call; ours of the history, not a status that we answer."""
+"""Upstream statuses from here on count as failed in the history."""
 RUNNING_MAX = 100_000
-"""More calls never run at once. A bound there also makes a database begin with them."""
+"""More calls than run at the same time. The LIMIT also makes the databases begin with the running calls."""
 
 _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
@@ -175,7 +174,7 @@ def _newest_first(calls: FromClause) -> tuple[ColumnElement[int], ColumnElement[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MatchingCalls:
-    """Calls that match a query, wherever its page begins. `calls`: the table as `select` names it."""
+    """The calls that match a query on all its pages. `calls`: the table under its name in `select`."""
 
     select: Select[Any]
     calls: FromClause
@@ -184,8 +183,7 @@ class _MatchingCalls:
 def _read_page(
     connection: Connection, found: _MatchingCalls, *, limit: int, offset: int
 ) -> tuple[CallRecord, ...]:
-    """The calls before the offset are not even read, only counted in the index, up to the millisecond in which the page
-    begins."""
+    """Reads a page. Calls before the offset are only counted in the index, up to the millisecond in which the page begins."""
     page, created_ms = found.select, found.calls.c.created_ms
     if offset:
         times = page.with_only_columns(created_ms)
@@ -195,7 +193,7 @@ def _read_page(
         newer = times.where(created_ms > at_ms).subquery()
         offset -= connection.scalar(select(func.count()).select_from(newer)) or 0
         page = page.where(created_ms <= at_ms)
-    # The page first, and then what its calls share: a planner that joins first might sort all of it.
+    # The page is a subquery: a planner that joins the terms first might sort all calls.
     part = page.order_by(*_newest_first(found.calls)).limit(limit).offset(offset).subquery()
     records = connection.execute(select_records(part).order_by(*_newest_first(part)))
     return tuple(map(parse_call, records))
@@ -240,7 +238,7 @@ def _time_filters(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[
 
 
 def _running() -> Subquery:
-    """The calls that run, of all wallets: each state has an index that holds nothing else."""
+    """The running calls of all wallets. Each of the two states has an index of its calls only."""
     columns = call_table.c
     states = [
         select(columns.id, columns.payer, columns.provider, columns.listing_key)
@@ -261,7 +259,8 @@ def _has_ended_as(
             is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
             return and_(is_ended, columns.upstream_status < FAILED_STATUS_MIN)
         case "failed":
-            return and_(text(f"({FAILED})"))  # which is the index
+            # The text of the index.
+            return and_(text(f"({FAILED})"))
         case "unknown":
             return and_(text(f"({UNKNOWN})"))
 
@@ -269,7 +268,7 @@ def _has_ended_as(
 def _cursor_filters(
     connection: Connection, query: HistoryQuery, calls: FromClause
 ) -> list[ColumnElement[bool]]:
-    """Older than the call `before`; nothing is older than a call that is not there."""
+    """A filter for calls older than the call `before`. An unknown call matches nothing."""
     if query.before is None:
         return []
     columns = call_table.c
@@ -281,7 +280,7 @@ def _cursor_filters(
 
 
 def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:
-    """How many there are, and whether there are more than that."""
+    """The total, and whether it is a lower bound."""
     filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
     if all(one is None for one in filters):
         total = total_of(connection, query.wallet, query.role)
@@ -291,7 +290,7 @@ def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:
 
 
 def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> int:
-    """What succeeded is counted as all less the rest, from indexes alone, as long as the rest is not the most of it."""
+    """Counts calls up to a maximum. Succeeded calls are all calls without the others, counted in indexes, while the others are few."""
     if query.status != "succeeded":
         return _count(connection, query, at_most)
     others = sum(_count(connection, replace(query, status=other), at_most) for other in _UNSUCCESSFUL)
@@ -307,13 +306,13 @@ def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
 
 
 def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """Those that hold something of it now."""
+    """The calls that hold units of the payment, newest first."""
     is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
     return _newest(connection, is_shown=is_spending, payment_id=payment_id, limit=limit)
 
 
 def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
-    """What calls that run, or whose outcome is unknown, hold of each of these payments."""
+    """The units of each payment that forwarding calls and calls of unknown outcome hold."""
     if not payment_ids:
         return {}
     calls, topups = call_table.c, topup_table.c
@@ -321,7 +320,8 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
     shown = select(calls.payment_id, calls.taken_units.label("units")).where(
         calls.payment_id.in_(payment_ids),
         is_open,
-        text(f"({REPEATABLE})"),  # which is the index
+        # The text of the index.
+        text(f"({REPEATABLE})"),
     )
     helped = (
         select(topups.payment_id, topups.units)
@@ -335,14 +335,15 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
 
 
 def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-    """Sorted here: an ORDER BY would read all calls of the payment for the few that hold it."""
+    """The calls of unknown outcome that hold units of the payment. Sorted in memory: an ORDER BY would read all calls of the payment."""
     calls, topups = call_table.c, topup_table.c
     is_unknown = calls.state == CallState.UNKNOWN.value
     shown = select(calls.created_ms, calls.id).where(
         calls.payment_id == payment_id,
         calls.taken_units > 0,
         is_unknown,
-        text(f"({REPEATABLE})"),  # which is the index
+        # The text of the index.
+        text(f"({REPEATABLE})"),
     )
     helped = (
         select(calls.created_ms, calls.id)
@@ -368,11 +369,11 @@ def _newest(
 
 
 LINES_MAX = 1_000
-"""How many of each kind a report lists."""
+"""The longest list in a report, for each kind of entry."""
 
 
 def audit(connection: Connection) -> AuditReport:
-    """One snapshot; reads every row, so it takes seconds on millions of calls."""
+    """Audits the ledger in one snapshot. Reads every row: seconds for millions of calls."""
     return AuditReport(
         payments=_count_rows(connection, payment_table.c.id),
         calls=_count_rows(connection, call_table.c.id),
@@ -412,7 +413,7 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
 
 
 def _wrong_calls(connection: Connection) -> Iterator[str]:
-    """Calls that hold more or less than their state says."""
+    """Describes the calls that hold more or fewer units than their state allows."""
     helped = _sums(topup_table.c.call_id, topup_table.c.units).subquery("helped")
     columns = call_table.c
     held = columns.taken_units + func.coalesce(helped.c.units, 0)
@@ -420,7 +421,8 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
     is_right = case(
-        (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),  # nothing moved for it yet
+        # Without a transfer yet.
+        (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),
         (is_taking, held == columns.price_units),
         (columns.state == CallState.RELEASED.value, held == 0),
         else_=and_(held >= 0, held < columns.price_units),
@@ -453,7 +455,7 @@ def _held_payments(connection: Connection) -> Iterator[str]:
 
 
 def _sums(key: Any, units: Any) -> Any:
-    """Sums by key, as integers: PostgreSQL adds integers up to a numeric."""
+    """Sums by key, cast to integers: the sum of integers is a numeric on PostgreSQL."""
     return select(key.label("key"), cast(func.sum(units), BigInteger).label("units")).group_by(key)
 
 

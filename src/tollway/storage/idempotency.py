@@ -1,11 +1,11 @@
-"""What a repeated request finds in SQL: its stored response, the call of its idempotency key, its open call.
+"""Repeated requests in SQL: the stored response of a call, the call of an idempotency key, the open call of a request.
 
-Stored responses are encrypted, and bounded in size and time. The size of all of them is read now and then, and after much was
-added; in between this process counts on. With several gateways the sum can exceed its maximum for a moment.
+Stored responses are encrypted and bounded in size and time. Their total size is read from time to time and after many additions; between
+these reads the process counts its additions. With several gateways the sum can exceed its maximum for a moment.
 
-On PostgreSQL, claims under one key take advisory locks, after those of wallets and before any row: what `find_keyed_calls`
-reads in the same transaction stays true until its end. A claim reads open calls while it holds the lock of the payment:
-the transaction that opens, ends or reopens such a call holds it too. `ledger/claims` decides.
+On PostgreSQL, claims under one key take advisory locks, after those of wallets and before any row: the result of `find_keyed_calls`
+is valid until the end of the transaction. A claim reads open calls under the lock of the payment, which the transaction that
+opens, ends or reopens such a call holds too. `ledger/claims` decides.
 """
 
 import struct
@@ -57,18 +57,18 @@ answer_table = Table(
     Column("sealed", LargeBinary, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     PrimaryKeyConstraint("call_id", name="pk_answer"),
-    # Both carry the sizes, so that adding them up reads no answer.
+    # Both contain the sizes, so that their sum reads no response.
     Index("ix_answer_payer_time", "payer", "created_ms", "call_id", "bytes"),
     Index("ix_answer_time", "created_ms", "call_id", "bytes"),
 )
 
 DELETE_BATCH_MAX = 500
 RECOUNT_PART = 16
-"""The whole is added up again when this process has added one such part of its maximum."""
+"""The total size is read again when this process has added this fraction of the maximum (1/16)."""
 
 
 class ResponseStore:
-    """Keeps the promises of `StoredResponses`."""
+    """Implements `StoredResponses`."""
 
     def __init__(self, database: Database, *, sealer: Sealer, limits: Limits = DEFAULT_LIMITS) -> None:
         self._database = database
@@ -115,7 +115,7 @@ class ResponseStore:
         own = columns.payer == row["payer"]
         _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
         if must_count:
-            # Space for what may be added before the next count is freed now.
+            # Frees space for all additions before the next count.
             ahead = limits.answers_bytes_max // RECOUNT_PART
             _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
         connection.execute(insert_for(connection, answer_table).on_conflict_do_nothing(), row)
@@ -128,7 +128,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode_stored_response(answer: StoredResponse) -> bytes:
-    """Status, names and values, body: each with its length before it."""
+    """Encodes status, header names and values, body: each with its length before it."""
     head = [part for header in answer.headers for part in header]
     parts = [str(answer.status).encode(), *head, answer.body]
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
@@ -152,13 +152,13 @@ def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> Column
 
 
 def _delete_oldest(connection: Connection, which: ColumnElement[bool] | None, bytes_max: int) -> None:
-    """Drops the oldest until the others fit."""
+    """Deletes the oldest responses until the total size is at most `bytes_max`."""
     columns = answer_table.c
     total = select(cast(func.coalesce(func.sum(columns.bytes), 0), BigInteger))
     oldest = select(columns.call_id, columns.bytes).order_by(columns.created_ms, columns.call_id)
     if which is not None:
         total, oldest = total.where(which), oldest.where(which)
-    # Another gateway may delete at the same time: it deletes the rows that it has locked.
+    # Skips rows that another gateway has locked: it deletes them.
     oldest = oldest.limit(DELETE_BATCH_MAX).with_for_update(skip_locked=True)
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:
@@ -176,11 +176,11 @@ def response_label(call_id: CallId) -> bytes:
     return b"answer:" + call_id.encode()
 
 
-_LOCK_SPACE = 0x6B657973  # any constant of ours
+_LOCK_SPACE = 0x6B657973
 
 
 def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
-    """Lets other gateways wait that claim under the same keys, until this transaction has ended."""
+    """Locks the idempotency keys of the claims until the end of the transaction: claims of other gateways under them wait."""
     names = filter(None, map(key_name, claims))
     take_advisory_locks(connection, (name.payer + name.key.encode() for name in names), space=_LOCK_SPACE)
 
@@ -188,7 +188,7 @@ def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
 def find_keyed_calls(
     connection: Connection, claims: Iterable[Claim], *, since_ms: int, answered_since_ms: int
 ) -> dict[KeyName, KeyedCall]:
-    """What the keys of these claims have named. Their locks are taken."""
+    """The calls of these claims' idempotency keys. Call it under `lock_keys`."""
     names = sorted({name for name in map(key_name, claims) if name is not None})
     if not names:
         return {}
@@ -198,7 +198,7 @@ def find_keyed_calls(
     else:
         payers, keys = map(list, zip(*names, strict=True))
         rows = _KEYED_POSTGRES.fetch(connection, payers=payers, keys=keys, **times)
-    # They come in order of time: of several the newest stays.
+    # The rows are in order of time, so the newest call of a key stays.
     return {
         KeyName(call_payer, call_key): call for call_payer, call_key, call in map(_parse_keyed_call, rows)
     }
@@ -245,13 +245,14 @@ def _keyed_query() -> Select[Any]:
         .where(
             columns.created_ms >= bindparam("since_ms"),
             columns.state != literal_column("'released'"),
-            text("idempotency_key IS NOT NULL"),  # literal, for the index
+            # Literal, for the index.
+            text("idempotency_key IS NOT NULL"),
         )
     )
 
 
 def _keyed_join_query() -> Select[Any]:
-    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    """A join with the keys, because PostgreSQL would plan a search for each member of a list."""
     columns = call_table.c
     given = func.unnest(
         bindparam("payers", type_=ARRAY(LargeBinary)), bindparam("keys", type_=ARRAY(String))
@@ -338,7 +339,7 @@ _ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
 
 
 def find_open_calls(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
-    """The newest open call of each request that these claims name, with one look-up for all. Their payments are locked."""
+    """The newest open call of each request of these claims, with one query. Their payments are locked."""
     names = sorted({name for name in map(request_name, claims) if name is not None})
     if not names:
         return {}
@@ -358,11 +359,12 @@ def _open_query() -> Select[Any]:
     query = select(*own, call_terms_table.c.price).join(
         call_terms_table, call_terms_table.c.id == call_table.c.terms_id
     )
-    return query.where(text(f"({REPEATABLE})"))  # literal, for the index
+    # Literal, for the index.
+    return query.where(text(f"({REPEATABLE})"))
 
 
 def _open_join_query() -> Select[Any]:
-    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    """A join with the requests, because PostgreSQL would plan a search for each member of a list."""
     payment_ids = bindparam("payment_ids", type_=ARRAY(BigInteger))
     digests = bindparam("digests", type_=ARRAY(LargeBinary))
     named = (
@@ -388,7 +390,7 @@ _OPEN_ONE = Prepared(
 
 
 def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
-    """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
+    """The newest call of each request. Sorted in memory: with an ORDER BY SQLite would walk every call of the payment."""
     found: dict[RequestName, OpenCall] = {}
     for row in sorted(rows, key=itemgetter(_CREATED, _ID)):
         call_id, payment_id, digest, state, epoch, attempts, cut, _, price_units, price = row

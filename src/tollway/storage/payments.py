@@ -1,8 +1,7 @@
-"""Payments in SQL: recorded, raised, reinstated, exhausted; and the debts that a lost payment leaves.
+"""Payments in SQL: record, raise, reinstate, find exhausted ones; and the debts that a lost payment leaves.
 
-`PaymentLedgerStore` is for callers; the functions over a connection are parts of larger transactions, synchronous. A debt is what a
-`reorged` call lacks of its price; the next transfer into the same credit account pays it, the oldest call first, before anything else
-can be bought with that transfer.
+`PaymentLedgerStore` is the port; the functions over a connection are synchronous parts of larger transactions. A debt is the missing part
+of the price of a `reorged` call. The next transfer into the same credit account pays debts before any claim, the oldest call first.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -67,15 +66,16 @@ from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within, insert_for
 
 NEVER_MS = 0
-"""`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or came back."""
+"""`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or reinstated."""
 
 CHUNK = 1_000
-"""Rows named in one statement; both drivers have a maximum of parameters."""
+"""How many rows one statement lists: both drivers have a maximum of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The payments of one transaction, and the records that they were verified by. Equal to another of the same payments, whenever each was read."""
+    """The payments of one chain transaction, with the records that they were verified against. Equal for the same payments, regardless of the
+    time."""
 
     payments: tuple[NewPayment, ...]
     based_on: RecordedTransaction | None
@@ -83,8 +83,7 @@ class Recording:
 
 
 class PaymentLedgerStore:
-    """Keeps the promises of `PaymentLedger`. Requests that arrive together, as those with the proof of one payment do, share a
-    transaction."""
+    """Implements `PaymentLedger`. Requests that arrive at the same time, such as those with the proof of one payment, share a transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -118,7 +117,7 @@ class PaymentLedgerStore:
         )
 
     async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
-        """In one transaction; where a value of one is at fault, in halves, so that only that one fails."""
+        """Writes the recordings in one transaction; after a bad value in halves, so that only the bad recording fails."""
         try:
             return [*await write_retried(self._database, partial(record_each, recordings=recordings))]
         except (IntegrityError, ValueRefused) as exc:
@@ -129,7 +128,7 @@ class PaymentLedgerStore:
 
 
 def _record(connection: Connection, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
-    """Adds what is not there yet, lets gone ones come back, raises what is worth more, and pays debts from all of it."""
+    """Inserts new payments, reinstates gone ones, raises the value of others, and pays debts from all of them."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
     locked_rows = LockedRows(connection)
@@ -153,7 +152,7 @@ def _record(connection: Connection, payments: Sequence[NewPayment], *, now_ms: i
 
 
 def find_debts(connection: Connection, payers: Collection[Address]) -> dict[CreditAccount, int]:
-    """What these payers owe, by credit account."""
+    """The debts of these payers in units, by credit account."""
     if not payers:
         return {}
     owed: dict[CreditAccount, int] = {}
@@ -166,7 +165,7 @@ def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Cred
 
 
 def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[PayerAccount, int]:
-    """What is taken from all unfinal payments of these payers, by wallet, in ledger units. Locks none of them."""
+    """The units taken from all unfinal payments of these payers, by wallet. Takes no locks."""
     if not payers:
         return {}
     rows = _UNFINAL.fetch(connection, payers=list(payers))
@@ -177,14 +176,15 @@ def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[
 
 
 def unfinal_query() -> Select[Any]:
-    """In two halves of 32 bits: a sum of amounts may be more than SQLite's sum() can hold."""
+    """The sums in two halves of 32 bits: a sum of amounts may exceed the range of SQLite's sum()."""
     columns = payment_table.c
     wallet = (columns.payer, columns.chain_id, columns.asset)
     halves = (
         func.sum(columns.taken_units.bitwise_rshift(literal_column("32"))),
         func.sum(columns.taken_units.bitwise_and(literal_column("4294967295"))),
     )
-    is_unfinal = columns.state == literal_column("'unfinal'")  # literal, for the index
+    # Literal, for the index.
+    is_unfinal = columns.state == literal_column("'unfinal'")
     return select(*wallet, *halves).where(Within(columns.payer, "payers"), is_unfinal).group_by(*wallet)
 
 
@@ -200,7 +200,7 @@ def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
 def pay_debts(
     connection: Connection, locked_rows: LockedRows, payment_ids: Iterable[int], *, now_ms: int
 ) -> None:
-    """From what has just arrived, in these payments, whose rows are locked."""
+    """Pays debts from the remaining units of new payments. Their rows are locked."""
     paid: dict[CallId, LockedCall] = {}
     for payment_id in payment_ids:
         payment = locked_rows.payments[payment_id]
@@ -277,7 +277,7 @@ _DEBTS = Prepared(_debts_query())
 def insert_payment(
     connection: Connection, new: NewPayment, now_ms: int, *, is_authorized: bool = False
 ) -> bool:
-    """False when it is there already."""
+    """Inserts a payment. False when it exists already."""
     check_units(new.value_units)
     statement = insert_for(connection, payment_table).values(
         chain_id=new.chain_id,
@@ -302,15 +302,15 @@ def insert_payment(
 
 
 def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
-    """Running calls may still hold something of it, so its value is never set below that. What authorisations were
-    for is known from their calls, not from the logs. Its row is locked."""
+    """Makes a gone payment spendable again. Its row is locked. Its value is never below the units that running calls hold of it. The value of a
+    payment by authorisations comes from their calls, not from the logs."""
     check_units(new.value_units)
     value_units = new.value_units
     if payment.is_authorized:
         value_units = read_value_units(connection, payment.id)
     value_units = max(value_units, payment.taken_units)
     state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
-    # A dispute about where it was holds it no longer; a restore waits for the lock of its row.
+    # A dispute about its former block holds it no longer. A restore holds it, and `mark_restored` waits for the lock of its row.
     is_held = payment.is_held and bool(connection.execute(select(IS_RESTORED)).scalar_one())
     connection.execute(
         update(payment_table)
@@ -338,7 +338,7 @@ def reinstate_payment(connection: Connection, payment: Payment, new: NewPayment,
 
 
 def read_value_units(connection: Connection, payment_id: int) -> int:
-    """As the row has it: a `gone` payment is read without its value."""
+    """The value in the row. A `Payment` that is gone has only the units that its calls hold."""
     query = select(payment_table.c.value_units).where(payment_table.c.id == payment_id)
     return int(connection.execute(query).scalar_one())
 
@@ -352,9 +352,9 @@ def raise_payment(
     calls: int,
     is_by_authorization: bool = True,
 ) -> None:
-    """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
-    is gone is read without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
-    balance would be more than a signed 64-bit column holds: SQLite would write a float."""
+    """Raises the value of a payment by the transfer of a further authorisation, or by logs that nodes had not reported before. Its row is locked. A
+    gone payment keeps its value in its row only. Raises `ValueRefused`, and nothing is written, when the value would exceed a
+    signed 64-bit column: SQLite would write a float."""
     columns, payment = payment_table.c, locked_rows.payments[payment_id]
     is_authorized = payment.is_authorized or is_by_authorization
     raised = connection.execute(
@@ -383,7 +383,7 @@ def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
 def payment_of_transfer(
     transfer: SettledTransfer, *, chain_id: ChainId, asset: str, payer: Address, payee: Address
 ) -> NewPayment:
-    """The payment that an authorisation's transfer makes, worth nothing so far: `raise_payment` adds the units of its call."""
+    """The payment of an authorisation's transfer, with a value of 0: `raise_payment` adds the units of its call."""
     return NewPayment(
         chain_id=chain_id,
         tx_hash=transfer.tx_hash,
@@ -426,20 +426,20 @@ def read_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransac
 
 
 def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
-    """What several transactions of chains hold, in one of ours. Raises `StorageUnavailable`, and writes nothing, where one
-    was judged without knowing that the database is an older one."""
+    """Records the payments of several chain transactions in one transaction of the database. Raises `StorageUnavailable`, and writes nothing,
+    when a restore was recorded after one of them was verified."""
     recorded = [_record(connection, one.payments, now_ms=one.now_ms) for one in recordings]
     judged = [one.based_on for one in recordings if one.based_on is not None]
     if judged:
-        # Looked at last: from the first row on, `mark_restored` waits for us, and then holds what we wrote.
+        # Read last: since the first written row `mark_restored` waits for this transaction, and then holds its payments.
         held_before = held_before_ms(connection)
         if any(held_before not in (None, one.held_before_ms) for one in judged):
-            raise StorageUnavailable("The database was found to be an older one meanwhile; ask again.")
+            raise StorageUnavailable("The database was restored while the payment was verified; try again.")
     return recorded
 
 
 def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
-    """The calls that hold the nonces of these claims by now."""
+    """The calls that hold the nonces of these claims."""
     wanted = {key for key in map(nonce_key, claims) if key is not None}
     if not wanted:
         return {}
@@ -477,7 +477,8 @@ _NONCES = Prepared(
 
 
 def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
-    """The refusal of each of these claims whose payment surely has nothing left; None where the ledger can grant it."""
+    """Finds claims that the ledger surely refuses, because their payment has no units left. Returns an outcome for each, in order; None when the
+    ledger may grant the claim."""
     by_payment: dict[int | None, list[Claim]] = {}
     for claim in claims:
         if claim.price_units > 0:
@@ -491,7 +492,7 @@ def find_exhausted(connection: Connection, claims: Sequence[Claim]) -> list[Exha
 def _find_exhausted_on(
     connection: Connection, payment_id: int | None, claims: Sequence[Claim]
 ) -> dict[CallId, Exhausted | NonceUsed]:
-    """By the rules of a claim, for a payment with nothing left: then no other payment can pay the difference."""
+    """Decides by the rules of a claim for a payment without units: no other payment can add to it."""
     payments = list(map(parse_payment_row, _PAYMENT.fetch(connection, payment_id=payment_id)))
     payers = {claim.payer for claim in claims if claim.payer is not None}
     if not payers or any(payment.remaining_units > 0 for payment in payments):
@@ -505,7 +506,8 @@ def _find_exhausted_on(
         debts=find_debts(connection, payers),
         unfinal_max_nano={},
         unfinal_units={},
-        now_ms=0,  # no authorisation is decided here
+        # Only authorisations are compared with the time, and there are none here.
+        now_ms=0,
     )
     held_units = sum(find_held_units(connection, {payment.id for payment in payments}).values())
     outcomes: dict[CallId, Exhausted | NonceUsed] = {}

@@ -1,11 +1,10 @@
-"""PostgreSQL through asyncpg: the database of one gateway or of many, its connector, the rules by which the pool keeps a connection.
+"""The database PostgreSQL through asyncpg: its connector, its pool, and the rules by which the pool keeps a connection.
 
 The connector connects to the first server of an address that accepts writes, within a deadline. During an outage one task
-tries to connect and the others fail at once, so that the first success ends the outage for all of them. A connection that was
-open during an outage is not used again.
+tries to connect and the others fail at once, so the first success ends the outage for all tasks. A connection that was open during an
+outage is not used again. `find_risks` lists server settings that can lose committed data.
 
-This module is loaded where a gateway uses PostgreSQL (`connect_database`): the driver and what SQLAlchemy loads for it take
-11 MiB. `find_risks` names the server settings that can lose committed data.
+`connect_database` imports this module only for a PostgreSQL URL: the driver and its part of SQLAlchemy take 11 MiB.
 """
 
 import asyncio
@@ -48,18 +47,18 @@ from tollway.storage.postgres_address import PostgresAddress, PostgresHost
 from tollway.storage.statements import execute_text
 
 COMMAND_TIMEOUT_S = 5.0
-"""For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
+"""The deadline of each statement and of each commit. A lost server sends nothing, so only a deadline detects it."""
 POOL_TIMEOUT_S = 15.0
-"""Longer than a statement: under load it is a queue, and in an outage the task that holds a connection finds out first."""
+"""Longer than the deadline of a statement: under load the pool is a queue, and in an outage the task with a connection fails first."""
 CONNECTIONS, CONNECTIONS_MORE = 10, 10
 
 
 class PostgresDatabase:
-    """PostgreSQL through asyncpg. Many gateways may share it. `connector` makes its connections; other modules may connect there
-    for one of their own.
+    """A PostgreSQL database, which many gateways may share. Implements `Database`. Other modules may use `connector` for their own
+    connections.
 
-    A connection that an outage has touched is never used again: after a deadline, a read-only answer or a lost
-    connection, those that were made before it are thrown away as they are taken from the pool.
+    A connection is not used after an outage: after a deadline, a read-only error or a lost connection, connections that were made
+    before are closed when they are taken from the pool.
     """
 
     dialect: Literal["sqlite", "postgresql"] = "postgresql"
@@ -78,7 +77,8 @@ class PostgresDatabase:
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS_MORE,
             pool_timeout=POOL_TIMEOUT_S,
-            pool_use_lifo=True,  # a quiet gateway stays on a connection that knows its statements
+            # With few calls the same connection is used again, which has prepared their statements.
+            pool_use_lifo=True,
         )
         self._long_engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=connect_long, poolclass=NullPool
@@ -95,7 +95,7 @@ class PostgresDatabase:
             event.listen(engine.sync_engine, "handle_error", terminate_timed_out)
 
     def _create_statement_engine(self, session: Mapping[str, str]) -> AsyncEngine:
-        """One connection, on which each statement is a transaction of its own."""
+        """An engine of one connection in autocommit: each statement is a transaction."""
 
         async def connect() -> asyncpg.Connection:
             connection = await self.connector.connect_writable(
@@ -140,8 +140,8 @@ class PostgresDatabase:
     async def write_statement(self, work: Work[T], *, flush: bool = True) -> T:
         def run_statement(connection: Connection) -> T:
             result = work(connection)
-            # After doubt no message has to be written first, as `_write` does it: all that it has granted is written, so
-            # its own commit has waited for the standby.
+            # Unlike `_write`, no message is needed after a commit in doubt: everything this statement granted is a write, so its own
+            # commit has waited for the standby.
             if self._validity.is_commit_in_doubt(connection.connection.driver_connection):
                 raise CommitInDoubt("the server committed without its standby")
             return result
@@ -153,8 +153,8 @@ class PostgresDatabase:
         if not flush:
             execute_text(connection, "SET LOCAL synchronous_commit = off")
         elif is_in_doubt:
-            # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
-            # standby, and it does so only when it has written something.
+            # This transaction may read rows that only the primary has. So its commit must wait for the standby, which it does only
+            # after a write.
             connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
         result = work(connection)
         driver = connection.connection.driver_connection
@@ -165,17 +165,17 @@ class PostgresDatabase:
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:
-        """A session outside the pool, for what lives as long as it does; closed for good at the end. Each question is a
-        transaction of its own. Opening and asking raise `StorageUnavailable`."""
+        """Opens a session outside the pool for locks that live as long as a session, and closes it at the end. Each statement is a transaction.
+        Raises `StorageUnavailable` when it opens and for each statement."""
         async with contextlib.AsyncExitStack() as stack:
             with self._translated("read"):
                 connection = await stack.enter_async_context(self._lone_engine.connect())
                 alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
 
-            async def fetch_scalar(question: Executable) -> Any:
+            async def fetch_scalar(statement: Executable) -> Any:
                 with self._translated("read"):
                     try:
-                        return await alone.scalar(question)
+                        return await alone.scalar(statement)
                     except DRIVER_ERRORS as exc:
                         await alone.run_sync(self._validity.discard_unusable, "read", exc)
                         raise
@@ -183,7 +183,7 @@ class PostgresDatabase:
             yield fetch_scalar
 
     async def _run(self, engine: AsyncEngine, job: Callable[[Connection], T], *, use: Use) -> T:
-        """The whole of a transaction, from a connection to letting go of it, in one greenlet: each costs."""
+        """Runs a transaction in one greenlet, with taking and returning its connection, because each greenlet costs time."""
         with self._translated(use):
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
         self._outages.record_success(use)
@@ -229,27 +229,27 @@ def _read(connection: Connection, work: Work[T]) -> T:
 Connect = Callable[..., Awaitable[Any]]
 
 CONNECT_DEADLINE_S = 2.0
-"""For each server. One that is gone says nothing; waiting longer would be waiting for it."""
+"""The deadline of a connection to one server."""
 RECONNECT_PAUSE_S = 0.25
-"""After a failure of all servers, before the next dial."""
+"""The pause after a failure of all servers, before the next try."""
 
 LOCK_SHARE = 0.8
-"""Of a statement's deadline: the server tells of a lock before the deadline cuts the connection."""
+"""The share of a statement's deadline for a lock: the server reports the lock before the deadline closes the connection."""
 
 IDLE_S = 2
-"""A gateway that stands still within a transaction keeps its locks for so long. Less than others wait for a lock: what
-waits behind it goes on, and does not fail."""
+"""How long a paused gateway keeps the locks of its transaction. Shorter than the time that others wait for a lock, so that these do not
+fail."""
 
 _SESSION = {
     "synchronous_commit": "on",
-    # Of what waits for a lock, each statement must see what the holder has committed: the ledger reads after it locks.
+    # A statement that waited for a lock must see the commit of its holder: the ledger reads after it locks.
     "default_transaction_isolation": "read committed",
     "application_name": "tollway",
     "jit": "off",
-    # Never a deadline of the server's own: it would also cut short the wait of a commit for its standby, and the server
-    # then says "committed" of what only the primary has.
+    # The server must have no deadline: it would also end the wait of a commit for its standby, and the server would then
+    # report "committed" for a commit that only the primary has.
     "statement_timeout": "0",
-    # A session whose process stands still or is gone, with its machine or alone, gives its locks back.
+    # A session of a paused or lost process releases its locks.
     "idle_in_transaction_session_timeout": f"{IDLE_S}s",
     "tcp_keepalives_idle": "15",
     "tcp_keepalives_interval": "5",
@@ -258,24 +258,24 @@ _SESSION = {
 
 
 STATEMENT_SESSION = {
-    # The statements of such a session name each row that they read by a key, so a plan that walks a table is never right,
-    # neither while the table is small nor after it has grown. One plan, made once.
+    # The statements of such a session read each row by a key, so a plan that walks a table is wrong for a small table and for a large
+    # one. A generic plan is made once.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
 }
-"""Of a session on which each statement is a transaction of its own."""
+"""The settings of a session in autocommit."""
 UNFLUSHED_SESSION = {**STATEMENT_SESSION, "synchronous_commit": "off"}
-"""The same; what it commits is flushed by the next durable commit of any session, or within a second."""
+"""The same for commits without a flush. The next durable commit of any session flushes them, or the server within a second."""
 
 
 class NoServerAvailable(ConnectionError):
-    """No server of the address can be used. The message names each of them with the reason, and no secret."""
+    """No server of the address can be used. The message has each server with its reason, and no secret."""
 
 
 class PostgresConnector:
-    """Safe to use from many tasks at once."""
+    """A connector to the first writable server of an address. Safe to use from many tasks at once."""
 
     def __init__(
         self,
@@ -295,8 +295,8 @@ class PostgresConnector:
     async def connect_writable(
         self, *, statement_deadline_s: float | None, session: Mapping[str, str] = MappingProxyType({})
     ) -> asyncpg.Connection:
-        """A connection to a server that may be written to. Raises NoServerAvailable, at once while an outage lasts. Without a
-        deadline, nothing on the server has one either. `session`: settings that differ from those of other sessions."""
+        """Connects to a server that accepts writes. Raises NoServerAvailable, at once during an outage. `statement_deadline_s` None: the
+        session has no deadline on the server either. `session`: settings that differ from the usual ones."""
         is_probe = self._failure is not None
         if self._failure is not None and (self._is_probing or self._clock() < self._retry_at):
             raise NoServerAvailable(str(self._failure))
@@ -317,7 +317,7 @@ class PostgresConnector:
     async def _connect_first(
         self, statement_deadline_s: float | None, session: dict[str, str]
     ) -> asyncpg.Connection:
-        """The one that took us last comes first."""
+        """Tries the servers in order, the last successful one first."""
         hosts, first = self.address.hosts, self._first
         reasons: list[str] = []
         cause: Exception | None = None
@@ -366,7 +366,7 @@ def _make_session(statement_deadline_s: float | None) -> dict[str, str]:
 
 
 def _name_reason(exc: Exception) -> str:
-    """In words. What the server itself says may be in any language and name anything: only its code is shown."""
+    """The reason of a failed connection in words. The server's message is left out, because it may be in any language and contain any value."""
     match exc:
         case TimeoutError():
             return "does not answer"
@@ -393,7 +393,8 @@ DRIVER_ERRORS = (SQLAlchemyError, OSError, TimeoutError, asyncpg.InternalClientE
 
 
 class ConnectionValidity:
-    """Of one database. `commits_in_doubt`: how many writes may have been committed on a primary alone."""
+    """The rules by which the connections of one database are used again. `commits_in_doubt`: how many writes may be committed on the primary
+    only."""
 
     def __init__(self) -> None:
         self._outage_count = 0
@@ -401,21 +402,21 @@ class ConnectionValidity:
         self._in_doubt: WeakSet[Any] = WeakSet()
 
     def watch_pool(self, engine: Engine) -> None:
-        """From now on none is given out that was made before the last outage, or that cannot begin a transaction."""
+        """Makes a pool close connections that were made before the last outage or that cannot begin a transaction."""
         event.listen(engine, "connect", self._record_outage_count)
         event.listen(engine, "checkin", _terminate_unless_idle)
         event.listen(engine, "checkout", self._check_fresh)
 
     def is_commit_in_doubt(self, driver: object) -> bool:
-        """Its last commit did not wait for the standby."""
+        """True when the last commit of the connection did not wait for the standby."""
         return driver in self._in_doubt
 
     def discard_unusable(self, connection: Connection, use: Use, exc: Exception) -> None:
-        """Throws the connection away where it cannot be trusted any more, at once: a polite end would be waited for."""
+        """Closes a connection that must not be used after the error. Terminates it, because a regular close waits for the server."""
         is_lost = isinstance(exc, DBAPIError) and exc.connection_invalidated
         is_cut = not isinstance(exc, SQLAlchemyError) or (name_state(exc) or "").startswith(SESSION_ENDED)
         is_read_only = use == "write" and name_state(exc) == READ_ONLY
-        # Its prepared statements, and those of every other connection, are of a table that has changed since.
+        # A table has changed, so the prepared statements of every connection are invalid.
         is_stale = isinstance(exc, NotSupportedError | InternalError)
         if not (is_lost or is_cut or is_read_only or is_stale):
             return
@@ -429,13 +430,13 @@ class ConnectionValidity:
             connection.invalidate()
 
     def record_warning(self, connection: Any, message: Any) -> None:
-        """A commit whose wait for the standby was cancelled says so in a warning, and nowhere else. Called before the
-        answer to the statement is given out: both are queued, in the order in which they came."""
+        """Records the warning of a commit whose wait for the standby was cancelled; there is no other sign of it. asyncpg calls it before it
+        delivers the result of the statement: both are queued in the order of their arrival."""
         if message.severity_en == "WARNING" and message.query in ("COMMIT", "COMMIT;"):
             self._in_doubt.add(connection)
 
     def record_any_warning(self, connection: Any, message: Any) -> None:
-        """As `record_warning`, where each statement is a transaction of its own: the warning comes with the statement."""
+        """Does the same in autocommit, where the warning comes with the statement."""
         if message.severity_en == "WARNING":
             self._in_doubt.add(connection)
 
@@ -449,10 +450,11 @@ class ConnectionValidity:
 
 
 def _terminate_unless_idle(connection: Any, _record: Any) -> None:
-    """Ends a connection that comes back to the pool with a transaction. After a BEGIN that failed, asyncpg 0.32 keeps that transaction,
-    and makes a SAVEPOINT of each later BEGIN (`Transaction.start`). After a COMMIT or ROLLBACK that failed, the server's
-    transaction is still open. No later transaction could begin. Asks nothing of the server."""
-    if connection is None:  # invalidated before
+    """Closes a connection that returns to the pool with a transaction, because no later transaction could begin on it. After a failed BEGIN
+    asyncpg 0.32 keeps that transaction and makes a SAVEPOINT of each later BEGIN (`Transaction.start`). After a failed COMMIT or
+    ROLLBACK the server's transaction is still open. Sends nothing to the server."""
+    # None: invalidated before.
+    if connection is None:
         return
     driver = connection.driver_connection
     if driver._top_xact is not None or driver.is_in_transaction():
@@ -460,7 +462,7 @@ def _terminate_unless_idle(connection: Any, _record: Any) -> None:
 
 
 def terminate_timed_out(context: ExceptionContext) -> None:
-    """Before SQLAlchemy lets go of the connection: it would take its leave of a server that says nothing, and wait."""
+    """Terminates a connection after a deadline, because SQLAlchemy would close it with a message to a silent server and wait."""
     connection = context.connection
     if isinstance(context.original_exception, TimeoutError) and connection is not None:
         driver = connection.connection.driver_connection
@@ -470,7 +472,7 @@ def terminate_timed_out(context: ExceptionContext) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Of the server that takes our writes. `hosts`: how many servers the URL names."""
+    """The settings of the writable server. `hosts`: how many servers the URL lists."""
 
     fsync: bool
     full_page_writes: bool
@@ -480,7 +482,7 @@ class ServerSettings:
 
 
 async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
-    """Raises `StorageUnavailable`."""
+    """Reads the settings of the writable server. Raises `StorageUnavailable`."""
     hosts = len(database.connector.address.hosts)
 
     def look(connection: Connection) -> ServerSettings:
@@ -497,7 +499,7 @@ async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
 
 
 def find_risks(settings: ServerSettings) -> Iterator[str]:
-    """A sentence for each. `synchronous_commit` is not among them: every session of a gateway switches it on."""
+    """A sentence for each risk of the settings. `synchronous_commit` is no risk: every session of a gateway switches it on."""
     if settings.is_read_only:
         yield "the server is read-only: nothing can be sold"
     if not settings.fsync:

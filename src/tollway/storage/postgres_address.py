@@ -1,6 +1,6 @@
-"""Where a PostgreSQL server is: one server, or several of which one accepts writes, read from a URL.
+"""The address of a PostgreSQL database, parsed from a URL: one server, or several of which one accepts writes.
 
-The text form of an address never contains the password.
+The text of an address never contains the password.
 """
 
 import re
@@ -13,7 +13,7 @@ HOSTS_MAX = 8
 _SCHEMES = ("postgresql", "postgresql+asyncpg")
 _WRITABLE, _ANY = "read-write", "any"
 _SESSIONS = (_ANY, "primary", _WRITABLE)
-"""A gateway writes: nothing that asks for a standby."""
+"""Without the values that select a standby, because a gateway writes."""
 _OPTIONS = (
     "application_name",
     "gsslib",
@@ -36,7 +36,7 @@ _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\[\]:,@/\s]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresHost:
-    """A name, an address, or the folder of a socket (`/run/postgresql`)."""
+    """A server: a name, an IP address, or the folder of a socket (`/run/postgresql`)."""
 
     name: str
     port: int = PORT
@@ -47,8 +47,8 @@ class PostgresHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresAddress:
-    """`hosts` in the order in which they are tried. `session`: what the server must be like
-    (libpq's target_session_attrs). `options`: the other parameters of the URL, about TLS most of them."""
+    """The address of a database. `hosts`: in the order of the tries. `session`: the required kind of server (libpq's
+    target_session_attrs). `options`: the other parameters of the URL, most of them for TLS."""
 
     hosts: tuple[PostgresHost, ...]
     user: str | None
@@ -59,8 +59,8 @@ class PostgresAddress:
 
     @classmethod
     def parse(cls, url: str) -> "PostgresAddress":
-        """`postgresql://user:password@h1:p1,h2:p2/name?sslmode=…`, or the hosts as `?host=h1:p1&host=h2:p2`. Raises
-        ValueError, and never repeats the URL in it: that may hold a password."""
+        """Parses `postgresql://user:password@h1:p1,h2:p2/name?sslmode=…`; hosts may also be `?host=h1:p1&host=h2:p2`. Raises ValueError
+        without the URL, which may contain a password."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in _SCHEMES:
             raise ValueError("must begin with postgresql://")
@@ -95,16 +95,16 @@ class PostgresAddress:
 
     @property
     def dsn(self) -> str:
-        """The options alone, in the form that the driver reads; no secret."""
+        """The options as a URL for the driver, without any secret."""
         return "postgresql:///?" + urlencode(self.options)
 
     def __str__(self) -> str:
-        """Without any secret: for logs and `doctor`."""
+        """The hosts and the database without any secret, for logs and `doctor`."""
         return f"{','.join(map(str, self.hosts))}/{self.database or ''}"
 
 
 def _split(rest: str) -> tuple[str, str, str]:
-    """Several hosts with ports are no authority that a URL parser takes apart, so only path and query are."""
+    """Splits host part, path and query. A URL parser cannot parse several hosts with ports, so it gets path and query only."""
     netloc, slash, tail = rest.partition("/")
     if not slash:
         netloc, mark, tail = rest.partition("?")

@@ -1,9 +1,9 @@
-"""Which gateways live, by which clock, and the calls that dead gateways left open.
+"""Recovery: the leases of gateways, the clock that they share, and the open calls of dead gateways.
 
-A gateway is dead to the others when it has not renewed for its lease, by the database's clock on PostgreSQL; on SQLite one
-process serves, so every other one is dead. A `boot_mark` names one run of the machine (SQLite) or of the database server
-(PostgreSQL): a close is written, not flushed, so a call that another run left open may have ended without a trace, and the
-clock alone never gives its price back. A gateway that was stalled does not call another one dead (`Lease`).
+A gateway is dead when it has not renewed within its lease, by the database's clock on PostgreSQL. On SQLite one process serves, so every
+other owner is dead. A `boot_mark` names one run of the machine (SQLite) or of the database server (PostgreSQL). A close is committed
+without a flush, so a call that was left open in an earlier run may have ended without a trace; the clock alone never releases
+its price. A gateway after a pause does not declare another gateway dead (`Lease`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,18 +22,18 @@ from tollway.storage.restore_detection import RestoreDetector
 
 
 class Lease:
-    """The renewals of one gateway. All times in milliseconds of the shared clock."""
+    """The lease of one gateway: its renewals, in milliseconds of the shared clock."""
 
     def __init__(self, *, length_ms: int) -> None:
         self.length_ms = length_ms
-        # Half: the others may have renewed a little earlier than we did before a stall that is too short to be seen.
+        # Half of the lease: the other gateways may have renewed shortly before a pause that this gateway cannot see.
         self._gap_ms_max = length_ms // 2
         self._steady_from_ms: int | None = None
         self._renewed_ms: int | None = None
 
     def note_renewed(self, at_ms: int) -> int | None:
-        """Returns for how long nothing was heard of this gateway, when that was longer than its lease: then others
-        may have settled its calls."""
+        """Records a renewal. Returns the time since the last renewal when that is a whole lease or more: then other gateways may have
+        recovered the calls of this gateway."""
         before_ms, self._renewed_ms = self._renewed_ms, at_ms
         if before_ms is None or not self._is_without_gap(before_ms, at_ms):
             self._steady_from_ms = at_ms
@@ -41,30 +41,31 @@ class Lease:
         return silent_ms if silent_ms >= self.length_ms else None
 
     def is_steady(self, at_ms: int) -> bool:
-        """True when this gateway may say of another that it is dead."""
+        """True when this gateway may declare another gateway dead: it has renewed without a gap for a whole lease."""
         if self._renewed_ms is None or self._steady_from_ms is None:
             return False
         is_whole = at_ms - self._steady_from_ms >= self.length_ms
         return is_whole and self._is_without_gap(self._renewed_ms, at_ms)
 
     def _is_without_gap(self, from_ms: int, to_ms: int) -> bool:
-        """A clock that was set back is a gap too."""
+        """False also when the clock was set back."""
         return 0 <= to_ms - from_ms <= self._gap_ms_max
 
 
 class ClusterClock:
-    """All times in milliseconds. `ticks_ms`: a monotonic clock; without one this gateway's own stands in, and no jumps
-    are detected."""
+    """The clock that all gateways share, as of the last renewal. All times in milliseconds. `own_ms`: this gateway's clock. `ticks_ms`: a
+    monotonic clock; without it `own_ms` takes its place, and jumps are not detected."""
 
     def __init__(self, *, own_ms: Callable[[], int], ticks_ms: Callable[[], int] | None = None) -> None:
         self._own_ms = own_ms
         self._ticks_ms = ticks_ms or own_ms
         self._looks_for_jumps = ticks_ms is not None
-        self._drift_ms: int | None = None  # the shared clock before the ticks
+        # How far the shared clock is ahead of the monotonic clock.
+        self._drift_ms: int | None = None
         self._drift_min_ms = 0
 
     def set_shared_ms(self, shared_ms: int) -> None:
-        """What the shared clock says now."""
+        """Sets the current time of the shared clock."""
         drift_ms = shared_ms - self._ticks_ms()
         self._drift_min_ms = drift_ms if self._drift_ms is None else min(drift_ms, self._drift_min_ms)
         self._drift_ms = drift_ms
@@ -73,12 +74,12 @@ class ClusterClock:
         return self._own_ms() if self._drift_ms is None else self._ticks_ms() + self._drift_ms
 
     def translate(self, own_ms: int) -> int:
-        """A moment of this gateway's own clock, as the shared one has it."""
+        """Translates a time of this gateway's clock into the shared time."""
         return self.read() + own_ms - self._own_ms()
 
     @property
     def ahead_ms(self) -> int:
-        """By how much the shared clock has been set forward since it was furthest back, as far as was seen."""
+        """How far the shared clock is ahead of its earliest observed position: the forward jumps since then."""
         if self._drift_ms is None or not self._looks_for_jumps:
             return 0
         return self._drift_ms - self._drift_min_ms
@@ -86,20 +87,20 @@ class ClusterClock:
 
 BootMark = Callable[[Connection], str]
 SharedClock = Callable[[Connection, int], int]
-"""(connection, this gateway's time) -> the time that all gateways of this database go by, in milliseconds."""
+"""(connection, this gateway's time) -> the time that all gateways of this database share, in milliseconds."""
 
 ABANDONED_MAX = 1_000
-"""How many calls one run of recovery reads, of each kind."""
+"""How many calls of each kind one recovery reads."""
 OWNER_KEPT_MS = 24 * 3600 * 1000
-"""A gateway that is dead for so long and left nothing open is forgotten."""
+"""The row of a gateway that is dead for so long and has no open call is deleted."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonedCall:
-    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: orphaned. `error`
-    None: its record keeps the one that it has."""
+    """A planned move of an abandoned call, valid only in that state and epoch. From `settling` to `settling` means: mark it orphaned.
+    `error` None: its record keeps its error."""
 
     call_id: CallId
     epoch: int
@@ -111,7 +112,7 @@ class AbandonedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOpenCall:
-    """A call of this gateway without an outcome. `was_consumed`: once, and it is repeated since."""
+    """An open call of this gateway. `was_consumed`: it was consumed before it was repeated."""
 
     call_id: CallId
     epoch: int
@@ -120,7 +121,7 @@ class OwnOpenCall:
 
 
 def read_boot_mark(connection: Connection) -> str:
-    """'' where it cannot be known: then every restart counts as a power loss."""
+    """The name of the current run; '' when it is unknown: then every restart counts as a power loss."""
     if connection.dialect.name == "postgresql":
         return str(connection.execute(text("SELECT pg_postmaster_start_time()::text")).scalar_one())
     try:
@@ -130,7 +131,7 @@ def read_boot_mark(connection: Connection) -> str:
 
 
 def read_shared_clock(connection: Connection, now_ms: int) -> int:
-    """The database's clock where gateways share one, so that theirs need not agree."""
+    """The database's clock on PostgreSQL, so that the clocks of the gateways need not agree; `now_ms` on SQLite."""
     if connection.dialect.name != "postgresql":
         return now_ms
     query = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)")
@@ -146,8 +147,8 @@ def renew_owner(
     boot_mark: BootMark,
     restore_detector: RestoreDetector,
 ) -> int:
-    """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has checked
-    what another run may have lost. Raises `RestoreDetected`."""
+    """Renews the lease of this gateway and returns the moment. The row keeps the boot mark of its first renewal until recovery has checked
+    the calls that another run may have lost. Raises `RestoreDetected`."""
     seen_ms = shared_clock(connection, now_ms)
     restore_detector.check(connection)
     restore_detector.note_renewing(seen_ms)
@@ -161,7 +162,7 @@ def renew_owner(
 def prune_owners(connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock) -> None:
     columns = owner_table.c
     seen_before = shared_clock(connection, now_ms) - OWNER_KEPT_MS
-    # The boot marks of these are still needed.
+    # Owners of open calls keep their rows: the boot mark is still needed.
     needed = select(call_table.c.owner_id).where(_is_in_state("forwarding"))
     connection.execute(
         delete(owner_table).where(
@@ -176,7 +177,7 @@ def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMar
 
 
 def find_own_open(connection: Connection, owner_id: str) -> list[OwnOpenCall]:
-    """What this gateway is forwarding, or settling and not orphaned."""
+    """The calls of this gateway that are forwarding, or settling and not orphaned."""
     columns = call_table.c
     query = select(columns.id, columns.epoch, columns.state, columns.cut).where(columns.owner_id == owner_id)
     rows = list(connection.execute(query.where(_is_in_state("forwarding"))))
@@ -202,8 +203,8 @@ def find_abandoned(
     shared_clock: SharedClock,
     boot_mark: BootMark,
 ) -> list[AbandonedCall]:
-    """What dead gateways were forwarding, and the unknown calls that the clock releases now. Not those that an
-    authorisation is to pay: it may have moved its money meanwhile, so settlement recovery reads the chain first."""
+    """Finds the open calls of dead gateways, and the unknown calls that the clock releases now. Skips unpaid calls of an authorisation: its
+    transfer may have happened, so settlement recovery reads the chain first."""
     columns = call_table.c
     shared_ms = shared_clock(connection, now_ms)
     abandoned = []
@@ -211,8 +212,8 @@ def find_abandoned(
         abandoned = _find_left_open(connection, [owner_id], boot_mark=boot_mark)
     elif lease.is_steady(shared_ms):
         seen_ms = owner_table.c.seen_ms
-        # A gateway whose last renewal lies in the future is dead too: that clock was set back, and the living have renewed since. By less
-        # than a lease it may have been unseen.
+        # A renewal more than a lease in the future is of a dead gateway: the clock was set back, and live gateways have renewed since then.
+        # A smaller step back may not have been seen yet.
         is_recent = seen_ms.between(shared_ms - lease.length_ms + 1, shared_ms + lease.length_ms)
         living = {owner_id, *connection.execute(select(owner_table.c.id).where(is_recent)).scalars()}
         abandoned = _find_left_open(connection, living, boot_mark=boot_mark)
@@ -232,7 +233,7 @@ def find_abandoned(
 
 
 def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *, now_ms: int) -> int:
-    """Moves what is still as it was found; returns how many calls moved."""
+    """Moves the calls that are still in their state and epoch. Returns how many moved."""
     settling = [one for one in abandoned if one.before is CallState.SETTLING]
     moved = mark_calls_orphaned(connection, [one.call_id for one in settling])
     locked_rows = LockedRows(connection)
@@ -245,11 +246,12 @@ def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *,
         if one.before is CallState.UNKNOWN:
             locked_rows.move(call, one.after, moved_ms=now_ms)
         else:
-            # What a power loss may have lost once stays in doubt, however often the call runs again.
+            # A call whose end a power loss may have lost stays in doubt, even after it runs again.
             may_release = one.clock_releases and call.clock_releases
             values = {} if one.error is None else {"error": one.error.value}
             if one.after is CallState.CONSUMED and call.cut == "repeated":
-                values["cut"] = "cut"  # nothing was sent for its repeat
+                # Nothing was sent for its repeat, so it may run again.
+                values["cut"] = "cut"
             locked_rows.move(
                 call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **values
             )
@@ -301,7 +303,7 @@ def _find_left_open(
 
 
 def _boot_marks(connection: Connection) -> dict[str, str]:
-    """Of the owners of open calls only."""
+    """The boot marks of the owners of forwarding calls."""
     columns = owner_table.c
     open_owners = select(call_table.c.owner_id).where(_is_in_state("forwarding"))
     query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))
@@ -309,7 +311,7 @@ def _boot_marks(connection: Connection) -> dict[str, str]:
 
 
 def _not_orphaned(query: Select[Any]) -> Select[Any]:
-    """The calls of that query in `settling` that are not orphaned: their gateway waits for them, if it lives."""
+    """Restricts a query of calls to those in `settling` that are not orphaned: a live gateway waits for them."""
     held = authorization_table
     joined = query.join(held, held.c.call_id == call_table.c.id)
     return joined.where(_is_in_state("settling"), ~held.c.is_adrift)

@@ -1,12 +1,8 @@
-"""What a settlement writes into the ledger, and what a reorganisation of the chain moves again. Synchronous.
+"""Settlements in SQL: the part of a batch that moves calls to `settling` and out of it. Synchronous.
 
-`BatchSettlement` is the part of a batch that goes to `settling` and out of it; `ledger_batch` locks its rows with all others:
-authorisations by call, payments, calls, nonces. A nonce is taken in the commit that stores its transaction hash. What moved is
-recorded in the commit that consumes or releases its call.
-
-When a reorganisation moves a transfer to another transaction, what its authorisation paid moves too, under locks in the same
-order. The units of the authorisation leave one payment and arrive in the other; what calls hold of them goes along, the
-authorisation's own call first, so that both balances stay right.
+`ledger_batch` locks the rows of a settlement with all others, in one order: authorisations by call, payments, calls, nonces. The commit
+that stores a transaction hash also takes its nonce. The commit that consumes or releases a call also records its transfer.
+`finality` moves a transfer that a reorganisation put into another transaction.
 """
 
 from collections.abc import Sequence
@@ -45,7 +41,7 @@ from tollway.storage.payments import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """`forwarding` -> `settling`, with the transaction, if there is one yet."""
+    """A move from `forwarding` to `settling`. `attempt`: the signed transaction, None without one."""
 
     close: Close
     attempt: SettlementAttempt | None
@@ -58,7 +54,8 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
-    """`settling`, or `unknown` and unpaid, -> `consumed` or `released`. `transfer` None: nothing moved, and nothing will."""
+    """A move from `settling`, or from `unknown` without a payment, to `consumed` or `released`. `transfer` None: there is no transfer and there
+    will be none."""
 
     call_id: CallId
     epoch: int
@@ -69,7 +66,7 @@ class Conclude:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedAuthorization:
-    """An authorisation whose row is locked, with what the end of its call depends on."""
+    """An authorisation with a locked row, and the facts that decide the end of its call."""
 
     chain_id: ChainId
     asset: str
@@ -83,14 +80,15 @@ class _LockedAuthorization:
     payment_id: int | None = None
 
     def pay_with(self, transfer: SettledTransfer) -> NewPayment:
-        """The payment that this transfer makes, worth nothing so far."""
+        """The payment of this transfer, with a value of 0."""
         return payment_of_transfer(
             transfer, chain_id=self.chain_id, asset=self.asset, payer=self.payer, payee=self.payee
         )
 
 
 class BatchSettlement:
-    """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_nonces` after."""
+    """The settlements of one batch, in one transaction. Call `lock_authorizations` before the other locks of the batch, `lock_nonces` after
+    them."""
 
     def __init__(
         self,
@@ -113,9 +111,8 @@ class BatchSettlement:
         self._credited_payments: list[int] = []
 
     def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
-        """Locks what is concluded, and adds the payments that are not there yet, worth nothing so far. Returns the
-        payments to lock with the others. While these rows are locked no other transaction moves their calls out of
-        `settling`; an unknown one may run again meanwhile."""
+        """Locks the authorisations of the concludes and inserts missing payments with a value of 0. Returns the payments to lock with the other
+        rows. Under these locks no other transaction moves the calls out of `settling`; an unknown call may still run again."""
         if not concludes:
             return set()
         by_call = {one.call_id: one for one in concludes}
@@ -184,14 +181,15 @@ class BatchSettlement:
             }
         )
         values: dict[str, object] = {"moved_ms": conclude.now_ms, "completed_ms": conclude.now_ms}
-        if not conclude.is_orphaned:  # its caller has waited for the money, too
+        # The caller of a call that is not orphaned has waited for the settlement, too.
+        if not conclude.is_orphaned:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, **values)
         return self._record_transfer(replace(call, payment_id=authorization.payment_id), ending, values)
 
     def write(self, *, now_ms: int) -> None:
-        """After every move of the batch is decided."""
+        """Writes the settlements. Call it after every move of the batch is decided."""
         if not (self._credited_payments or self._attempts or self._next_nonces or self._ended):
             return
         pay_debts(self._connection, self._locked_rows, dict.fromkeys(self._credited_payments), now_ms=now_ms)
@@ -203,7 +201,7 @@ class BatchSettlement:
     def _record_transfer(
         self, call: LockedCall, ending: SettlementEnd, values: dict[str, object]
     ) -> CallState:
-        """What moved is a payment, and this call takes it, or it is credit."""
+        """Records the transfer in a payment. The call takes its units, or they stay credit."""
         payment_id = call.payment_id
         assert payment_id is not None
         is_bought = ending is not SettlementEnd.CREDIT
@@ -284,7 +282,7 @@ _END = (
 
 
 def _is_concluded(conclude: Conclude, call: LockedCall, authorization: _LockedAuthorization) -> bool:
-    """This very conclusion was written, and only its answer was lost."""
+    """True when this conclude was committed before and its answer was lost."""
     is_ended = call.state in (CallState.CONSUMED, CallState.RELEASED, CallState.REORGED)
     expected = None if conclude.transfer is None else conclude.transfer.tx_hash
     return is_ended and call.epoch == conclude.epoch and authorization.transfer == expected
