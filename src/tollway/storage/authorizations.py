@@ -133,7 +133,7 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
     found: dict[AuthorizationKey, KnownAuthorization] = {}
     # Several searches by index, because one search with OR would walk the table. The order matters: on PostgreSQL each search sees
     # the commits before its beginning, so a call that is concluded between two searches is found by the later one. In another
-    # order it could be in neither, and its transfer would be missing in the balance.
+    # order it could be in neither, and its units would count as available.
     for where in (of_keys, moving, *_settled_since(authorized)):
         for row in connection.execute(query.where(where)):
             found[_key_of(row)] = KnownAuthorization(

@@ -1,10 +1,10 @@
-"""Copies of a SQLite database: taken while a gateway serves from it, and put back in its place.
+"""Backups of a SQLite database: taken while a gateway serves from it, and restored in its place.
 
-A copy is whole or not there: it is written beside its place and renamed. Here nothing is ever written to the database
-that is copied, and what a restore replaces is kept. Who restores holds the gateway's lock (`ProcessLock`).
+A backup is complete or missing: it is written to a draft and renamed. A backup never writes to its source database, and a restore keeps
+the database that it replaces. The caller of a restore holds the gateway's lock (`ProcessLock`).
 
-A copy carries the generation of a copy, and a restore notes itself: either way its balances are held, because what was
-paid since is not in it.
+A backup has the generation of a backup, and a restore records itself: in both cases all balances are held, because later payments of calls
+are missing (`restore_detection`).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
-from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
+from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
 from tollway.storage.operator_store import mark_restored
@@ -40,12 +40,12 @@ _AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"}
 
 
 class BackupUnusable(Exception):
-    """The file is no database that a gateway of this version can serve from. Says why, in plain words."""
+    """The file is no database that a gateway of this version can serve from. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupCopy:
-    """`generation`: of the database that was copied. `report`: None where its tables are too old to be audited."""
+    """A checked copy of a database. `generation`: that of the copied database. `report`: None when its tables are too old for the audit."""
 
     generation: int
     size_bytes: int
@@ -54,15 +54,15 @@ class BackupCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredBackup:
-    """`kept`: where the database is that was replaced; None when there was none."""
+    """The result of a restore. `kept`: the path of the replaced database; None without one."""
 
     copy: BackupCopy
     kept: Path | None
 
 
 async def back_up(database_path: Path, target: Path) -> BackupCopy:
-    """A copy of the database as it is at one moment, readable by nobody else. Replaces what is at `target`. Raises
-    `BackupUnusable`, and OSError."""
+    """Copies the database as of one moment to `target`, readable by its owner only. Replaces an existing file. Raises `BackupUnusable` and
+    OSError."""
     with _draft(target) as draft:
         await asyncio.to_thread(_copy, database_path, draft)
         database = SqliteDatabase(draft)
@@ -77,8 +77,8 @@ async def back_up(database_path: Path, target: Path) -> BackupCopy:
 
 
 async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -> RestoredBackup:
-    """Puts a copy in the place of the database, brought to this version's tables, with every balance held. Raises
-    `BackupUnusable`: then nothing has changed; and OSError."""
+    """Puts a copy in the place of the database, migrated to this version and with every balance held. Raises `BackupUnusable`, and nothing has
+    changed, and OSError."""
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
@@ -90,7 +90,7 @@ async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
-        # First, so that a copy that a crash leaves unfinished is taken for a restored one.
+        # First, so that after a crash the unfinished state counts as a restore.
         await asyncio.to_thread(write_mark, mark, generation)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)
@@ -103,7 +103,7 @@ def _bump_and_hold(connection: Connection, *, marked: int, now_ms: int) -> int:
 
 
 async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> BackupCopy:
-    """`is_to_serve`: brings older tables to this version."""
+    """Checks a copy. `is_to_serve`: also migrates older tables. Raises `BackupUnusable`."""
     try:
         sound = await database.read(
             lambda connection: connection.exec_driver_sql("PRAGMA quick_check").scalar()
@@ -127,8 +127,8 @@ async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> Ba
 
 
 def _copy(source: Path, target: Path) -> None:
-    """As it is at one moment, whoever writes to it meanwhile: one step is one snapshot. The connection can only read, so
-    that it never checkpoints."""
+    """Copies a database as of one moment, also during writes: one step of the backup is one snapshot. The connection is read-only, so that it
+    never checkpoints."""
     try:
         origin = _sqlite.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)
         with contextlib.closing(origin), contextlib.closing(_sqlite.connect(str(target))) as copy:
@@ -139,7 +139,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """An empty file beside the target that only its owner can read; gone at the end, if it was not put in place."""
+    """An empty file beside the target, readable by its owner only. Deleted at the end unless it was moved into place."""
     number, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=f"{target.name}.")
     os.close(number)
     draft = Path(name)
@@ -151,13 +151,13 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def _close_journal(draft: Path) -> None:
-    """One file, without a log beside it."""
+    """Makes the draft one file without a log beside it."""
     with contextlib.closing(_sqlite.connect(str(draft))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE").close()
 
 
 def _move_into_place(draft: Path, target: Path) -> None:
-    """Written through, and under its name."""
+    """Flushes the draft and renames it to the target."""
     with draft.open("rb") as written:
         os.fsync(written.fileno())
     draft.replace(target)
@@ -169,8 +169,8 @@ def _move_into_place(draft: Path, target: Path) -> None:
 
 
 def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
-    """Gives the database that is to be replaced a second name, and the draft its owner. Only that owner can read either.
-    It is not opened: it may be damaged. Its log goes along, which must never be read into another database."""
+    """Gives the database that will be replaced a second name, and gives its owner to the draft. Only that owner can read the files. The database
+    is not opened, because it may be damaged. Its log gets the new name too: it must never be read into another database."""
     if not database_path.exists():
         return None
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
@@ -181,6 +181,7 @@ def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
             before.replace(after)
     restrict_to_owner(kept)
     owner = database_path.stat()
-    with contextlib.suppress(PermissionError):  # only root gives files away
+    # Only root may change an owner.
+    with contextlib.suppress(PermissionError):
         os.chown(draft, owner.st_uid, owner.st_gid)
     return kept

@@ -1,9 +1,9 @@
-"""Idempotency keys of created listings in SQL: what `registry/catalog.py` promises, on both dialects.
+"""Idempotency keys of created listings in SQL: the port of `registry/catalog.py` on both dialects.
 
-Leases and ages are measured by the clock that all gateways share: PostgreSQL's own, on SQLite that of the one process.
+Leases and ages are measured by the clock that all gateways share: PostgreSQL's clock, on SQLite that of the process.
 
-A creation that begins frees space for its response. The size of all is looked up now and then; in between this process counts as if
-each answer were as long as any may be. With several gateways the sum can exceed its maximum for a moment.
+The begin of a creation frees space for its response. The total size is read from time to time; between these reads the process counts
+each response with the maximum size. With several gateways the sum can exceed its maximum for a moment.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,11 +62,11 @@ creation_table = Table(
 
 CLEAR_BATCH_MAX = 500
 RECOUNT_PART = 16
-"""All answers are added up again when this process has begun creations for one such part of their maximum."""
+"""The total size is read again when this process has begun creations for this fraction of the maximum (1/16)."""
 
 
 class CreationStore:
-    """`Creations` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+    """Implements `Creations`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class CreationStore:
     ) -> CreationOutcome:
         known = self._take_key(connection, request, claim)
         if must_count and isinstance(known, CreationBegun):
-            # Space for what may be added before the next count is freed now.
+            # Frees space for all additions before the next count.
             most = self._limits.creation_answers_bytes_max
             _clear_oldest_bodies(connection, most - max(self._answer_bytes, most // RECOUNT_PART))
         return known
@@ -127,7 +127,8 @@ class CreationStore:
             return TooManyKeys()
         named = _is_named(begun)
         row = connection.execute(select(creation_table).where(*named).with_for_update()).one_or_none()
-        if row is None:  # given up in this very moment
+        # None: given up after the insert found the row.
+        if row is None:
             return CreationInProgress(wait_s=1)
         if (known := self._read_known(row, request, now_ms)) is not None:
             return known
@@ -136,9 +137,9 @@ class CreationStore:
         return begun
 
     def _read_known(self, row: Row[Any], request: KeyedCreation, now_ms: int) -> CreationOutcome | None:
-        """What is known of a key; None when it is free again."""
+        """The outcome for a key that exists; None when the key is free again."""
         left_ms = row.lease_until_ms - now_ms
-        # A clock that was set back must not make a lease longer. Whoever loses the key too early is fenced.
+        # A clock that was set back must not make a lease longer. A request that loses the key too early is fenced.
         is_running = row.listing_id is None and 0 < left_ms <= self._lease_ms
         if row.created_ms <= self._oldest_ms(now_ms) or not (is_running or row.listing_id is not None):
             return None
@@ -155,7 +156,7 @@ class CreationStore:
         return int(self._limits.creation_lease_s * 1000)
 
     def _has_too_many(self, connection: Connection, wallet: Address, now_ms: int) -> bool:
-        """Two that begin at once may both be the last one; then there is one more."""
+        """True when the wallet has too many keys. Two requests at the same time may exceed the maximum by one."""
         columns = creation_table.c
         counted = select(func.count()).where(
             columns.wallet == bytes(wallet), columns.created_ms > self._oldest_ms(now_ms)
@@ -173,8 +174,8 @@ class CreationStore:
 
 
 def finish_creation(connection: Connection, begun: CreationBegun, answer: CreationResponse) -> bool:
-    """Writes what is answered, in the transaction that writes the listing. False: the key is somebody else's by now;
-    nothing was written, and the listing must not be either."""
+    """Writes the response in the transaction that writes the listing. False: another request holds the key; nothing was written, and the
+    listing must not be written either."""
     written = update(creation_table).where(*_is_held_by(begun), creation_table.c.listing_id.is_(None))
     values = {
         "listing_id": answer.listing_id,
@@ -186,14 +187,14 @@ def finish_creation(connection: Connection, begun: CreationBegun, answer: Creati
 
 
 def _insert_new(connection: Connection, begun: CreationBegun, values: Mapping[str, object]) -> bool:
-    """False when the key is there. On PostgreSQL it first waits for whoever is inserting it at the same time."""
+    """Inserts a key. False when it exists. On PostgreSQL it first waits for a transaction that inserts the same key."""
     insert = insert_postgresql if connection.dialect.name == "postgresql" else insert_sqlite
     row = {"wallet": bytes(begun.wallet), "idempotency_key": begun.key, **values}
     return connection.execute(insert(creation_table).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
 def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
-    """Drops the oldest bodies until the others fit. Lengths alone are looked at, so no body is read for it."""
+    """Clears the oldest bodies until the total size is at most `bytes_max`. Reads lengths only, no bodies."""
     columns = creation_table.c
     length = func.octet_length if connection.dialect.name == "postgresql" else func.length
     total = select(cast(func.coalesce(func.sum(length(columns.body)), 0), BigInteger))
@@ -202,7 +203,8 @@ def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
         .where(columns.body.is_not(None))
         .order_by(columns.created_ms)
         .limit(CLEAR_BATCH_MAX)
-        .with_for_update(skip_locked=True)  # another gateway may clear bodies at the same time
+        # Another gateway may clear bodies at the same time.
+        .with_for_update(skip_locked=True)
     )
     surplus = int(connection.execute(total).scalar_one()) - bytes_max
     while surplus > 0:

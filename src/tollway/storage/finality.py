@@ -1,11 +1,11 @@
-"""Payments that can still leave their chain, in SQL: unfinal, disputed, gone, moved by a reorganisation to another transaction.
+"""Finality of payments in SQL: unfinal, disputed and gone payments, and transfers that a reorganisation moved to another transaction.
 
-Statements that change several payments lock them by ascending id, as claims do. Blocks of unfinal payments are read by jumps
-along an index, one for each block: a block may hold hundreds of payments, and an hour of them is a million rows.
+Statements that change several payments lock them by ascending id, as claims do. Blocks of unfinal payments are read by jumps along an
+index, one jump for each block: a block may have hundreds of payments, and an hour of blocks a million rows.
 
-When a reorganisation moves a transfer to another transaction, the payment of its authorisation moves too, under locks in the order of
-a batch. The units of the authorisation leave one payment and arrive in the other; what calls hold of them goes along, the
-authorisation's own call first, so that both balances stay right.
+When a reorganisation moves a transfer to another transaction, the units of its authorisation move from one payment to the other, under
+locks in the order of a batch. The units that calls hold of them move along, those of the authorisation's own call first, so that both
+balances stay correct.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,16 +70,16 @@ from tollway.storage.payments import (
 )
 
 GONE_RECHECK_MS = 86_400_000
-"""For a day after a transaction left the chain it is searched again."""
+"""How long after a transaction left the chain it is searched again: one day."""
 
 _IDS_MAX = 1_000
-"""Rows named in one statement; both drivers have a maximum of parameters."""
+"""How many rows one statement lists: both drivers have a maximum of parameters."""
 _BEFORE_ALL = (-1, b"")
 _other = payment_table.alias("other")
 
 
 class FinalityStore:
-    """Keeps the promises of `Finality`. `now_ms`: the time that all gateways share."""
+    """Implements `Finality`. `now_ms`: the time that all gateways share."""
 
     def __init__(
         self, database: Database, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS
@@ -126,7 +126,7 @@ class FinalityStore:
         return await self._read_payments(query.order_by(columns.id).limit(limit))
 
     async def finish_block(self, block: UnfinalBlock, *, is_checked_only: bool, now_ms: int) -> int:
-        # A payment that is held by a dispute is freed while it is unfinal, or never.
+        # A payment that a dispute holds stays unfinal until it is freed: it could not be freed later.
         is_free = or_(~_other.c.is_held, IS_RESTORED)
         of_block = select(_other.c.id).where(
             text("other.state = 'unfinal'"), *_in_block(_other.c, block), is_free
@@ -171,13 +171,13 @@ class FinalityStore:
         return await self._read_payments(query.order_by(columns.id).limit(limit))
 
     async def free_disputed(self, payment_ids: Sequence[int]) -> int:
-        """While every restore is released, `hold_disputed` alone holds payments."""
+        """Frees payments that `hold_disputed` held. Frees none while a restore is not released."""
         columns = payment_table.c
 
         def work(connection: Connection) -> int:
             freed = 0
             for ids in _id_chunks(payment_ids):
-                # Locked first: from then on `mark_restored` waits for us, and the next statement sees what it wrote before.
+                # Locked first: after that `mark_restored` waits for this transaction, and the next statement sees its earlier writes.
                 rows = select(columns.id).where(columns.id.in_(ids), columns.is_held).order_by(columns.id)
                 locked = connection.execute(rows.with_for_update()).scalars().all()
                 if locked:
@@ -209,7 +209,7 @@ class FinalityStore:
 
 
 def _first_after(number: ColumnElement[int], block_hash: ColumnElement[bytes]) -> ScalarSelect[int]:
-    """The payment that stands first in the next block: of those in it, the one that was checked least recently."""
+    """The least recently checked payment of the next block."""
     row = payment_table.alias("row")
     return (
         select(row.c.id)
@@ -252,7 +252,8 @@ def _update_in_order(ids: Select[int], **values: object) -> Executable:
 
 def _in_block(columns: object, block: UnfinalBlock) -> tuple[ColumnElement[bool], ...]:
     return (
-        columns.chain_id == block.chain_id,  # type: ignore[attr-defined]  # of the table, or of another name of it
+        # `columns` of the table or of an alias.
+        columns.chain_id == block.chain_id,  # type: ignore[attr-defined]
         columns.block_number == block.number,  # type: ignore[attr-defined]
         columns.block_hash == block.block_hash,  # type: ignore[attr-defined]
     )
@@ -264,7 +265,7 @@ def _id_chunks(ids: Sequence[int]) -> list[list[int]]:
 
 
 def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
-    """Only `unfinal` payments can leave the chain; returns the new debt."""
+    """Marks an unfinal payment as gone and returns the new debt in units. 0 for a payment in another state."""
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments([payment_id])
     payment = locked_rows.payments.get(payment_id)
@@ -284,7 +285,8 @@ def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
             if call.state in (CallState.CONSUMED, CallState.REORGED):
                 debt_units += call.parts.get(payment_id, 0)
                 _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
-            else:  # a plain end of it, which locks no payment, must find this (`plain_writes`)
+            else:
+                # A plain end locks no payment and must detect this (`plain_writes`).
                 locked_rows.change(call, needs_locks=True)
     locked_rows.write()
     return debt_units
@@ -323,9 +325,8 @@ def _move_transfer(
     left_units = read_value_units(connection, from_id) - own.price_units
     own = locked_rows.set_payment(own, to_id)
     _move_units(locked_rows, own, own.price_units, from_id=from_id, to_id=to_id)
-    for call in sorted(
-        calls.values(), key=_is_paid_by_its_own
-    ):  # what was bought for credit goes along first
+    # Calls that were paid by credit move first.
+    for call in sorted(calls.values(), key=_is_paid_by_its_own):
         _move_units(
             locked_rows,
             call,
@@ -342,7 +343,8 @@ def _move_transfer(
 def _lock_authorization(
     connection: Connection, call_id: CallId, before: TxHash, transfer: SettledTransfer
 ) -> NewPayment | None:
-    """The payment that is made there, worth nothing so far; None when that call's money is not known in `before`."""
+    """Locks the authorisation of a call. Returns the payment of `transfer`, with a value of 0; None when the transfer of the call is not recorded in
+    `before`."""
     columns = authorization_table.c
     query = select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
         columns.call_id == call_id, columns.tx_hash == before
@@ -362,7 +364,7 @@ def _lock_authorization(
 def _lock_calls(
     connection: Connection, locked_rows: LockedRows, call_id: CallId, from_id: int
 ) -> dict[CallId, LockedCall]:
-    """That call, and all that hold something of the payment."""
+    """Locks a call and all calls that hold units of the payment."""
     ids = sorted({call_id, *find_debited_calls(connection, from_id)})
     locked: dict[CallId, LockedCall] = {}
     for chunk in chunk_calls(ids):
@@ -375,7 +377,7 @@ def _is_paid_by_its_own(call: LockedCall) -> bool:
 
 
 def _move_units(locked_rows: LockedRows, call: LockedCall, units: int, *, from_id: int, to_id: int) -> None:
-    """Lets a call hold up to so many units of the one payment that it held of the other."""
+    """Moves up to `units` that a call holds from one payment to the other."""
     moved_units = min(units, call.parts.get(from_id, 0))
     if moved_units <= 0:
         return
@@ -396,7 +398,8 @@ def _write_transfer(
     to_id: int,
     left_units: int,
 ) -> None:
-    """After the balances: neither payment may ever be taken beyond its value. What is held after a restore stays so."""
+    """Writes the moved transfer. Call it after the balances are written, because no payment may have more taken units than its value. A payment
+    that is held after a restore stays held."""
     payments, columns = payment_table.c, authorization_table.c
     connection.execute(update(payment_table).where(payments.id == from_id).values(value_units=left_units))
     was_held = select(payments.id).where(payments.id == from_id, payments.is_held).exists()

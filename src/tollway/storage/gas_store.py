@@ -1,6 +1,6 @@
-"""Gas keys in SQL: their next nonces, their transactions (attempts to settle a call), and what those cost. Signs and sends nothing.
+"""Gas keys in SQL: their next nonces, their transactions (attempts to settle a call), and the costs of these. Signs and sends nothing.
 
-The functions over a connection are shared with `settlement`, which takes a nonce in the commit that stores its hash.
+`settlement` uses the functions over a connection: it takes a nonce in the commit that stores the transaction hash.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,7 +39,7 @@ _OF_WALLET_GAS = ("code_hash", "listing_id", "cost_wei", "is_reverted", "created
 
 
 class GasStore:
-    """Keeps the promises of `GasLedger`."""
+    """Implements `GasLedger`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -139,7 +139,7 @@ class GasStore:
             .group_by(columns.listing_id, columns.sender, columns.nonce)
             .subquery()
         )
-        # In two halves: the sum of a day may pass what 64 bits hold, which one transaction never does.
+        # In two halves: the sum of a day may exceed 64 bits, the cost of one transaction never does.
         halves = (of_nonce.c.wei // _GWEI, of_nonce.c.wei % _GWEI)
         query = select(of_nonce.c.listing_id, *(cast(func.sum(half), BigInteger) for half in halves))
         rows = await self._database.read(
@@ -190,8 +190,8 @@ class GasStore:
 def _add_attempt(
     connection: Connection, *, attempt: SettlementAttempt, is_filling: bool
 ) -> bool | NonceUnavailable:
-    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
-    one below the signer's next nonce that no transaction has."""
+    """Stores an attempt in one transaction. A nonce of an earlier attempt of the call is a fee bump. `is_filling`: takes a nonce below the signer's
+    next nonce that no open transaction has."""
     locked_rows = LockedRows(connection)
     call = locked_rows.lock_calls([attempt.call_id]).get(attempt.call_id)
     if call is None or (call.state is not CallState.SETTLING and not is_filling):
@@ -230,7 +230,7 @@ def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> boo
 
 
 def lock_nonces(connection: Connection, signers: Collection[SignerKey]) -> dict[SignerKey, int]:
-    """The next nonce of each signer, locked, in one order; a new signer begins at 0."""
+    """Locks the next nonces of the signers, in one order, and returns them. A new signer begins at 0."""
     if not signers:
         return {}
     wanted = sorted(set(signers))
@@ -265,7 +265,7 @@ def write_nonces(connection: Connection, signers: dict[SignerKey, int]) -> None:
 
 
 def is_nonce_open(connection: Connection, attempt: SettlementAttempt) -> bool:
-    """Whether any call has a transaction with this nonce that is not known to be mined. The signer's next nonce is locked."""
+    """True when a call has a transaction with this nonce that is not known to be mined. The signer's next nonce is locked."""
     columns = attempt_table.c
     query = select(columns.nonce).where(
         columns.sender == attempt.sender,
@@ -299,7 +299,7 @@ def write_attempts(connection: Connection, attempts: Sequence[SettlementAttempt]
 
 
 def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttempt]) -> None:
-    """A nonce that was taken before belongs to whatever was signed with it last."""
+    """Writes the gas of payers with code. The row of a nonce belongs to the last transaction that was signed with it."""
     if not attempts:
         return
     fresh = insert_for(connection, wallet_gas_table)

@@ -1,7 +1,6 @@
-"""Sign-in nonces, sessions, used request signatures and blocked wallets in SQL. No token is ever stored, only its SHA-256.
+"""Sign-in nonces, sessions, used request signatures and blocked wallets in SQL. A token is stored only as its SHA-256.
 
-Each question that must have one winner is one statement that reports what happened. Blocked wallets have a snapshot in memory
-for the paid path.
+Each decision with one winner is one statement that reports its outcome. Blocked wallets have a snapshot in memory for paid calls.
 """
 
 from sqlalchemy import (
@@ -55,14 +54,14 @@ signature_nonce_table = Table(
 
 
 class SqlSessions:
-    """A `SessionStore` over SQLite or PostgreSQL."""
+    """Implements `SessionStore` over SQLite or PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def issue_nonce(self, nonce: SignInNonce) -> None:
         row = {"nonce": nonce.nonce, "uri": nonce.uri, "expires_ms": nonce.expires_ms}
-        # A nonce that a power failure takes away is asked for again; it need not wait for the disk.
+        # Not flushed: after a power failure the client requests another nonce.
         await self._database.write(
             lambda connection: connection.execute(insert(signin_nonce_table), row), flush=False
         )
@@ -113,7 +112,8 @@ class SqlSessions:
             await self._database.write(
                 lambda connection: connection.execute(insert(signature_nonce_table), row)
             )
-        except IntegrityError:  # the primary key: somebody was first
+        except IntegrityError:
+            # The primary key: another request used the nonce first.
             return False
         return True
 
@@ -140,7 +140,7 @@ wallet_block_table = Table(
 
 
 class ModerationStore:
-    """A `Moderation` over SQLite or PostgreSQL."""
+    """Implements `Moderation` over SQLite or PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

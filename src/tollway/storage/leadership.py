@@ -1,14 +1,14 @@
-"""Which of many gateways does what only one has to do: it leads as long as its session with PostgreSQL holds a lock.
+"""Leader election: one of many gateways does a duty while its session with PostgreSQL holds a lock.
 
-A lock of a session ends with the session: at once when its process dies, after `leader_lease_s` when the process or the
-machine is only silent (the server ends an idle session by itself). On SQLite there is one gateway, and it leads.
+A lock of a session ends with the session: at once when its process dies, after `leader_lease_s` when the process or the machine is silent
+(the server closes an idle session). On SQLite the only gateway leads.
 
-A gateway that cannot read some of its networks has a handicap: how many they are. For each duty there is a lock for each
-handicap, and whoever holds one leads until another gateway holds one of less. So a leader that lost its nodes leads on
-until a better one has begun, nobody leaves a duty that no other took, and equals do not take turns.
+A gateway has a handicap: the number of networks that it cannot read. Each duty has a lock for each handicap. A leader leads until another
+gateway holds the lock of a smaller handicap. So a leader without its nodes goes on until a better gateway has begun, no duty is left
+before another gateway took it, and equal gateways do not alternate.
 
-Nothing may rest on there being one leader alone: one that was stalled goes on for a moment after another has taken over.
-What leaders do is guarded by the ledger, each move by the state that it expects. This saves work and decides nothing.
+Two leaders at a time are possible: a paused leader goes on for a moment after another one has taken over. So the ledger guards the work
+of leaders, each move by its expected state. Leadership saves work; it decides nothing.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from tollway.storage.postgres import PostgresDatabase
 
 _SPACE = 0x746F6C6D
-"""The upper half of our locks' numbers. Migrations and claims have spaces of their own."""
+"""The upper half of the numbers of these locks. Migrations and claims have other numbers."""
 _HANDICAP_SHIFT = 8
-"""The lower half: the handicap, and in its last byte the duty. Without a handicap it is the duty alone."""
+"""The lower half: the handicap, shifted by these bits, and the duty in the last byte."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Duty(IntEnum):
-    """What one gateway does for all. The number is the last byte of the locks' numbers."""
+    """Work that one gateway does for all. The value is the last byte of its locks' numbers."""
 
     SWEEPER = 1
     WATCHER = 2
@@ -54,8 +54,8 @@ class Duty(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """`address`: of the gateway, as PostgreSQL sees it; None on a socket of the same machine. `handicap`: how many
-    networks it cannot read."""
+    """A gateway that leads. `address`: its address as PostgreSQL sees it; None for a socket of the same machine. `server_process`: the process id of
+    its session. `handicap`: how many networks it cannot read."""
 
     address: str | None
     server_process: int
@@ -63,16 +63,16 @@ class Leader:
 
 
 def choose_lock(held: int, *, wanted: int, others: Collection[int]) -> int | None:
-    """The handicap whose lock a leader is to hold from now on; None when it has to give way. `held`: that of the lock it
-    has, `wanted`: its own by now, `others`: those of the locks that others have."""
+    """Decides which lock a leader holds next, by its handicap; None when it must give way. `held`: the handicap of its lock. `wanted`: its current
+    handicap. `others`: the handicaps of the locks of other gateways."""
     if any(other < held for other in others):
         return None
     return held if wanted in others else wanted
 
 
 class Leadership:
-    """One gateway's candidature for one duty. `on_change` hears of every change. `count_lost`: how many networks this gateway
-    cannot read now."""
+    """The candidature of one gateway for one duty. `on_change`: called at each change, with the duty and whether this gateway leads.
+    `count_lost`: returns how many networks this gateway cannot read now."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Leadership:
         self.is_leading = False
 
     async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
-        or given to a better one, it begins anew with the next lead. It is to run until then, and must not raise."""
+        """Runs `work` while this gateway leads, until this task is cancelled. `work` is cancelled when the lead is lost or given to a better gateway,
+        and started again with the next lead. It must not return or raise before."""
         if not is_postgres(self._database):
             self._set_leading(is_leading=True)
             try:
@@ -113,11 +113,11 @@ class Leadership:
             await self._lead_until_lost(database, work)
 
     async def _is_vacant(self) -> bool:
-        """Whether nobody leads who is as good. Asked on a connection of the pool, so that those who wait hold none of
-        their own."""
+        """True when no gateway with this handicap or a smaller one leads. Uses a connection of the pool, so that a waiting gateway has no session
+        of its own."""
         locks = [self._duty.lock_of(handicap) for handicap in range(self._count_lost() + 1)]
-        question = select(*(func.pg_try_advisory_xact_lock_shared(lock) for lock in locks))
-        row = await self._database.read(lambda connection: connection.execute(question).one())
+        query = select(*(func.pg_try_advisory_xact_lock_shared(lock) for lock in locks))
+        row = await self._database.read(lambda connection: connection.execute(query).one())
         return all(row)
 
     async def _lead_until_lost(
@@ -138,14 +138,14 @@ class Leadership:
                 self._set_leading(is_leading=False)
 
     async def _take_lock(self, fetch_scalar: FetchScalar, handicap: int) -> int | None:
-        """The server's process that holds the lock for us; None when another leads."""
+        """Takes the lock of a handicap. Returns the process id of the session; None when another gateway has the lock."""
         lease_ms = round(self._limits.leader_lease_s * 1000)
         await fetch_scalar(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
         taken: int | None = await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(handicap)))
         return taken
 
     async def _keep_lock(self, fetch_scalar: FetchScalar, session: int, handicap: int) -> None:
-        """Returns when the lock is lost, or may be, or when another gateway is to lead."""
+        """Returns when the lock is or may be lost, or when another gateway is to lead."""
         held: int | None = handicap
         while held is not None:
             await asyncio.sleep(self._limits.leader_poll_s)
@@ -159,16 +159,17 @@ class Leadership:
                 _log.warning("leadership_lost", duty=self._duty.label, detail=str(exc.__cause__ or exc))
                 return
             if found != session:
-                # A pooler has put us into another session, or the server is no primary any more.
+                # A pooler gave this connection another session, or the server is not the primary any more.
                 _log.error("leadership_lost", duty=self._duty.label, detail="the session is another one")
                 return
         _log.info("leadership_given_way", duty=self._duty.label, networks_away=self._count_lost())
 
     async def _change_lock(self, fetch_scalar: FetchScalar, held: int) -> int | None:
-        """The handicap whose lock is held now; None when another gateway is better."""
+        """Changes the lock to the current handicap. Returns the handicap of the lock; None when another gateway is better."""
         wanted = self._count_lost()
         if wanted == held == 0:
-            return held  # nobody can be better: the usual case asks no more
+            # The usual case without a further query: no gateway can be better.
+            return held
         others = await fetch_scalar(
             _OTHER_HANDICAPS.bindparams(space=_SPACE, shift=_HANDICAP_SHIFT, duty=self._duty.value)
         )
@@ -176,7 +177,8 @@ class Leadership:
         if chosen is None or chosen == held:
             return chosen
         if await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(chosen))) is None:
-            return held  # somebody was quicker
+            # Another gateway took the lock first.
+            return held
         await fetch_scalar(select(func.pg_advisory_unlock(self._duty.lock_of(held))))
         _log.info("leadership_handicap", duty=self._duty.label, networks_away=chosen)
         return chosen
@@ -187,7 +189,7 @@ class Leadership:
         self._on_change(self._duty, is_leading)
 
 
-# Only what this server knows: `idle_session_timeout` is of version 14.
+# Sets only the settings that the server has: `idle_session_timeout` came with version 14.
 _EXPIRE = text(
     "SELECT count(set_config(wish.name, wish.value, false)) FROM (VALUES ('idle_session_timeout', :lease_ms), "
     "('tcp_user_timeout', :lease_ms), ('tcp_keepalives_idle', :lease_s), ('tcp_keepalives_interval', :lease_s), "
@@ -211,7 +213,7 @@ _LEADERS = text(
 
 
 async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
-    """Who leads now; nobody has to on SQLite. Of two who change over, the one that will stay. Raises StorageUnavailable."""
+    """The current leaders by duty; empty on SQLite. During a change of leaders, the gateway that will stay. Raises StorageUnavailable."""
     if not is_postgres(database):
         return {}
     rows = await database.read(lambda connection: connection.execute(_LEADERS.bindparams(space=_SPACE)).all())
@@ -225,10 +227,10 @@ async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
 
 
 async def are_sessions_shared(database: "PostgresDatabase") -> bool:
-    """True when a pooler between us and the server lends a session for one transaction only: then a lock of a session
-    is nobody's. Raises StorageUnavailable."""
+    """True when a pooler before the server assigns a session for one transaction only: then locks of a session have no owner. Raises
+    StorageUnavailable."""
     process = select(func.pg_backend_pid())
     async with database.open_session() as fetch_scalar:
         before = await fetch_scalar(process)
-        # A transaction beside it takes the session that was just used, if sessions are lent.
+        # A pooler would give the session of the last statement to this transaction.
         return bool(await database.read(lambda connection: connection.scalar(process)) == before)

@@ -1,16 +1,13 @@
-"""Brings the tables of a database to this version, each step whole or not at all, on both dialects; and says whether
-this version may serve from the tables that it finds, at the start of a gateway and while it serves.
+"""Migrates the tables of a database to this version, and checks whether this version may serve from the tables, on both dialects.
 
-Releases overlap while they are rolled out, so both ways have to work for one release: new code on the tables of the release
-before, and old code on the tables of the release after. A migration therefore only adds; what it adds, older code can ignore.
-The first one is the baseline, which makes all tables; a database from before it is refused. `schema_floor` names the oldest
-revision whose code may serve from the tables; only a migration that takes something away raises it. No decision here rests on
-another table.
+Releases overlap during an upgrade, so two directions must work for one release: new code on the tables of the release before, and old code
+on the tables of the release after. A migration therefore only adds, and older code ignores the additions. The first migration is the
+baseline, which makes all tables; a database from before it is refused. `schema_floor` has the oldest revision whose code may serve from
+the tables; only a migration that removes something raises it. No decision here uses another table.
 
-On PostgreSQL many gateways may start at once: an advisory lock lets one of them migrate, and only the operator starts it. On
-SQLite, where one gateway has the file, the gateway migrates it. The tables of a new SQLite file are written down in
-`sqlite.json` (`make schema`), as the migrations make them, so that the first start of a gateway does not load alembic. When the
-migrations are not those that the file was made from, they run instead.
+On PostgreSQL only the operator starts a migration, and an advisory lock admits one at a time. On SQLite the gateway migrates its file. A new
+SQLite file gets its tables from `sqlite.json` (`make schema`), which has the statements of the migrations, so that the first start of a
+gateway does not load alembic. When that file was made from other migrations, the migrations run.
 """
 
 from functools import partial
@@ -29,7 +26,7 @@ FILE_NAME = "sqlite.json"
 
 
 def read_statements(migrations: Path) -> tuple[str, ...]:
-    """What makes the tables, in order; nothing where they were not written down, or not from these migrations."""
+    """The statements that make the tables, in order; empty when `sqlite.json` is missing or was made from other migrations."""
     path = migrations / FILE_NAME
     if not path.exists():
         return ()
@@ -38,7 +35,7 @@ def read_statements(migrations: Path) -> tuple[str, ...]:
 
 
 def name_migrations(migrations: Path) -> str:
-    """Another name whenever one of them is another."""
+    """A digest of all migrations."""
     digest = sha256()
     for path in sorted((migrations / "versions").glob("[0-9]*.py")):
         digest.update(path.name.encode() + b"\n" + path.read_bytes())
@@ -47,21 +44,21 @@ def name_migrations(migrations: Path) -> str:
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 OLDEST_SERVICEABLE = "0016_call_terms"
-"""The oldest tables from which this code can serve. What is missing there fails alone, with `storage_unavailable`."""
+"""The oldest tables from which this code can serve. A request that needs missing tables fails with `storage_unavailable`."""
 TOO_OLD = (
     "the database was made by an older version of Tollway, and this version can neither read nor migrate it: serve it with the"
     " version that made it, or set database_url to an empty database"
 )
 """The refusal of tables from before the baseline, which is the first file of `migrations/versions`."""
 
-_LOCK_KEY = 0x746F6C6C  # any constant of ours
+_LOCK_KEY = 0x746F6C6C
 _LOCK_WAIT_S = 3
-"""While a migration waits for a table, everybody who asks for that table waits behind it."""
+"""The longest wait of a migration for a lock on a table. Short, because every later user of the table waits behind it."""
 
 SchemaState = Literal["empty", "too_old", "behind", "serviceable", "current", "ahead", "foreign"]
-"""`serviceable`: older than this version, and it can serve. `ahead`: newer, and this version may serve from it.
-`behind`, `too_old` (older than the baseline: it cannot be migrated either) and `foreign` (a version too new, or something
-else altogether): it must not."""
+"""The state of the tables for this version. It may serve from `current`, `serviceable` (older) and `ahead` (newer). It must not serve from
+`empty`, `behind` (too old, can be migrated), `too_old` (older than the baseline, cannot be migrated) and `foreign` (too new, or not of
+Tollway)."""
 
 schema_floor_table = Table(
     "schema_floor",
@@ -79,9 +76,9 @@ async def upgrade(
     migrations: Path = MIGRATIONS,
     is_step_by_step: bool = False,
 ) -> SchemaState:
-    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead, foreign or too old are left
-    alone. How they stand then. Raises `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing
-    has changed. A new SQLite file gets its tables as they are written down, unless `is_step_by_step`."""
+    """Runs the missing migrations up to `revision` in one transaction and returns the new state. Does not change tables that are ahead, foreign or too
+    old. Raises `StorageUnavailable`, and changes nothing, when the database is unavailable or, on PostgreSQL, busy. A new SQLite
+    file gets its tables from `sqlite.json`, unless `is_step_by_step`."""
     is_short = revision == "head" and not is_step_by_step
     work = partial(_upgrade, revision=revision, migrations=migrations, is_short=is_short)
     return await database.write(work, is_long=True)
@@ -90,7 +87,7 @@ async def upgrade(
 async def schema_state(
     database: Database, *, migrations: Path = MIGRATIONS, oldest_serviceable: str = OLDEST_SERVICEABLE
 ) -> SchemaState:
-    """How the tables stand against this version."""
+    """The state of the tables for this version."""
     return await database.read(partial(_schema_state, migrations=migrations, oldest=oldest_serviceable))
 
 
@@ -117,7 +114,7 @@ def _schema_state(connection: Connection, migrations: Path, oldest: str = OLDEST
     found = _read_versions(connection)
     if not found:
         return "empty"
-    known = list_revisions(migrations)  # the newest first
+    known = list_revisions(migrations)
     if found == {known[0]}:
         return "current"
     if not found <= set(known):
@@ -129,8 +126,8 @@ def _schema_state(connection: Connection, migrations: Path, oldest: str = OLDEST
 
 
 def list_revisions(migrations: Path = MIGRATIONS) -> list[str]:
-    """The newest first, the baseline last. One line of them, in the order of their files, each of which has its revision's
-    name: so names are compared to find out which of two revisions is older, also where only one of them is known here."""
+    """The names of the revisions, the newest first, the baseline last. A revision is named as its file, and names sort by age: so the older of two
+    revisions is known even when this version has only one of them."""
     return sorted((path.stem for path in (migrations / "versions").glob("[0-9]*.py")), reverse=True)
 
 
@@ -152,7 +149,7 @@ _SERVED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
 
 
 class SchemaCheck:
-    """`is_served`: the tables, as they were last seen, are such that this code may serve from them."""
+    """A check of the tables at start and while the gateway serves. `is_served`: this code may serve from the tables, as of the last check."""
 
     def __init__(
         self,
@@ -167,7 +164,7 @@ class SchemaCheck:
         self.is_served = False
 
     async def prepare(self) -> None:
-        """Raises `SettingsInvalid` when this code must not serve here."""
+        """Checks the tables at start; on SQLite it migrates them first. Raises `SettingsInvalid` when this code must not serve from them."""
         state = await self._find_state()
         if self._database.dialect == "sqlite" and state in ("empty", "behind", "serviceable"):
             state = await upgrade(self._database, migrations=self._migrations)
@@ -191,7 +188,7 @@ class SchemaCheck:
         self.is_served = True
 
     async def watch(self) -> None:
-        """Looks again. A chore: what it finds shows in `is_served` and in the log."""
+        """Checks the tables again and updates `is_served`. Run it as a background task."""
         state = await self._find_state()
         self.is_served = state in _SERVED
         if not self.is_served:

@@ -1,4 +1,4 @@
-"""Runs migrations with alembic. Loaded by `storage.migrate` when there are some to run, and by nobody else."""
+"""Runs migrations with alembic. `storage.migrate` imports it only when there are migrations to run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 
 def run_migrations(connection: Connection, revision: str, migrations: Path) -> None:
-    """Those that are missing, up to `revision`, inside the transaction of `connection`."""
+    """Runs the missing migrations up to `revision`, inside the transaction of `connection`."""
     config = Config()
     config.set_main_option("script_location", str(migrations).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

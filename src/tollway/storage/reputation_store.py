@@ -1,12 +1,11 @@
-"""Proved ownership and measured quality of listings in SQL: what `registry/ownership.py` and the quality port promise, on both dialects.
+"""Proved ownership and measured quality of listings in SQL: the ports of `registry/ownership.py` and `registry/quality.py` on both dialects.
 
-It fetches no origin itself. A proof is written under a lock on its listing, and an edit that ends a proof does so in its own
-transaction (`end_stale_proof`): what was proved of an old endpoint never counts for a new one.
+Ownership: this module fetches no origin. A proof is written under a lock of its listing. An edit that ends a proof does so in the same
+transaction (`end_stale_proof`): a proof for an old endpoint never counts for a new one.
 
-The counts of a day are only ever added to, in the order of their key, so gateways that write at once wait for each other and
-never in a circle. A sum contains all that was added before: on PostgreSQL it is made under a lock on its listing's row; on
-SQLite, where there is one gateway, one is made after the other, and the reads do not run in the one writer, which calls wait
-for.
+Quality: the counts of a day only grow, and are written in the order of their key, so that gateways that write at the same time do not
+deadlock. A sum contains all earlier additions. On PostgreSQL it is made under a lock of its listing's row. On SQLite, with one gateway,
+sums are made one after another, and their reads run outside the writer, which calls wait for.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from tollway.storage.catalog_tables import (
 from tollway.storage.database import Database
 
 FRESH_MS = 1_000
-"""A change by another gateway counts after this long at the latest."""
+"""The longest time until a change by another gateway counts."""
 LISTINGS_KEPT = 10_000
 
 
@@ -46,7 +45,7 @@ class _CachedOwnership:
 
 
 class OwnershipStore:
-    """`Ownerships` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+    """Implements `Ownerships`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
         self._database = database
@@ -67,7 +66,8 @@ class OwnershipStore:
                 )
             )
         finally:
-            self._seen.pop(challenge.listing_id, None)  # also when the outcome is unknown
+            # Also when the outcome is unknown.
+            self._seen.pop(challenge.listing_id, None)
 
     async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
         return await self._database.read(lambda connection: find_due(connection, before_ms, limit))
@@ -90,8 +90,8 @@ class OwnershipStore:
 
 
 def end_stale_proof(connection: Connection, seq: int, listing: Listing) -> None:
-    """A listing has changed: what was proved of another origin, or signed by another payee, does not count any more. Of a
-    retired one nothing is kept, so that its origin is free."""
+    """Deletes the proof of a changed listing when it is for another origin or was signed by another payee, and the proof of a retired listing, so
+    that its origin is free. Call it in the transaction of the change."""
     named = ownership_table.c.listing_seq == seq
     row = connection.execute(select(ownership_table).where(named)).one_or_none()
     if row is None:
@@ -201,11 +201,11 @@ def _read(row: Row[Any]) -> Ownership:
 
 
 _Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
-"""The listing's number, and its calls of 30 days by bucket."""
+"""The row number of each listing, and its calls of 30 days by bucket."""
 
 
 class QualityStore:
-    """A `QualityRecords` over a `Database`."""
+    """Implements `QualityRecords`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -273,7 +273,7 @@ def _add(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 def _sum_up_alone(connection: Connection, wanted: list[ListingId], today: int) -> _Sums:
     found = select(listing_table.c.id).where(listing_table.c.id.in_(wanted)).order_by(listing_table.c.id)
-    # Others that sum up wait here; no call does, and no edit of anything but the listing itself.
+    # Other sums of these listings wait here; calls do not, nor edits of other rows.
     connection.execute(found.with_for_update(key_share=True)).all()
     sums = _read_sums(connection, wanted, today)
     _write_sums(connection, sums, today)
