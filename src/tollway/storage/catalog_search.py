@@ -1,10 +1,10 @@
-"""Pages of the catalog: filters, order, full text and totals as SQL, for both dialects.
+"""Searches of the catalog: filters, order, full text and totals as SQL, for both dialects.
 
-`registry` splits and folds words before they come here, so both databases find the same listings.
+`registry` splits and folds the words of a search, so both databases find the same listings.
 
-No page reads a whole table. Each condition of a query is a facet: a set of listings that one index holds, newest first. The
-smallest facet leads, counted as far as totals are; the other facets are tested for each of its listings. Only a sort of a large
-set goes the other way: the index in that order leads, and every facet is tested.
+No page reads a whole table. Each condition of a query is a facet: a set of listings in one index, newest first. The smallest facet leads (it
+is counted up to the maximum of totals), and the other facets are tested for each of its listings. For a sort of a large set the index
+in that order leads, and every facet is tested.
 """
 
 from collections.abc import Sequence
@@ -65,10 +65,9 @@ vector_table = table("listing_search", column("listing_seq", BigInteger), column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
-    """`index`: the one that it is walked by. `is_match`: what the words found; `rank`: its order of relevance, where the
-    database knows one. Where that index holds
-    the set in another order: `by_age` is the same set newest first, and `by_listing` finds one listing of it. `few`: how to
-    read it when it is known to be small."""
+    """A set of listings that one condition selects. `index`: the index that a walk uses. `is_match`: the set of the full-text search. `rank`: the
+    order of relevance, when the database computes it. `by_age`, `by_listing`: the same set newest first, and the same set for the
+    test of one listing, when `index` has another order. `few`: the same set for a read when it is known to be small."""
 
     source: FromClause
     seq: ColumnElement[int]
@@ -81,28 +80,28 @@ class Facet:
     few: "Facet | None" = None
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
-        """The numbers of its listings, in no order, of which `others` hold."""
+        """Selects the row numbers of its listings that satisfy `others`, unordered."""
         return select(self.seq).select_from(self.source).where(*self.where, *others)
 
     def holds(self, seq: ColumnElement[int]) -> ColumnElement[bool]:
-        """Whether a listing of another facet is in this one too. A look for each: as an EXISTS, PostgreSQL would rather
-        read the whole set than look a few times."""
+        """A condition: a listing of another facet is in this facet too. A scalar subquery for each listing, because PostgreSQL may turn an EXISTS
+        into a read of the whole set."""
         by_listing = self.by_listing or self
         look: Select[Any] = select(literal_column("1")).select_from(by_listing.source)
         return look.where(*by_listing.where, by_listing.seq == seq).limit(1).scalar_subquery().is_not(None)
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it holds whatever lists show: it is worth no counting."""
+        """True for the set of all visible listings, which needs no count."""
         return self.index == _SHOWN
 
     def is_within(self, other: "Facet") -> bool:
-        """Whether `other`, of the same query, holds all of it."""
+        """True when `other`, a facet of the same query, contains this set."""
         return other.is_of_all or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
 
 
 def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -> list[Facet]:
-    """One for each thing that the query asks for; of equals, the first is the best to lead. Never none."""
+    """The facets of a query, one or more. Of facets with equal size the first one leads best."""
     facets: list[Facet] = []
     if words:
         facets.append(_match_fts(words) if is_sqlite else _match_vectors(words))
@@ -114,7 +113,8 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
         where = (nets.c.chain_id == query.network,)
         facets.append(Facet(source=nets, seq=nets.c.listing_seq, where=where))
     is_of_currency = query.currency is not None and query.price_nano_max is None
-    if query.provider is not None and is_of_currency:  # each of both may be large, and what they share small
+    # Each of the two sets may be large and their intersection small.
+    if query.provider is not None and is_of_currency:
         both = {"provider": bytes(query.provider), "currency": query.currency}
         facets.append(_shown("provider_currency", **both))
     elif query.provider is not None:
@@ -125,7 +125,8 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
         facets.append(_priced(query))
     elif query.currency is not None and query.provider is None:
         facets.append(_shown("currency", currency=query.currency))
-    is_shown_only = bool(facets)  # by now; what follows holds listings that no list shows too
+    # The facets below also contain listings that are not visible.
+    is_shown_only = bool(facets)
     if query.min_success_rate is not None:
         facets.append(_succeeding(query.min_success_rate))
     if query.verified:
@@ -134,8 +135,8 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
 
 
 def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]]:
-    """All listings in the order of a sort other than by age or relevance, and that order. Ties go the way of the sort,
-    so that one index serves both columns."""
+    """The facet of all listings in the order of a sort by name or price, and that order. Ties have the direction of the sort, so that one index
+    serves both columns."""
     if query.sort == "name":
         every = _shown("name")
         columns = every.source.c
@@ -148,7 +149,8 @@ def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]
 
 
 def sold_in(network_currencies: Sequence[NetworkCurrency], seq: ColumnElement[int]) -> ColumnElement[bool]:
-    """Active, not free, and in a market: one condition a currency, each a look into the narrow table of networks."""
+    """A condition: the listing is active, not free, and sold in one of these currencies on one of its networks. One condition for each currency,
+    each a search in the narrow table of networks."""
     sold, network = listing_table.alias("sold"), network_table.alias("sold_on")
     chains: dict[str, list[int]] = {}
     for network_currency in network_currencies:
@@ -173,7 +175,7 @@ def is_unverified(seq: ColumnElement[int]) -> ColumnElement[bool]:
 
 
 def _priced(query: ListingQuery) -> Facet:
-    """Of one currency, up to a price if there is one, by price."""
+    """The facet of a currency, with a maximum price if the query has one, ordered by price."""
     price = _shown("price", currency=query.currency)
     most = query.price_nano_max
     if most is None:
@@ -192,7 +194,7 @@ def _priced(query: ListingQuery) -> Facet:
 
 
 def _shown(name: str, **equal: object) -> Facet:
-    """Listings that lists show and whose columns are equal to these values."""
+    """The facet of visible listings whose columns equal these values."""
     index = _INDEX + name
     source = IndexHint(listing_table, index)
     columns = source.c
@@ -201,11 +203,11 @@ def _shown(name: str, **equal: object) -> Facet:
 
 
 def _succeeding(rate: float) -> Facet:
-    """Measured, and not worse than that; hidden ones too."""
+    """The facet of listings with at least this success rate. Contains listings that are not visible."""
     least = round_up_ppm(rate)
 
     def good(source: FromClause) -> Facet:
-        # What is added keeps SQLite from the index by rate, where the one by listing is meant.
+        # The `+ 0` keeps SQLite from the index by rate; it must use the index by listing.
         return Facet(source=source, seq=source.c.listing_seq, where=(source.c.success_ppm + 0 >= least,))
 
     by_rate = IndexHint(quality_table, _SUCCESS)
@@ -220,14 +222,14 @@ def _succeeding(rate: float) -> Facet:
 
 
 def _verified() -> Facet:
-    """Of a proved origin; hidden ones too."""
+    """The facet of listings with a proved origin. Contains listings that are not visible."""
     source = IndexHint(ownership_table, _VERIFIED)
     where = (source.c.verified_ms.is_not(None),)
     return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
 
 
 def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
-    """`rank_weight`, of the quality of a listing."""
+    """The weight of a listing's quality in its rank, as `rate_weight` computes it."""
     of = quality_table.alias("weighed")
     rate = of.c.success_ppm / literal(1_000_000.0, Double)
     factor = select(literal(RANK_WEIGHT_MIN, Double) + literal(RANK_WEIGHT_SPAN, Double) * rate * rate)
@@ -235,7 +237,7 @@ def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
 
 
 def _match_fts(words: Sequence[str]) -> Facet:
-    # Each word is quoted; split words hold no quote.
+    # Each word is quoted; split words contain no quotes.
     wanted = literal(" ".join(f'"{word}"' for word in words), Text)
     condition: ColumnElement[bool] = literal_column("listing_search").op("MATCH", is_comparison=True)(wanted)
     return Facet(source=fts_table, seq=fts_table.c.rowid, where=(condition,), is_match=True)
@@ -246,7 +248,7 @@ def _match_vectors(words: Sequence[str]) -> Facet:
     columns = vector_table.c
     condition = columns.words.op("@@", is_comparison=True)(wanted)
     rank = desc(func.ts_rank(columns.words, wanted) * _weigh(columns.listing_seq))
-    # Its numbers say little about rare words: without a fence it would walk all listings by age for a few of them.
+    # PostgreSQL's estimates for rare words are poor: without this LIMIT it would walk all listings by age for a few matches.
     fenced = select(columns.listing_seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
     few = Facet(source=fenced, seq=fenced.c.listing_seq, where=())
     return Facet(
@@ -260,16 +262,18 @@ def _match_vectors(words: Sequence[str]) -> Facet:
 
 
 RANKED_MAX = 1_000
-"""`relevance` ranks this many of the newest hits; older ones follow, newest first. Ranking costs some ten microseconds a hit."""
+"""How many of the newest matches `relevance` ranks; older ones follow, newest first. Ranking costs some ten microseconds for each match."""
 
-_WEIGHTS = "ADB"  # of name, description, tags: PostgreSQL's classes, A the heaviest
-_WORD_POSITION_MAX = 16_383  # of a tsvector
+# PostgreSQL's weight classes of name, description and tags; A is the heaviest.
+_WEIGHTS = "ADB"
+# The largest position in a tsvector.
+_WORD_POSITION_MAX = 16_383
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hits:
-    """The listings that a query finds, before order and page. `lead` is the smallest of `facets`, and `lead_size` its
-    size as far as it was counted. `matched`: those in which the words stand, if the query has any."""
+    """The listings that a query finds, before order and page. `lead`: the smallest of `facets`. `lead_size`: its counted size. `matched`: the facet
+    of the full-text search, None without words."""
 
     facets: Sequence[Facet]
     lead: Facet
@@ -281,7 +285,7 @@ class _Hits:
         return self.select_by(self.lead)
 
     def select_by(self, lead: Facet, *, instead_of: Facet | None = None) -> Select[Any]:
-        """Their numbers, in no order, with that one leading."""
+        """Selects the row numbers, unordered, with `lead` as the leading facet."""
         others = [
             facet.holds(lead.seq) for facet in self.facets if facet is not lead and facet is not instead_of
         ]
@@ -301,11 +305,10 @@ class _Hits:
 
 
 def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], int, bool]:
-    """Numbers of the listings of a page, the total, and whether that is only a lower bound."""
+    """The row numbers of the listings of a page, the total, and whether the total is a lower bound."""
     words = query_words(query.words) if query.words is not None else ()
-    if query.network_currencies == () or (
-        query.words is not None and not words
-    ):  # nothing is found by no word
+    # A search without words finds no listing.
+    if query.network_currencies == () or (query.words is not None and not words):
         return [], 0, False
     facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
     hits = _begin_with_smallest(connection, query, facets)
@@ -368,14 +371,14 @@ def _sorted(hits: _Hits) -> Select[Any]:
     if hits.lead_size > TOTAL_EXACT_MAX or (hits.is_one_set and every.is_within(hits.lead)):
         same = next((facet for facet in hits.facets if every.is_within(facet)), None)
         return hits.select_by(every, instead_of=same).order_by(*order)
-    # Few enough to sort; their rows are read for it.
+    # Few listings: their rows are read and sorted.
     few = hits.select().subquery()
     columns = every.source.c
     return select(columns.seq).join(few, few.c[0] == columns.seq).order_by(*order)
 
 
 def _ranked_page(connection: Connection, hits: _Hits, matched: Facet) -> list[int]:
-    """The newest hits by rank, and after them the others by age."""
+    """A page of the newest matches by rank, followed by the older ones by age."""
     offset, limit = hits.query.start, hits.query.limit
     newest = _newest(hits)
     seqs: list[int] = []
@@ -404,7 +407,7 @@ def _rank(connection: Connection, hits: _Hits, matched: Facet, newest: Select[An
 
 
 def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> list[int]:
-    """On SQLite, whose own rank is made anew for each row that is asked for by its number: from all hits of its words."""
+    """Ranks in memory, for SQLite: its own rank is computed from all matches again for each row that is selected by its number."""
     words = query_words(hits.query.words or "")
     quality, fts = quality_table.c, fts_table.c
     graded = select(quality.listing_seq, quality.success_ppm).where(quality.listing_seq.in_(seqs))
@@ -418,7 +421,7 @@ def _rank_texts(connection: Connection, hits: _Hits, seqs: Sequence[int]) -> lis
 
 
 def write_search(connection: Connection, seq: int, listing: Listing) -> None:
-    """Makes a listing findable by its words."""
+    """Adds the words of a listing to the full-text search."""
     fields = [split_words(field) for field in searched_texts(listing)]
     if connection.dialect.name == "sqlite":
         row = dict(zip(("name", "description", "tags"), (" ".join(words) for words in fields), strict=True))
@@ -439,7 +442,7 @@ def erase_search(connection: Connection, seq: int) -> None:
 
 
 def to_vector(fields: Sequence[Sequence[str]]) -> str:
-    """The text form of a tsvector: each word with its position and its field's weight. Split words hold no quote."""
+    """The text of a tsvector: each word with its position and the weight of its field. Split words contain no quotes."""
     position = 0
     parts = []
     for words, weight in zip(fields, _WEIGHTS, strict=True):

@@ -1,9 +1,9 @@
-"""The catalog in SQL: what `registry/catalog.py` promises, on both dialects through one set of statements.
+"""The catalog in SQL: the port of `registry/catalog.py` on both dialects, with one set of statements.
 
-It decides nothing about what may be listed. Secrets are encrypted before they reach a row, and decrypted only for `find`.
+The rules of listings are in `registry/`. Secrets are encrypted before they reach a row, and decrypted only for `find`.
 
-`ListingCache` holds what the paid path knows of listings without a query: bounded in number and bytes, at most a second old. It
-holds no lock and does no I/O.
+`ListingCache` keeps listings for paid calls without a query: bounded in number and bytes, at most a second old. It takes no lock and
+does no I/O.
 """
 
 from collections import OrderedDict
@@ -55,10 +55,10 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.reputation_store import end_stale_proof
 
 FRESH_MS = 1_000
-"""A change by another process shows after this long at the latest."""
+"""The longest time until a change by another process is visible."""
 
 REFRESH_MS = 500
-"""From this age on, one of the askers looks; the others are served meanwhile, so that a busy listing costs one read."""
+"""From this age on, one caller checks the revision while the others get the cached entry, so that a busy listing costs one read."""
 
 ENTRIES_MAX = 4_096
 DOCUMENT_BYTES_MAX = 64 * MIB
@@ -73,7 +73,7 @@ class _CachedListing:
 
 
 class ListingCache:
-    """`writes` counts this process's own changes; what was read before one of them is not kept after it."""
+    """A cache of listings. `writes`: the number of changes by this process; a read that began before a change is not kept after it."""
 
     def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = DOCUMENT_BYTES_MAX) -> None:
         self._entries: OrderedDict[ListingId, _CachedListing] = OrderedDict()
@@ -86,7 +86,7 @@ class ListingCache:
         return len(self._entries)
 
     def find(self, listing_id: ListingId, *, now_ms: int) -> CatalogEntry | Literal["stale"] | None:
-        """The entry when it may be served. `stale`: known, and the asker must look whether it has changed."""
+        """The entry when it is fresh. `stale`: the caller must check its revision and call `confirm` or `end_check`. None: not cached."""
         entry = self._entries.get(listing_id)
         if entry is None:
             return None
@@ -100,7 +100,7 @@ class ListingCache:
     def confirm(
         self, listing_id: ListingId, revision: int | None, *, read_ms: int, writes: int
     ) -> CatalogEntry | None:
-        """After a look that began at `read_ms`: the entry when it still has that revision, else it is dropped."""
+        """Ends a check that began at `read_ms`. Returns the entry when it has `revision`; otherwise drops it."""
         entry = self._entries.get(listing_id)
         if entry is None:
             return None
@@ -112,12 +112,12 @@ class ListingCache:
         return entry.catalog_entry
 
     def end_check(self, listing_id: ListingId) -> None:
-        """The look failed: the next asker looks for itself."""
+        """Ends a failed check: the next caller checks again."""
         if entry := self._entries.get(listing_id):
             entry.is_checking = False
 
     def keep(self, entry: CatalogEntry, *, weight: int, read_ms: int, writes: int) -> None:
-        """Remembers what was read, unless this process has written since the read began."""
+        """Adds an entry, unless this process has changed a listing since the read began. `weight`: the size of its document."""
         if writes != self.writes or weight > self._bytes_max:
             return
         self._drop(entry.listing.id)
@@ -129,12 +129,12 @@ class ListingCache:
             self._drop(next(iter(self._entries)))
 
     def forget(self, listing_id: ListingId) -> None:
-        """This process has changed the listing."""
+        """Drops a listing that this process has changed."""
         self.writes += 1
         self._drop(listing_id)
 
     def forget_all(self) -> None:
-        """The database is another one: a revision there may be of another listing."""
+        """Drops all listings, after a restore: one revision number may mean two versions of a listing."""
         self.writes += 1
         self._entries.clear()
         self._weight = 0
@@ -150,16 +150,16 @@ ID_LENGTH_MAX = 64
 _log = structlog.get_logger(__name__)
 
 _Sealed = Mapping[str, bytes | None]
-"""The column of the sealed secret; without it, it is left as it is."""
+"""The column of the sealed secret; empty to leave the stored secret unchanged."""
 
 
 class CatalogStore:
-    """A `Catalog` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+    """Implements `Catalog`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
     def __init__(
         self, database: Database, *, sealer: Sealer, now_ms: Callable[[], int], only_verified: bool = False
     ) -> None:
-        """`only_verified`: lists show listings whose ownership is proved, and no others."""
+        """`only_verified`: searches return only listings with proved ownership."""
         self._only_verified = only_verified
         self._database = database
         self._sealer = sealer
@@ -167,7 +167,7 @@ class CatalogStore:
         self._cache = ListingCache()
 
     def clear_cache(self) -> None:
-        """The database has gone back in time: nothing that was read from it counts any more."""
+        """Drops all cached listings, after a restore of the database."""
         self._cache.forget_all()
 
     async def publish(self, listing: Listing) -> None:
@@ -198,7 +198,8 @@ class CatalogStore:
         try:
             return await self._database.write(work)
         finally:
-            self._cache.forget(listing.id)  # also when the outcome is unknown
+            # Also when the outcome is unknown.
+            self._cache.forget(listing.id)
 
     async def find(self, listing_id: ListingId) -> CatalogEntry | None:
         if not _is_plausible(listing_id):
@@ -260,7 +261,7 @@ class CatalogStore:
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
         whose = (listing.pay_to == bytes(pay_to), listing.is_shown.is_(True))
-        # Two ranges of an index: "another one" would be looked for among all of the provider's own.
+        # Two ranges of an index: a condition <> would walk all listings of the provider.
         others = [
             select(exists().where(*whose, side))
             for side in (listing.provider < bytes(provider), listing.provider > bytes(provider))
@@ -280,7 +281,8 @@ class CatalogStore:
         if auth is None:
             return {"auth_sealed": None}
         if auth.value is None:
-            return {}  # it stays as it is stored: the key that opens it may come back
+            # The stored secret does not open. It stays, because its key may be configured again.
+            return {}
         label = secret_label(listing.id, auth.location, auth.name)
         return {"auth_sealed": self._sealer.seal(auth.value.encode(), label=label)}
 
@@ -301,7 +303,7 @@ class CatalogStore:
         return CatalogEntry(listing=record, versions=versions), len(row.openapi or "")
 
     def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
-        """One that does not open is told, and not called with; its provider can set another."""
+        """Opens the upstream secret. A secret that does not open is logged and has the value None; its provider can set another."""
         if row.auth_sealed is None:
             return None
         label = secret_label(row.id, row.auth_location, row.auth_name)
@@ -314,12 +316,12 @@ class CatalogStore:
 
 
 def _is_plausible(listing_id: ListingId) -> bool:
-    """False for what no id of ours looks like, so that no odd text of a path reaches a database."""
+    """False for a text that cannot be the id of a listing, so that arbitrary paths do not reach the database."""
     return 0 < len(listing_id) <= ID_LENGTH_MAX and listing_id.isprintable()
 
 
 def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
-    """What the secret of a listing is sealed for."""
+    """The label of a listing's secret (associated data of its encryption)."""
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
@@ -367,12 +369,12 @@ def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
 
 
 def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
-    """Ends the version in force and begins another one, when the listing now sells something else, or for another price."""
+    """Ends the current version of the terms and begins another one when the listing sells other operations or has other prices."""
     terms = terms_table.c
     newest = select(terms_table).where(terms.listing_seq == seq)
     row = connection.execute(newest.order_by(terms.version.desc()).limit(1)).one()
     last = read_terms(row)
-    # Gateways' clocks differ a little: a version never ends before it began.
+    # The clocks of gateways differ, but a version must not end before its begin.
     now_ms = max(listing.updated_ms, last.since_ms)
     if listing.current_terms(since_ms=last.since_ms) == last:
         return
@@ -394,7 +396,7 @@ def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms,
 
 
 def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
-    """Puts a listing where lists look."""
+    """Adds a listing to the tables of searches."""
     tags = {fold(tag) for tag in listing.tags}
     if tags:
         connection.execute(insert(tag_table), [{"tag": tag, "listing_seq": seq} for tag in sorted(tags)])
@@ -406,7 +408,7 @@ def _index_listing(connection: Connection, seq: int, listing: Listing) -> None:
 
 
 def _unindex_listing(connection: Connection, seq: int) -> None:
-    """Takes a listing out of all lists."""
+    """Removes a listing from the tables of searches."""
     connection.execute(delete(tag_table).where(tag_table.c.listing_seq == seq))
     connection.execute(delete(network_table).where(network_table.c.listing_seq == seq))
     erase_search(connection, seq)

@@ -1,9 +1,9 @@
-"""The tables of the catalog, of measured quality and of proved ownership, and their rows as records of `registry/`.
+"""The tables of the catalog, of measured quality and of proved ownership, and the parsers of their rows.
 
-Columns are enumerated; `registry/` decides what they mean. The upstream secret and the OpenAPI document are not in a listing's
-row of values. `listing` holds every listing ever; `listing_tag`, `listing_network` and the full-text table hold only those that
-lists show, so that a filter walks nothing else. `listing_search` differs by dialect (FTS5, or tsvector with GIN) and is made by
-the migrations alone; `registry` splits its words, never the database.
+This module defines columns; `registry/` decides their meaning. `listing_values` contains neither the upstream secret nor the OpenAPI
+document. `listing` has every listing; `listing_tag`, `listing_network` and the full-text table have only visible listings, so that a
+filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN) and is made by the migrations only; `registry`
+splits its words, not the database.
 """
 
 import json
@@ -40,7 +40,7 @@ from tollway.storage.database import metadata
 
 _RowId = BigInteger().with_variant(Integer, "sqlite")
 _Exact = Text().with_variant(Text(collation="C"), "postgresql")
-"""Compared code point by code point on both dialects, so that lists sort alike."""
+"""A text that both dialects compare by code point, so that they sort in the same order."""
 
 
 def _listing_seq(name: str) -> Column[int]:
@@ -98,7 +98,7 @@ listing_table = Table(
     Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
 )
 
-# Apart from the listing, because a page of a hundred listings must not read a hundred documents.
+# A separate table, because a page of a hundred listings must not read a hundred documents.
 document_table = Table(
     "listing_document",
     metadata,
@@ -121,7 +121,7 @@ terms_table = Table(
     Column("charge_on", String(10), nullable=False),
     Column("since_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger),
-    # Null in a version that ended before these columns were there: what it sold is not known.
+    # Null in a version that ended before these columns existed: its operations are unknown.
     Column("other_paths", String(10)),
     Column("methods", Text),
     Column("described", Text),
@@ -148,7 +148,7 @@ network_table = Table(
     Index("ix_listing_network_listing", "listing_seq"),
 )
 
-# One row, written with every listing that comes or goes: a total without counting a table.
+# One row with the number of visible listings, so that a total counts no table.
 total_table = Table(
     "listing_total",
     metadata,
@@ -160,7 +160,7 @@ total_table = Table(
 
 
 IS_VERIFIED = "verified_ms IS NOT NULL"
-"""Literal, in the index and in the query."""
+"""The index and the query have the same literal text."""
 
 quality_day_table = Table(
     "listing_quality_day",
@@ -173,8 +173,7 @@ quality_day_table = Table(
     Index("ix_listing_quality_day_day", "day"),
     sqlite_with_rowid=False,
 )
-"""Paid calls of a listing by day since the epoch (UTC) and by how they ended (`registry/quality.py` says what a
-bucket is)."""
+"""Paid calls of a listing by day since the epoch (UTC) and by bucket of their outcome (`registry/quality.py` defines the buckets)."""
 
 quality_table = Table(
     "listing_quality",
@@ -195,7 +194,7 @@ quality_table = Table(
     Index("ix_listing_quality_success", "success_ppm", "listing_seq"),
     Index("ix_listing_quality_stale", "day", "listing_seq"),
 )
-"""The sums of the last 30 days, as of `day`; only of listings with enough calls."""
+"""The sums of the last 30 days as of `day`, for listings with enough calls."""
 
 ownership_table = Table(
     "listing_ownership",
@@ -235,15 +234,15 @@ ownership_table = Table(
         postgresql_where=text(IS_VERIFIED),
     ),
 )
-"""Listings whose ownership was ever checked; none of a retired one. `failures`: checks in a row that found no proof."""
+"""Listings whose ownership was checked, without retired ones. `failures`: the number of checks without a proof since the last proof."""
 
 
 NO_OPERATIONS = "[]"
-"""How a listing without operations stands in its column."""
+"""The column `operations` of a listing without operations."""
 
 
 def listing_values(listing: Listing) -> dict[str, Any]:
-    """Every column of a listing but its number and its sealed secret."""
+    """Every column of a listing except its row number and its sealed secret."""
     auth, limit = listing.upstream_auth, listing.rate_limit
     return {
         "id": listing.id,
@@ -282,7 +281,7 @@ def listing_values(listing: Listing) -> dict[str, Any]:
 
 
 def read_listing(row: Row[Any], *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
-    """The listing of a row. `auth`: with the opened secret, which is not here."""
+    """Parses a row. `auth`: the opened upstream secret, which the row does not contain."""
     limit = None
     if row.rate_calls is not None:
         limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
@@ -319,7 +318,7 @@ def read_listing(row: Row[Any], *, auth: UpstreamAuth | None, openapi: Mapping[s
 
 
 def terms_values(terms: Terms) -> dict[str, Any]:
-    """Every column of a version but its listing and its number."""
+    """Every column of a version of terms except its listing and its number."""
     return {
         "price": terms.price.text,
         "price_nano": terms.price.nano,
@@ -338,7 +337,7 @@ def terms_values(terms: Terms) -> dict[str, Any]:
 
 
 def read_terms(row: Row[Any]) -> Terms:
-    """A version of which no status is recorded sets no price once it has ended: what it sold is not known."""
+    """Parses a row. An ended version without a recorded status sets no price, because its operations are unknown."""
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
@@ -356,12 +355,12 @@ def read_terms(row: Row[Any]) -> Terms:
 
 
 def is_shown(listing: Listing) -> bool:
-    """Whether lists show it: paused ones too, retired and suspended ones never."""
+    """True when searches return the listing: also a paused one, but no retired or suspended one."""
     return listing.retired_ms is None and listing.suspended_ms is None
 
 
 def name_key(listing: Listing) -> str:
-    """What `sort=name` compares."""
+    """The sort key of `sort=name`."""
     return fold(listing.name)
 
 
@@ -397,7 +396,7 @@ def _read_operations(text: str) -> tuple[Operation, ...]:
 
 
 def find_reputations(connection: Connection, which: ColumnElement[bool]) -> dict[int, Reputation]:
-    """By the listing's number, of those that are there. One statement; `which` must be a look into an index of listings."""
+    """The reputations of the listings that match `which`, by row number, with one statement. `which` must match an index of listings."""
     listing, quality, ownership = listing_table.c, quality_table.c, ownership_table.c
     joined = listing_table.outerjoin(quality_table, quality.listing_seq == listing.seq).outerjoin(
         ownership_table, ownership.listing_seq == listing.seq

@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `storage.migration_run` hands in, inside its transaction."""
+"""Runs migrations on the connection of `storage.migration_run`, inside its transaction."""
 
 from alembic import context
 
@@ -7,7 +7,8 @@ from tollway.storage.database import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=True,  # also on SQLite: our engine begins its transactions itself
+    # Also on SQLite, where the engine begins its transactions itself.
+    transactional_ddl=True,
 )
 with context.begin_transaction():
     context.run_migrations()
