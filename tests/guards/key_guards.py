@@ -114,7 +114,7 @@ KEY_GUARDS = (
         "K8",
         "a secret that does not open outlives an edit",
         "storage.catalog_store:CatalogStore._seal",
-        "return {}  # it stays as it is stored: the key that opens it may come back",
+        "return {}",
         'return {"auth_sealed": None}',
         test="storage/test_catalog_store.py::test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another",
     ),

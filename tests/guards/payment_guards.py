@@ -575,8 +575,8 @@ PAYMENT_GUARDS = (
         "P16",
         "a payment without rest is looked up after what is late is written",
         "storage.ledger_store:LedgerStore.find_exhausted",
-        "        if self._group_commit.has_late():  # perhaps",
-        "        if False:  # perhaps",
+        "        if self._group_commit.has_late():\n            await",
+        "        if False:\n            await",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
     ),
     guard(
@@ -786,8 +786,8 @@ PAYMENT_GUARDS = (
         "P16",
         "a repeat that brings no answer is not the one repeat of a charged call",
         "storage.ledger_batch:LedgerBatch._close",
-        '            values["cut"] = "cut"  # its repeat',
-        '            values["cut"] = "repeated"  # its repeat',
+        '            values["cut"] = "cut"',
+        '            values["cut"] = "repeated"',
         test="contracts/test_idempotency_open_calls.py::"
         "test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open[sqlite]",
     ),
@@ -795,8 +795,8 @@ PAYMENT_GUARDS = (
         "P16",
         "a second end of a call does not wait behind one that cannot be written",
         "storage.group_commit:GroupCommit._take_batch",
-        "                if call_id in self._late:  # which",
-        "                if not call_id:  # which",
+        "                if call_id in self._late:",
+        "                if not call_id:",
         test="contracts/test_group_commit_in_doubt.py::"
         "test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy[sqlite]",
     ),
@@ -813,8 +813,8 @@ PAYMENT_GUARDS = (
         "P13",
         "terms that a database has lost are written again",
         "storage.group_commit:GroupCommit._write_part",
-        "            self._known_terms.forget()  # a database",
-        "            pass  # a database",
+        "            self._known_terms.forget()",
+        "            pass",
         test="contracts/test_call_terms.py::"
         "test_what_a_gateway_knows_and_a_database_has_lost_is_written_again[sqlite]",
     ),
