@@ -121,7 +121,7 @@ EXHAUSTION_GUARDS = (
         "storage.outage:is_value_refused",
         'return (name_state(exc) or "").startswith(_DATA_EXCEPTION)',
         "return False",
-        test="storage/test_outage.py::test_a_value_is_told_from_an_outage",
+        test="storage/test_outage.py::test_distinguishes_a_bad_value_from_an_outage",
     ),
     guard(
         "X10",

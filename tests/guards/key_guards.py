@@ -12,7 +12,7 @@ KEY_GUARDS = (
         "storage.database:SqliteDatabase.open",
         '        await self._run(self._writer.run(partial(restrict_to_owner, self.path)), use="write")\n',
         "",
-        test="storage/test_database.py::test_only_its_owner_reads_a_database_and_what_stands_beside_it",
+        test="storage/test_database.py::test_only_the_owner_can_read_a_database_and_its_auxiliary_files",
     ),
     guard(
         "K10",
@@ -116,7 +116,7 @@ KEY_GUARDS = (
         "storage.catalog_store:CatalogStore._seal",
         "return {}",
         'return {"auth_sealed": None}',
-        test="storage/test_catalog_store.py::test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another",
+        test="storage/test_catalog_store.py::test_a_secret_that_does_not_open_stays_until_an_edit_sets_another",
     ),
     guard(
         "K8",

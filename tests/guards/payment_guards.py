@@ -456,7 +456,7 @@ PAYMENT_GUARDS = (
         "storage.postgres:IDLE_S",
         "IDLE_S = 2\n",
         "IDLE_S = 10\n",
-        test="storage/test_postgres_connector.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
+        test="storage/test_postgres_connector.py::test_a_paused_session_ends_before_the_lock_timeout_of_others",
     ),
     guard(
         "P9",

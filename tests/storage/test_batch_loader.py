@@ -1,4 +1,4 @@
-"""Questions asked together: one round at a time, the same question once, and no answer older than its question."""
+"""Batched reads: one batch at a time, equal keys once, and no result older than its request."""
 
 import asyncio
 
@@ -8,20 +8,20 @@ from tollway.storage.batch_loader import BatchLoader
 
 
 class Source:
-    """Answers each question with itself and the number of the round, when it is let."""
+    """Returns each key with the number of its batch, once it may answer."""
 
     def __init__(self) -> None:
-        self.rounds: list[tuple[str, ...]] = []
+        self.batches: list[tuple[str, ...]] = []
         self.may_answer = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def answer(self, questions):
-        self.rounds.append(tuple(questions))
-        number = len(self.rounds)
+    async def fetch(self, keys):
+        self.batches.append(tuple(keys))
+        number = len(self.batches)
         await self.may_answer.wait()
         if self.failure is not None:
             raise self.failure
-        return [f"{question}{number}" for question in questions]
+        return [f"{key}{number}" for key in keys]
 
 
 @pytest.fixture
@@ -31,33 +31,33 @@ def source() -> Source:
 
 @pytest.fixture
 def loader(source: Source) -> BatchLoader[str, str]:
-    return BatchLoader(source.answer)
+    return BatchLoader(source.fetch)
 
 
-async def start(group: asyncio.TaskGroup, loader, questions: str) -> list[asyncio.Task[str]]:
-    """As many askers; when it returns, all have asked."""
-    tasks = [group.create_task(loader.load(question)) for question in questions]
+async def start(group: asyncio.TaskGroup, loader, keys: str) -> list[asyncio.Task[str]]:
+    """Starts a caller for each key; when it returns, all callers wait."""
+    tasks = [group.create_task(loader.load(key)) for key in keys]
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_the_same_question_of_many_is_asked_once_more_at_most(source: Source, loader) -> None:
+async def test_equal_keys_of_many_callers_are_fetched_twice_at_most(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = await start(group, loader, "a" * 50)
         source.may_answer.set()
     assert [task.result() for task in tasks] == ["a1", *["a2"] * 49]
-    assert source.rounds == [("a",), ("a",)]
+    assert source.batches == [("a",), ("a",)]
 
 
-async def test_what_waits_while_a_round_runs_is_the_next_round(source: Source, loader) -> None:
+async def test_keys_that_wait_while_a_batch_runs_are_the_next_batch(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = await start(group, loader, "abcb")
         source.may_answer.set()
     assert [task.result() for task in tasks] == ["a1", "b2", "c2", "b2"]
-    assert source.rounds == [("a",), ("b", "c")]
+    assert source.batches == [("a",), ("b", "c")]
 
 
-async def test_nobody_hears_an_answer_older_than_their_question(source: Source, loader) -> None:
+async def test_no_result_is_older_than_its_request(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
         (early,) = await start(group, loader, "a")
         (late,) = await start(group, loader, "a")
@@ -65,15 +65,15 @@ async def test_nobody_hears_an_answer_older_than_their_question(source: Source, 
     assert (early.result(), late.result()) == ("a1", "a2")
 
 
-async def test_a_failed_round_fails_those_who_asked_in_it(source: Source, loader) -> None:
-    async def hear(question: str) -> str:
+async def test_a_failed_batch_fails_its_callers(source: Source, loader) -> None:
+    async def load(key: str) -> str:
         try:
-            return await loader.load(question)
+            return await loader.load(key)
         except ConnectionError:
             return "failed"
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(hear(question)) for question in "abb"]
+        tasks = [group.create_task(load(key)) for key in "abb"]
         await asyncio.sleep(0)
         source.failure = ConnectionError("away")
         source.may_answer.set()
@@ -82,12 +82,12 @@ async def test_a_failed_round_fails_those_who_asked_in_it(source: Source, loader
     assert (await loader.load("a")).startswith("a")
 
 
-async def test_when_the_one_who_asks_for_all_leaves_another_one_asks(source: Source, loader) -> None:
+async def test_after_the_fetching_caller_is_cancelled_another_one_fetches(source: Source, loader) -> None:
     async with asyncio.TaskGroup() as group:
         first, *_ = await start(group, loader, "a")
         waiting = await start(group, loader, "bb")
         first.cancel()
-        while len(source.rounds) < 2:
+        while len(source.batches) < 2:
             await asyncio.sleep(0)
         leader, *others = waiting
         leader.cancel()
@@ -95,4 +95,4 @@ async def test_when_the_one_who_asks_for_all_leaves_another_one_asks(source: Sou
     assert first.cancelled()
     assert leader.cancelled()
     assert [task.result() for task in others] == ["b3"]
-    assert source.rounds == [("a",), ("b",), ("b",)]
+    assert source.batches == [("a",), ("b",), ("b",)]

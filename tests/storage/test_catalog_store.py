@@ -1,4 +1,4 @@
-"""What only the store in SQL has: secrets sealed on disk, few reads on the hot path, totals without counting, plans."""
+"""The catalog in SQL beyond its contract: encrypted secrets, few reads for paid calls, totals without counts, query plans."""
 
 import contextlib
 import sqlite3
@@ -37,7 +37,7 @@ LISTING = sample_listing(
 
 
 class CountingDatabase:
-    """A database that counts what it is asked."""
+    """A database that counts its reads."""
 
     dialect: Literal["sqlite", "postgresql"] = "sqlite"
 
@@ -89,7 +89,7 @@ async def test_a_secret_is_sealed_on_disk(harness: Harness, tmp_path: Path) -> N
         assert b"hush-hush" not in file.read_bytes()
 
 
-async def test_another_key_does_not_open_it(harness: Harness) -> None:
+async def test_another_key_does_not_open_a_secret(harness: Harness) -> None:
     await harness.store.publish(LISTING)
     other = harness.open_store(b"o" * 32)
     with capture_logs() as logs:
@@ -101,7 +101,7 @@ async def test_another_key_does_not_open_it(harness: Harness) -> None:
     assert (await other.search(ListingQuery())).total == 1  # lists need no secret
 
 
-async def test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another(
+async def test_a_secret_that_does_not_open_stays_until_an_edit_sets_another(
     harness: Harness,
 ) -> None:
     await harness.store.publish(LISTING)
@@ -133,13 +133,13 @@ async def test_a_busy_listing_costs_one_read_in_half_a_second(harness: Harness) 
     assert harness.counting.reads == 2
 
 
-async def test_an_unknown_id_is_not_remembered(harness: Harness) -> None:
+async def test_an_unknown_id_is_not_cached(harness: Harness) -> None:
     assert await harness.store.find(LISTING.id) is None
     await harness.open_store(b"k" * 32).publish(LISTING)  # by another process
     assert await harness.store.find(LISTING.id) is not None
 
 
-async def test_a_failed_look_is_not_remembered(harness: Harness) -> None:
+async def test_a_failed_check_is_not_cached(harness: Harness) -> None:
     await harness.store.publish(LISTING)
     await harness.store.find(LISTING.id)
     harness.now_ms += 1_000
@@ -175,7 +175,7 @@ async def test_a_filtered_total_stops_at_ten_thousand(harness: Harness) -> None:
 
 
 def multiply(connection: Connection, count: int) -> None:
-    """Copies the one listing, in every table that lists read."""
+    """Copies the listing in every table that searches read."""
     columns = [
         column["name"]
         for column in connection.execute(text("SELECT name FROM pragma_table_info('listing')")).mappings()
@@ -214,7 +214,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("query", PLANS, ids=str)
-async def test_no_list_scans_or_sorts_the_catalog(harness: Harness, query: ListingQuery) -> None:
+async def test_no_search_scans_or_sorts_the_catalog(harness: Harness, query: ListingQuery) -> None:
     await harness.store.publish(LISTING)
 
     def explain(connection: Connection) -> list[str]:

@@ -1,4 +1,4 @@
-"""The door to the database: one writer, readers that cannot write, foreign errors translated."""
+"""The SQLite database: one writer, read-only readers, translated errors, file rights."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ async def numbers(database: SqliteDatabase) -> list[int]:
 
 
 class Opaque(bytes):
-    """A subclass of bytes that has no adapter of its own."""
+    """A subclass of bytes without an adapter."""
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ class Opaque(bytes):
         (CallState.CONSUMED, "text", "'consumed'"),
     ],
 )
-async def test_a_bound_value_is_what_its_literal_is(
+async def test_a_bound_value_equals_its_literal(
     database: SqliteDatabase, value: object, kind: str, literal: str
 ) -> None:
-    """Bytes equal a BLOB and never a TEXT of the same bytes; the answer has the types of SQLite."""
+    """Bytes equal a BLOB and no TEXT of the same bytes; the result has the types of SQLite."""
     compare = f"SELECT typeof(?), ? IS {literal}, ? IS CAST({literal} AS TEXT), ?"
 
     def work(connection: Connection) -> object:
@@ -87,12 +87,12 @@ async def test_a_bound_value_is_what_its_literal_is(
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/name"])
-def test_refuses_what_it_does_not_support(url: str) -> None:
+def test_refuses_an_unsupported_url(url: str) -> None:
     with pytest.raises(ValueError, match=r"SQLite needs a file|not supported"):
         connect_database(url)
 
 
-async def test_a_failing_write_leaves_nothing(database: SqliteDatabase) -> None:
+async def test_a_failed_write_is_rolled_back(database: SqliteDatabase) -> None:
     with pytest.raises(RuntimeError):
         await database.write(add(1, fails=True))
     assert await numbers(database) == []
@@ -111,7 +111,7 @@ async def test_the_writer_keeps_its_connection_until_a_transaction_fails(databas
     assert await numbers(database) == [1]
 
 
-async def test_many_writers_take_turns(database: SqliteDatabase) -> None:
+async def test_concurrent_writes_are_all_committed(database: SqliteDatabase) -> None:
     await asyncio.gather(*(database.write(add(n), flush=n % 2 == 0) for n in range(50)))
     assert await numbers(database) == list(range(50))
 
@@ -122,15 +122,15 @@ async def test_a_reader_cannot_write(database: SqliteDatabase) -> None:
     assert await numbers(database) == []
 
 
-async def test_what_connections_remember_of_a_file_is_bounded(database: SqliteDatabase) -> None:
-    """In KiB, as a negative number; pages that were read once are kept for as long as the gateway lives."""
+async def test_the_page_caches_of_all_connections_are_bounded(database: SqliteDatabase) -> None:
+    """In KiB, as a negative number. SQLite keeps the pages until the connection is closed."""
     remembered = text("PRAGMA cache_size")
     kept = [await run(lambda c: c.scalar(remembered)) for run in (database.read, database.write)]
     assert kept == [-CACHE_KIB, -CACHE_KIB]
     assert (READERS + 1) * CACHE_KIB <= 64 * 1024
 
 
-async def test_an_integrity_error_is_the_stores_to_judge(database: SqliteDatabase) -> None:
+async def test_an_integrity_error_reaches_the_store(database: SqliteDatabase) -> None:
     await database.write(add(1))
     with pytest.raises(IntegrityError):
         await database.write(add(1))
@@ -143,7 +143,7 @@ async def test_other_errors_become_storage_unavailable(database: SqliteDatabase)
 
 
 @pytest.mark.parametrize("url", ["postgresql://user@127.0.0.1:1/x", "postgresql:///x?host=/nowhere"])
-async def test_a_server_that_is_not_there_is_storage_unavailable(url: str) -> None:
+async def test_a_missing_server_is_storage_unavailable(url: str) -> None:
     database = connect_database(url)
     with pytest.raises(StorageUnavailable):
         await database.open()
@@ -157,7 +157,7 @@ async def test_a_server_that_is_not_there_is_storage_unavailable(url: str) -> No
         ("max_page_count=1", "max_page_count=1000000", "disk_full"),
     ],
 )
-async def test_a_full_or_read_only_file_is_named_once_and_serves_again_when_it_can(
+async def test_a_full_or_read_only_file_is_logged_once_and_works_again_later(
     database: SqliteDatabase, pragma: str, undo: str, cause: str
 ) -> None:
     def change(connection: Connection) -> None:
@@ -181,7 +181,7 @@ async def test_a_full_or_read_only_file_is_named_once_and_serves_again_when_it_c
 
 
 async def set_pragma(database: SqliteDatabase, pragma: str) -> None:
-    """Of the writer's one connection, outside a transaction: a read-only one cannot even be begun."""
+    """Sets a pragma of the writer's connection outside a transaction: a read-only connection cannot begin one."""
 
     def change() -> None:
         driver = database.connect_writer().connection.driver_connection
@@ -191,15 +191,15 @@ async def set_pragma(database: SqliteDatabase, pragma: str) -> None:
     await database._writer.run(change)
 
 
-NOBODY = 65_534
+UNPRIVILEGED_USER = 65_534
 
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """Nothing is read-only for root, so root is somebody else for a moment."""
+    """Takes the rights of root away for a moment, because root may write to read-only files."""
     is_root = os.geteuid() == 0
     if is_root:
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED_USER)
     try:
         yield
     finally:
@@ -208,11 +208,12 @@ def unprivileged() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("file_mode", "folder_mode"), [(0o444, 0o777), (0o666, 0o555), (0o444, 0o555)])
-async def test_a_file_without_write_permission_is_storage_unavailable_until_it_is_opened_with_it(
+async def test_a_file_without_write_permission_is_storage_unavailable_until_it_is_opened_again(
     file_mode: int, folder_mode: int
 ) -> None:
-    """One that was opened before goes on: permissions count when a file is opened."""
-    with tempfile.TemporaryDirectory() as folder:  # open to everybody, as the test's own is not
+    """SQLite checks the rights of a file when it opens it."""
+    # Unlike `tmp_path`, this folder is open to every user.
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.sqlite3"
         owner = SqliteDatabase(path)
         await owner.open()
@@ -220,16 +221,17 @@ async def test_a_file_without_write_permission_is_storage_unavailable_until_it_i
         await owner.close()
         os.chmod(path, file_mode)
         os.chmod(folder, folder_mode)
-        told: list[type[Exception]] = []
+        raised: list[type[Exception]] = []
         with unprivileged():
             other = SqliteDatabase(path)
             for number in (1, 2):
                 try:
                     await other.write(add(number))
                 except Exception as exc:
-                    told.append(type(exc))
+                    raised.append(type(exc))
             await other.close()
-        for file in Path(folder).iterdir():  # SQLite makes its -wal and -shm as unwritable as their file
+        # SQLite gives -wal and -shm the rights of the database.
+        for file in Path(folder).iterdir():
             os.chmod(file, 0o666)
         os.chmod(folder, 0o777)
         with unprivileged():
@@ -238,7 +240,7 @@ async def test_a_file_without_write_permission_is_storage_unavailable_until_it_i
             await other.write(add(3))
             found = await numbers(other)
             await other.close()
-        assert (told, found) == ([StorageUnavailable, StorageUnavailable], [3])
+        assert (raised, found) == ([StorageUnavailable, StorageUnavailable], [3])
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -246,7 +248,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("before", [None, 0o644, 0o664], ids=["new", "readable by all", "of a group"])
-async def test_only_its_owner_reads_a_database_and_what_stands_beside_it(
+async def test_only_the_owner_can_read_a_database_and_its_auxiliary_files(
     tmp_path: Path, before: int | None
 ) -> None:
     path = tmp_path / "a.sqlite3"
@@ -275,5 +277,5 @@ async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:
     second.release()
 
 
-def test_an_address_tells_no_secret() -> None:
+def test_the_location_contains_no_secret() -> None:
     assert "secret" not in connect_database("postgresql://me:secret@db.example/x").describe_location()

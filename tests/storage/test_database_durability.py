@@ -1,4 +1,4 @@
-"""What the server of a database may lose, and what a gateway loads for its database."""
+"""Server settings that can lose commits, and the modules that a gateway loads for its database."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_on
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         (SAFE, []),
         (replace(SAFE, hosts=2, standbys="ANY 1 (a, b)"), []),
@@ -22,10 +22,10 @@ SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_on
         (replace(SAFE, is_read_only=True, fsync=False), ["read-only", "fsync is off"]),
     ],
 )
-def test_each_risk_is_told(settings: ServerSettings, told: list[str]) -> None:
+def test_lists_each_risk_of_the_settings(settings: ServerSettings, expected: list[str]) -> None:
     risks = list(find_risks(settings))
-    assert len(risks) == len(told)
-    assert all(part in risk for part, risk in zip(told, risks, strict=True))
+    assert len(risks) == len(expected)
+    assert all(part in risk for part, risk in zip(expected, risks, strict=True))
 
 
 def test_a_gateway_on_sqlite_does_not_load_the_driver_of_postgresql() -> None:

@@ -1,5 +1,5 @@
-"""What an entry of a call that is alone costs on its way between its caller and the writer, in turns of the event loop and in
-transactions: numbers that no machine changes."""
+"""The cost of a single entry between its caller and the writer, in turns of the event loop and in transactions: numbers that do not depend on
+the machine."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,7 +11,7 @@ from tests.kit.stores import InlineDatabase
 
 
 async def count_turns(job: Coroutine[Any, Any, object]) -> int:
-    """How often the loop turns until it is done. It never waits: whatever `job` awaits is there, or comes in a turn."""
+    """Counts the turns of the loop until `job` is done, without any other wait."""
     running = asyncio.get_running_loop().create_task(job)
     turns = 0
     while not running.done():
@@ -22,10 +22,10 @@ async def count_turns(job: Coroutine[Any, Any, object]) -> int:
     return turns
 
 
-async def test_a_lone_entry_takes_few_turns_of_the_loop_beside_its_transaction() -> None:
-    """One in which it is given, one in which the writer takes it, and one in which its caller goes on."""
+async def test_a_single_entry_takes_few_turns_of_the_loop_and_one_transaction() -> None:
+    """One turn to submit the entry, one for the writer, and one for the caller."""
     database = InlineDatabase()
-    ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)  # type: ignore[arg-type]  # it stands in for a database
+    ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)  # type: ignore[arg-type]  # a fake
     writing = asyncio.get_running_loop().create_task(ledger.run())
     await ledger.open()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What only the store in SQL has: a snapshot that follows other processes. The rest is in the contract suite."""
+"""The snapshot of blocked wallets follows other processes. The contract of the port: tests/contracts/test_moderation.py."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tollway.storage.identity_store import ModerationStore, wallet_block_table
 ALICE = Address(b"a" * 20)
 
 
-async def test_a_block_by_another_process_shows_after_a_refresh(tmp_path: Path) -> None:
+async def test_a_block_by_another_process_is_visible_after_a_refresh(tmp_path: Path) -> None:
     database = connect_database(f"sqlite:///{tmp_path}/tollway.sqlite3")
     await database.open()
     try:

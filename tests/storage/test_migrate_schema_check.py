@@ -1,4 +1,4 @@
-"""From which tables a gateway serves, at its start and while it runs. What the states mean is in contracts/test_migrations."""
+"""The tables from which a gateway serves, at its start and while it runs. The states: contracts/test_migrate.py."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
 
 
 class Shared:
-    """A file that has to be treated as PostgreSQL is: others serve from it too."""
+    """A SQLite file with the dialect name of PostgreSQL: other gateways share it."""
 
     dialect = "postgresql"
 
@@ -35,7 +35,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 async def bring(database: Database, state: str, **code: Any) -> None:
-    """Makes the tables such that they are `state` to that code."""
+    """Puts the tables into `state` for that code."""
     if state == "empty":
         return
     await upgrade(database)
@@ -51,7 +51,7 @@ async def bring(database: Database, state: str, **code: Any) -> None:
 
 @pytest.fixture
 def code(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """To which code the tables are in the state of the test: this one, or that of the release after it."""
+    """The code for which the tables have the state of the test: this release or the next one."""
     state = request.getfixturevalue("state")
     if state not in ("serviceable", "behind"):
         return {}
@@ -60,7 +60,7 @@ def code(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("state", "refusal", "told"),
+    ("state", "refusal", "logged"),
     [
         ("current", None, []),
         ("ahead", None, ["schema_ahead"]),
@@ -71,30 +71,32 @@ def code(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
         ("foreign", "needs a newer version", []),
     ],
 )
-async def test_shared_tables_are_served_from_or_refused_and_never_changed(
-    database: Database, state: str, refusal: str | None, told: list[str], code: dict[str, Any]
+async def test_shared_tables_are_accepted_or_refused_and_never_changed(
+    database: Database, state: str, refusal: str | None, logged: list[str], code: dict[str, Any]
 ) -> None:
     await bring(database, state, **code)
-    check = SchemaCheck(Shared(database), **code)  # type: ignore[arg-type]  # all of it, by delegation
+    check = SchemaCheck(Shared(database), **code)  # type: ignore[arg-type]  # by delegation
     with capture_logs() as logs:
         if refusal is None:
             await check.prepare()
         else:
             with pytest.raises(SettingsInvalid, match=refusal):
                 await check.prepare()
-    assert [line["event"] for line in logs] == told
+    assert [line["event"] for line in logs] == logged
     assert check.is_served is (refusal is None)
     assert await schema_state(database, **code) == state
 
 
 @pytest.mark.parametrize("state", ["empty", "behind", "serviceable", "current"])
-async def test_a_file_of_our_own_is_migrated(database: Database, state: str, code: dict[str, Any]) -> None:
+async def test_a_sqlite_file_is_migrated_at_the_start(
+    database: Database, state: str, code: dict[str, Any]
+) -> None:
     await bring(database, state, **code)
     await SchemaCheck(database, **code).prepare()
     assert await schema_state(database, **code) == "current"
 
 
-async def test_a_file_from_before_the_baseline_is_refused_and_stays_as_it_is(database: Database) -> None:
+async def test_a_file_from_before_the_baseline_is_refused_and_not_changed(database: Database) -> None:
     await bring(database, "too_old")
     check = SchemaCheck(database)
     with pytest.raises(SettingsInvalid, match="made by an older version"):
@@ -103,13 +105,13 @@ async def test_a_file_from_before_the_baseline_is_refused_and_stays_as_it_is(dat
     assert await schema_state(database) == "too_old"
 
 
-async def test_a_newer_file_stays_as_it_is(database: Database) -> None:
+async def test_a_newer_file_is_not_changed(database: Database) -> None:
     await bring(database, "ahead")
     await SchemaCheck(database).prepare()
     assert await schema_state(database) == "ahead"
 
 
-async def test_tables_that_grow_beyond_this_code_while_it_serves_are_noticed(database: Database) -> None:
+async def test_detects_tables_that_become_too_new_while_it_serves(database: Database) -> None:
     check = SchemaCheck(database)
     await check.prepare()
     await check.watch()

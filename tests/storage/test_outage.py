@@ -1,4 +1,4 @@
-"""One line when the database is away, with its cause; one when it is back."""
+"""The log of an outage: one line with its cause when it begins, one when it ends."""
 
 import sqlite3
 from typing import Any
@@ -62,7 +62,7 @@ def test_names_the_cause(exc: BaseException, cause: str) -> None:
         (ConnectionRefusedError(), False),
     ],
 )
-def test_a_value_is_told_from_an_outage(exc: BaseException, is_own_fault: bool) -> None:
+def test_distinguishes_a_bad_value_from_an_outage(exc: BaseException, is_own_fault: bool) -> None:
     assert is_value_refused(exc) is is_own_fault
 
 
@@ -72,13 +72,13 @@ class Log:
         self.it = OutageLog("postgresql:h1/books", clock=lambda: self.s)
 
 
-def told(job: Any) -> list[tuple[str, str, str]]:
+def logged(job: Any) -> list[tuple[str, str, str]]:
     with capture_logs() as lines:
         job()
     return [(line["event"], line["use"], line["cause"]) for line in lines]
 
 
-def test_an_outage_is_told_once_and_its_end_once() -> None:
+def test_logs_the_begin_and_the_end_of_an_outage_once() -> None:
     log = Log()
 
     def outage() -> None:
@@ -88,10 +88,10 @@ def test_an_outage_is_told_once_and_its_end_once() -> None:
         log.it.record_success("write")
         log.it.record_success("write")
 
-    assert told(outage) == [("storage_away", "write", "disk_full"), ("storage_back", "write", "disk_full")]
+    assert logged(outage) == [("storage_away", "write", "disk_full"), ("storage_back", "write", "disk_full")]
 
 
-def test_a_new_cause_is_told_and_the_same_one_not_all_the_time() -> None:
+def test_logs_a_new_cause_at_once_and_the_same_cause_after_an_interval() -> None:
     log = Log()
 
     def flapping() -> None:
@@ -99,17 +99,20 @@ def test_a_new_cause_is_told_and_the_same_one_not_all_the_time() -> None:
             log.it.record_failure("write", server_error("53100"))
             log.it.record_failure("write", server_error("25006"))
 
-    assert told(flapping) == [("storage_away", "write", "disk_full"), ("storage_away", "write", "read_only")]
+    assert logged(flapping) == [
+        ("storage_away", "write", "disk_full"),
+        ("storage_away", "write", "read_only"),
+    ]
     log.s += LOG_INTERVAL_S
-    assert len(told(flapping)) == 2
+    assert len(logged(flapping)) == 2
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01"])
-def test_a_rollback_that_is_tried_again_is_no_outage(state: str) -> None:
-    assert told(lambda: Log().it.record_failure("write", server_error(state))) == []
+def test_a_rollback_by_the_database_is_no_outage(state: str) -> None:
+    assert logged(lambda: Log().it.record_failure("write", server_error(state))) == []
 
 
-def test_the_line_holds_no_statement() -> None:
+def test_the_log_contains_no_statement() -> None:
     with capture_logs() as lines:
         Log().it.record_failure("write", server_error("53100"))
     assert "secret" not in str(lines)

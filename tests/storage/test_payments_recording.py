@@ -1,4 +1,4 @@
-"""What waits to be recorded is written together, or not at all. What a book promises of it: tests/contracts/test_payments_recording.py."""
+"""Waiting recordings are written in one transaction. The contract of the port: tests/contracts/test_payments_recording.py."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=Non
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
-    database = SqliteDatabase(tmp_path / "books.sqlite3")
+    database = SqliteDatabase(tmp_path / "ledger.sqlite3")
     await database.open()
     await upgrade(database)
     yield database
@@ -31,13 +31,13 @@ def recording(name: str, based_on: RecordedTransaction | None = UNKNOWN) -> Reco
     return Recording((new_payment(10, name),), based_on, NOW_MS)
 
 
-def test_the_same_transaction_is_the_same_recording_whenever_it_was_seen() -> None:
+def test_recordings_of_equal_payments_are_equal_at_any_time() -> None:
     assert recording("a") == replace(recording("a"), now_ms=1)
     assert recording("a") != recording("a", None)
 
 
-async def test_one_that_was_judged_too_early_takes_the_others_along(database: SqliteDatabase) -> None:
-    """They are asked again; nothing of any of them is there meanwhile."""
+async def test_a_recording_verified_before_a_restore_fails_its_batch(database: SqliteDatabase) -> None:
+    """None of the recordings is written; the caller tries again."""
     await database.write(partial(mark_restored, now_ms=NOW_MS))
     known = replace(UNKNOWN, held_before_ms=NOW_MS)
     both = [recording("a", known), recording("b")]

@@ -1,4 +1,4 @@
-"""Where PostgreSQL is: one server or several, read from a URL, shown without its password."""
+"""The address of a PostgreSQL database: parsed from a URL, printed without its password."""
 
 import pytest
 
@@ -25,7 +25,7 @@ TWO = (("h1", 5432), ("h2", 6432))
         ("postgresql://h1/books?target_session_attrs=read-write", (("h1", 5432),), "read-write"),
     ],
 )
-def test_reads_hosts_in_order_and_what_they_must_be(
+def test_parses_hosts_in_order_and_the_session_attributes(
     url: str, hosts: tuple[tuple[str, int], ...], session: str
 ) -> None:
     address = PostgresAddress.parse(url)
@@ -33,7 +33,7 @@ def test_reads_hosts_in_order_and_what_they_must_be(
     assert (address.database, address.session) == ("books", session)
 
 
-def test_reads_who_and_how() -> None:
+def test_parses_user_password_database_and_options() -> None:
     address = PostgresAddress.parse(
         "postgresql://me%40x:p%3A%2Fw@h1:1,h2:2/my%20books?ssl=require&sslrootcert=/ca.pem"
     )
@@ -58,13 +58,13 @@ def test_reads_who_and_how() -> None:
         (f"postgresql://{','.join(['h'] * (HOSTS_MAX + 1))}/books", "at most"),
     ],
 )
-def test_refuses_what_it_cannot_use_and_repeats_no_secret(url: str, complaint: str) -> None:
+def test_refuses_an_unusable_url_without_its_secret(url: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as caught:
         PostgresAddress.parse(url.replace("://", "://me:secret@", 1))
     assert "secret" not in str(caught.value)
 
 
-def test_is_shown_without_its_password() -> None:
+def test_is_printed_without_its_password() -> None:
     address = PostgresAddress.parse("postgresql://me:secret@h1,h2:6432/books")
     assert str(address) == "h1:5432,h2:6432/books"
     assert "secret" not in repr(address)

@@ -1,4 +1,4 @@
-"""Connections to whichever server takes writes; in an outage one dials and the others are told at once."""
+"""Connections to the first writable server; in an outage one task connects and the others fail at once."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from tollway.storage.postgres_address import PostgresAddress
 
 
 class Servers:
-    """What each port does when it is dialled: raises, waits, or answers with its own number."""
+    """A fake of servers by host: a connection raises, waits, or returns the host."""
 
     def __init__(self, **deeds: Any) -> None:
         self.deeds = deeds
@@ -56,15 +56,15 @@ STARTING = asyncpg.CannotConnectNowError("the database system is starting up")
 @pytest.mark.parametrize(
     "failure", [REFUSED, READ_ONLY, STARTING, TimeoutError(), asyncpg.TooManyConnectionsError("x")]
 )
-async def test_takes_the_next_server_when_one_cannot_be_used(failure: Exception) -> None:
+async def test_connects_to_the_next_server_when_one_cannot_be_used(failure: Exception) -> None:
     servers = Servers(one=failure, two=None)
     it = connector(servers)
     assert await it.connect_writable(statement_deadline_s=1) == "two"
     assert await it.connect_writable(statement_deadline_s=1) == "two"
-    assert servers.dialled == ["one", "two", "two"]  # what took us last comes first
+    assert servers.dialled == ["one", "two", "two"]  # the last successful server comes first
 
 
-async def test_a_server_that_says_nothing_is_left_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_is_left_after_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "CONNECT_DEADLINE_S", 0.01)
     assert (
         await connector(Servers(one=asyncio.Event(), two=None)).connect_writable(statement_deadline_s=1)
@@ -72,7 +72,7 @@ async def test_a_server_that_says_nothing_is_left_at_its_deadline(monkeypatch: p
     )
 
 
-async def test_names_every_server_with_its_reason_and_no_secret() -> None:
+async def test_the_error_has_every_server_with_its_reason_and_no_secret() -> None:
     odd = asyncpg.UndefinedFunctionError("secret")
     with pytest.raises(NoServerAvailable) as caught:
         await connector(Servers(a=REFUSED, b=READ_ONLY, c=STARTING, d=odd)).connect_writable(
@@ -84,7 +84,7 @@ async def test_names_every_server_with_its_reason_and_no_secret() -> None:
     )
 
 
-async def test_asks_for_a_server_that_takes_writes_where_there_are_several() -> None:
+async def test_requires_a_writable_server_among_several() -> None:
     servers = Servers(one=None, two=None)
     await connector(servers).connect_writable(statement_deadline_s=4.0)
     assert servers.options["target_session_attrs"] == "read-write"
@@ -102,15 +102,15 @@ async def test_no_default_of_the_server_weakens_a_commit() -> None:
     assert "lock_timeout" not in servers.options["server_settings"]
 
 
-async def test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks() -> None:
+async def test_a_paused_session_ends_before_the_lock_timeout_of_others() -> None:
     servers = Servers(one=None)
     await connector(servers).connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
-    told = servers.options["server_settings"]
-    idle_ms = 1_000 * int(told["idle_in_transaction_session_timeout"].removesuffix("s"))
-    assert 0 < idle_ms < int(told["lock_timeout"].removesuffix("ms"))
+    session = servers.options["server_settings"]
+    idle_ms = 1_000 * int(session["idle_in_transaction_session_timeout"].removesuffix("s"))
+    assert 0 < idle_ms < int(session["lock_timeout"].removesuffix("ms"))
 
 
-async def test_in_an_outage_one_dials_and_the_others_are_told_at_once() -> None:
+async def test_in_an_outage_one_task_connects_and_the_others_fail_at_once() -> None:
     servers, clock = Servers(one=REFUSED), Clock()
     it = connector(servers, clock)
     with pytest.raises(NoServerAvailable):
@@ -133,7 +133,7 @@ async def test_in_an_outage_one_dials_and_the_others_are_told_at_once() -> None:
     assert servers.dialled == ["one"] * 3
 
 
-async def test_a_probe_that_is_called_off_leaves_the_way_free() -> None:
+async def test_after_a_cancelled_probe_another_task_may_connect() -> None:
     servers, clock = Servers(one=REFUSED), Clock()
     it = connector(servers, clock)
     with pytest.raises(NoServerAvailable):

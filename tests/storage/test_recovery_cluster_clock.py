@@ -1,4 +1,4 @@
-"""The time of the books: what a jump of one clock, of the other, or of both does to it."""
+"""The clock that all gateways share: jumps of this gateway's clock and of the shared one."""
 
 from tollway.storage.recovery import ClusterClock
 
@@ -6,7 +6,7 @@ HOUR = 3_600_000
 
 
 class Clocks:
-    """Three clocks that go together until one jumps."""
+    """Three clocks with the same speed that may jump."""
 
     def __init__(self) -> None:
         self.own, self.shared, self.ticks = 50 * HOUR, 80 * HOUR, 7
@@ -19,12 +19,12 @@ class Clocks:
         self.time.set_shared_ms(self.shared)
 
 
-def test_before_the_first_renewal_it_is_this_gateway_s() -> None:
+def test_before_the_first_renewal_it_is_the_clock_of_this_gateway() -> None:
     clocks = Clocks()
     assert (clocks.time.read(), clocks.time.ahead_ms) == (clocks.own, 0)
 
 
-def test_it_goes_on_between_two_renewals_whatever_this_gateway_s_clock_does() -> None:
+def test_between_two_renewals_jumps_of_this_gateways_clock_have_no_effect() -> None:
     clocks = Clocks()
     clocks.renew()
     clocks.pass_time(1_000)
@@ -35,7 +35,7 @@ def test_it_goes_on_between_two_renewals_whatever_this_gateway_s_clock_does() ->
         assert clocks.time.ahead_ms == 0
 
 
-def test_a_jump_of_the_shared_clock_is_followed_and_known() -> None:
+def test_follows_and_measures_jumps_of_the_shared_clock() -> None:
     clocks = Clocks()
     clocks.renew()
     for jump_ms, ahead_ms in ((HOUR, HOUR), (-HOUR, 0), (-HOUR, 0), (HOUR, HOUR), (HOUR, 2 * HOUR)):
@@ -45,7 +45,7 @@ def test_a_jump_of_the_shared_clock_is_followed_and_known() -> None:
         assert (clocks.time.read(), clocks.time.ahead_ms) == (clocks.shared, ahead_ms)
 
 
-def test_without_ticks_this_gateway_s_own_clock_carries_it_and_nothing_is_a_jump() -> None:
+def test_without_a_monotonic_clock_no_jump_is_detected() -> None:
     clocks = Clocks()
     time = ClusterClock(own_ms=lambda: clocks.own)
     time.set_shared_ms(clocks.shared)

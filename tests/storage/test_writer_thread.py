@@ -1,4 +1,4 @@
-"""The thread that writes to SQLite: order, failures, cancellation, its end."""
+"""The writer thread of SQLite: order, failures, cancellation, stop."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def start_gate(writer: WriterThread) -> tuple[Gate, asyncio.Task[str]]:
     return gate, running
 
 
-async def test_jobs_run_in_one_thread_in_the_order_in_which_they_came(writer: WriterThread) -> None:
+async def test_jobs_run_in_one_thread_in_the_order_of_their_arrival(writer: WriterThread) -> None:
     ran: list[int] = []
     threads = set()
 
@@ -59,7 +59,7 @@ async def test_jobs_run_in_one_thread_in_the_order_in_which_they_came(writer: Wr
 @pytest.mark.parametrize(
     "failure", [ValueError("no"), KeyError("k"), SystemExit(3), asyncio.CancelledError()]
 )
-async def test_what_a_job_raises_its_caller_gets_and_the_next_job_runs(
+async def test_the_caller_gets_the_exception_of_its_job_and_the_next_job_runs(
     writer: WriterThread, failure: BaseException
 ) -> None:
     def fail() -> None:
@@ -71,13 +71,13 @@ async def test_what_a_job_raises_its_caller_gets_and_the_next_job_runs(
     assert await writer.run(lambda: "next") == "next"
 
 
-async def test_a_stop_iteration_ends_its_caller_too(writer: WriterThread) -> None:
-    """No coroutine can raise it."""
+async def test_a_stop_iteration_raises_runtime_error_for_its_caller(writer: WriterThread) -> None:
+    """A coroutine cannot raise StopIteration."""
     with pytest.raises(RuntimeError, match="StopIteration"):
         await writer.run(lambda: next(iter(())))
 
 
-async def test_a_job_does_not_run_whose_caller_is_gone_before_its_turn(writer: WriterThread) -> None:
+async def test_a_job_does_not_run_after_its_caller_was_cancelled(writer: WriterThread) -> None:
     gate, running = await start_gate(writer)
     ran: list[str] = []
     gone = asyncio.get_running_loop().create_task(writer.run(lambda: ran.append("gone")))
@@ -91,7 +91,7 @@ async def test_a_job_does_not_run_whose_caller_is_gone_before_its_turn(writer: W
     assert (await running, ran) == ("passed", ["stays"])
 
 
-async def test_a_job_that_has_begun_runs_to_its_end_without_its_caller(writer: WriterThread) -> None:
+async def test_a_begun_job_runs_to_its_end_without_its_caller(writer: WriterThread) -> None:
     gate, running = await start_gate(writer)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -101,7 +101,7 @@ async def test_a_job_that_has_begun_runs_to_its_end_without_its_caller(writer: W
     assert await writer.run(lambda: gate.has_ended)
 
 
-def test_it_outlives_an_event_loop_that_closes_meanwhile(writer: WriterThread) -> None:
+def test_the_thread_goes_on_after_an_event_loop_was_closed(writer: WriterThread) -> None:
     async def leave() -> Gate:
         gate, running = await start_gate(writer)
         running.cancel()
@@ -112,7 +112,7 @@ def test_it_outlives_an_event_loop_that_closes_meanwhile(writer: WriterThread) -
     assert asyncio.run(writer.run(lambda: gate.has_ended))
 
 
-async def test_it_stops_when_what_it_was_given_has_run(writer: WriterThread) -> None:
+async def test_stop_returns_after_all_earlier_jobs_have_run(writer: WriterThread) -> None:
     gate, running = await start_gate(writer)
     behind = asyncio.get_running_loop().create_task(writer.run(lambda: "behind"))
     await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_it_stops_when_what_it_was_given_has_run(writer: WriterThread) -> 
         await writer.run(lambda: "late")
 
 
-async def test_nothing_is_left_open_when_it_has_stopped() -> None:
+async def test_stop_closes_every_file_descriptor() -> None:
     before = len(os.listdir("/dev/fd"))
     writer = WriterThread("writer")
     await writer.run(lambda: None)
@@ -133,17 +133,17 @@ async def test_nothing_is_left_open_when_it_has_stopped() -> None:
     writer.stop()
 
 
-def test_without_a_job_there_is_no_thread() -> None:
+def test_no_thread_starts_without_a_job() -> None:
     before = threading.active_count()
     WriterThread("idle").stop()
     assert threading.active_count() == before
 
 
 class Result:
-    """Something that can be watched."""
+    """An object for a weak reference."""
 
 
-async def test_it_keeps_nothing_of_a_job_alive(writer: WriterThread) -> None:
+async def test_the_thread_keeps_no_object_of_a_job_alive(writer: WriterThread) -> None:
     result = await writer.run(Result)
     watched = weakref.ref(result)
     await writer.run(lambda: None)
@@ -151,7 +151,7 @@ async def test_it_keeps_nothing_of_a_job_alive(writer: WriterThread) -> None:
     assert watched() is None
 
 
-async def test_a_failure_leaves_nothing_that_only_the_collector_can_free(writer: WriterThread) -> None:
+async def test_a_failure_leaves_no_reference_cycle(writer: WriterThread) -> None:
     watched: list[weakref.ref[Result]] = []
 
     def fail() -> None:
