@@ -1,4 +1,4 @@
-"""Databases for the contract suites: a fresh one for each test, copied from one that was migrated once."""
+"""Databases for the contract suites: a new one for each test, copied from one that was migrated once."""
 
 import asyncio
 import contextlib
@@ -105,7 +105,7 @@ def open_by_url() -> Callable[[str], contextlib.AbstractAsyncContextManager[Data
 
 
 class Clock:
-    """Time that moves only when told."""
+    """A clock that the test sets."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms
@@ -115,7 +115,7 @@ class Clock:
 
 
 async def outlive(shared: Clock, *living: Any) -> None:
-    """A lease goes by in which only these gateways renew, without a gap."""
+    """A whole lease passes in which only these gateways renew, without a gap."""
     for _ in range(10):
         shared.ms += int(DEFAULT_LIMITS.owner_lease_s * 100)
         for ledger in living:
@@ -123,7 +123,7 @@ async def outlive(shared: Clock, *living: Any) -> None:
 
 
 class Ledgers:
-    """The ledger of one test: in memory, in SQLite or in PostgreSQL, seen by one gateway or by several."""
+    """The ledgers of one test, one for each gateway: in memory, in SQLite or in PostgreSQL."""
 
     def __init__(self, database: Database | None, clock: Clock) -> None:
         self.database = database
@@ -133,7 +133,7 @@ class Ledgers:
         self._stores: dict[str, tuple[SqlLedger, asyncio.Task[None]]] = {}
 
     async def gateway(self, owner_id: str, **options: Any) -> Any:
-        """A gateway of that name, alive."""
+        """The ledger of a live gateway of that name."""
         if self.database is None:
             options.pop("boot_mark", None)
             if self._first is None:
@@ -148,17 +148,17 @@ class Ledgers:
         return store
 
     async def set_clocks(self, now_ms: int, *ledgers: Any) -> None:
-        """It is that moment for the database and for every gateway; these have looked at the clock."""
+        """Sets the time of the database and of every gateway; each gateway renews."""
         self.clock.ms = self._shared.ms = now_ms
         for ledger in ledgers:
             await ledger.renew_ownership(now_ms=now_ms)
 
     def gas(self) -> Any:
-        """The lanes of the gas keys, of whichever gateway."""
+        """The nonces and costs of the gas keys, for any gateway."""
         return GasStore(self.database) if self.database is not None else MemoryGas(self._memory.rows)
 
     def answers(self, **limits: Any) -> Any:
-        """Stored answers, of whichever gateway, sealed with the house's key."""
+        """The stored responses, for any gateway, encrypted with the key of the operator."""
         kept = replace(DEFAULT_LIMITS, **limits)
         if self.database is None:
             return MemoryAnswers(self._memory.rows, limits=kept)
@@ -175,7 +175,7 @@ class Ledgers:
         return self._first._owner_id != owner_id
 
     async def bury(self, owner_id: str) -> None:
-        """Lets everybody find that gateway dead."""
+        """Makes a gateway dead for all others."""
         if self.database is None:
             assert self._first is not None
             self._first._rows.seen_ms.pop(owner_id)
@@ -191,7 +191,7 @@ class Ledgers:
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def ledgers(request: pytest.FixtureRequest) -> AsyncIterator[Ledgers]:
-    """Empty books; the test runs once on each kind."""
+    """Empty ledgers; the test runs once on each kind."""
     clock = Clock(NOW_MS)
     if request.param == "memory":
         yield Ledgers(None, clock)
@@ -207,5 +207,5 @@ async def ledgers(request: pytest.FixtureRequest) -> AsyncIterator[Ledgers]:
 
 @pytest.fixture
 async def ledger(ledgers: Ledgers) -> Any:
-    """The ledger as the one gateway sees them."""
+    """The ledger of a single gateway."""
     return await ledgers.gateway("one")

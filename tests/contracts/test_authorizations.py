@@ -311,7 +311,7 @@ async def test_claims_that_race_with_a_conclusion_are_never_granted_on_a_stale_b
 # Debts and limits
 
 
-async def test_a_payer_in_debt_buys_nothing_by_authorisation_in_the_same_purse(ledger: Any) -> None:
+async def test_a_payer_in_debt_is_refused_by_authorisation_in_the_same_account(ledger: Any) -> None:
     lost = await bring(ledger, CallState.REORGED)
     assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
     assert await ledger.claim(authorized_claim(authorization_of())) == InDebt(units=4)

@@ -95,7 +95,7 @@ async def test_terms_are_written_once_and_then_known(ledger: FaultyLedger, datab
     assert sum("call_terms" in sql and sql.startswith("INSERT") for sql in heard) == 1
 
 
-async def test_what_a_gateway_knows_and_a_database_has_lost_is_written_again(
+async def test_known_terms_that_the_database_has_lost_are_written_again(
     ledger: FaultyLedger, database: Database
 ) -> None:
     """As after a restore of the database while this gateway runs."""

@@ -674,7 +674,7 @@ async def test_relevance_puts_names_first_and_pages_without_gap(catalog: Catalog
     assert [found.listing.id for found in rest.found] == seen[2:]
 
 
-async def test_a_shared_payee_is_told(catalog: Catalog) -> None:
+async def test_reports_a_shared_payee(catalog: Catalog) -> None:
     listing = make_listing(provider=ALICE, pay_to=BOB)
     await catalog.publish(listing)
     assert not await catalog.is_payee_shared(BOB, ALICE)  # one's own other listings do not count

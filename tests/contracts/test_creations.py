@@ -101,7 +101,7 @@ async def test_of_many_at_once_one_begins(setup: Setup) -> None:
     assert sum(isinstance(outcome, CreationInProgress) for outcome in outcomes) == 19
 
 
-async def test_one_that_runs_says_how_long_at_most(setup: Setup) -> None:
+async def test_a_running_creation_has_a_longest_wait(setup: Setup) -> None:
     await setup.begin()
     assert await setup.begin() == CreationInProgress(wait_s=60)
     assert await setup.begin(body=b"b") == OtherRequest()
@@ -131,7 +131,7 @@ async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -
     assert await setup.begin(body=b"b") == answer_for("api_quick")
 
 
-async def test_a_late_creation_counts_when_nobody_has_taken_its_key(setup: Setup) -> None:
+async def test_a_late_creation_counts_while_no_other_request_has_its_key(setup: Setup) -> None:
     begun = await setup.begin()
     setup.clock.now_ms += 2 * LEASE_MS
     assert await setup.publish(begun)

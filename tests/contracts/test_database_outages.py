@@ -85,7 +85,7 @@ async def end_sessions(operator: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_sessions_that_ended_while_nobody_asked_are_not_noticed(
+async def test_sessions_that_ended_while_idle_cause_no_failure(
     database: PostgresDatabase, opened: list[InterruptedConnection], operator: Any
 ) -> None:
     await asyncio.gather(*(database.write(run(f"INSERT INTO t VALUES ({n})")) for n in range(5)))
@@ -262,7 +262,7 @@ async def test_without_doubt_nothing_more_is_written(database: PostgresDatabase)
     assert not await database.write(has_written)
 
 
-async def test_the_server_is_asked_what_it_would_lose(database: PostgresDatabase) -> None:
+async def test_reads_the_server_settings_that_can_lose_commits(database: PostgresDatabase) -> None:
     found = await read_server_settings(database)
     assert (found.fsync, found.full_page_writes) == (False, True)  # the tests' own server
     assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)

@@ -33,7 +33,7 @@ async def ids_in(ledger: Any, block: UnfinalBlock, **asked: Any) -> list[int]:
     return [one.id for one in await ledger.unfinal_in(block, **{"after_id": 0, "limit": 9, **asked})]
 
 
-async def test_each_block_is_told_once_by_number_and_hash(ledger: Any) -> None:
+async def test_lists_each_block_once_by_number_and_hash(ledger: Any) -> None:
     await pay(ledger, "a", 7)
     await pay(ledger, "b", 5, b"\x06" * 32)
     for name in "cde":
@@ -74,7 +74,7 @@ async def test_one_statement_makes_all_payments_of_a_block_final(ledger: Any) ->
     assert await ledger.finish_block(block, is_checked_only=False, now_ms=NOW_MS) == 0
 
 
-async def test_what_was_not_read_again_can_be_told_and_stays_unfinal(ledger: Any) -> None:
+async def test_unchecked_payments_are_listed_and_stay_unfinal(ledger: Any) -> None:
     read_one, unread = await pay(ledger, "a"), await pay(ledger, "b")
     (block,) = await ledger.unfinal_blocks(CHAIN, after=None, limit=9)
     assert not block.is_agreed
@@ -106,7 +106,7 @@ async def test_what_is_raised_or_comes_back_is_to_be_read_again(ledger: Any) -> 
     ]
 
 
-async def test_a_payment_that_was_read_again_is_where_its_receipt_says(ledger: Any) -> None:
+async def test_a_checked_payment_has_the_block_of_its_receipt(ledger: Any) -> None:
     moved, final, gone = (
         await pay(ledger, "moved"),
         await pay(ledger, "final", is_final=True),
@@ -121,7 +121,7 @@ async def test_a_payment_that_was_read_again_is_where_its_receipt_says(ledger: A
     assert [one.state for one in found] == [PaymentState.UNFINAL, PaymentState.FINAL, PaymentState.GONE]
 
 
-async def test_gone_payments_are_looked_for_for_a_day(ledgers: Any) -> None:
+async def test_gone_payments_are_searched_for_a_day(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     gone = [await pay(ledger, name) for name in "abc"]
     for payment in gone[:2]:

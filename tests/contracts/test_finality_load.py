@@ -133,7 +133,7 @@ class Hour:
         return Counter({row[0]: row[1] for row in rows})
 
 
-async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(database: Database) -> None:
+async def test_at_200_payments_a_second_every_block_is_checked_in_time(database: Database) -> None:
     hour = Hour(database, SqlLedger(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     await hour.run()
     states = await hour.count_states()
@@ -163,7 +163,7 @@ async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(databas
     assert await database.read(lambda connection: connection.execute(in_block).scalar_one()) == moved
 
 
-async def test_a_look_takes_three_statements_and_one_for_each_block_that_is_final(sqlite_url: str) -> None:
+async def test_a_check_takes_three_statements_and_one_for_each_final_block(sqlite_url: str) -> None:
     database = SqliteDatabase(Path(sqlite_url.removeprefix("sqlite:///")))
     statements: list[str] = []
     for engine in (database._write_engine, database._read_engine):

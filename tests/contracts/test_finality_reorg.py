@@ -103,7 +103,7 @@ async def test_what_was_paid_twice_because_of_it_is_credit(ledger: Any) -> None:
     await assert_balanced(ledger)
 
 
-async def test_an_older_debt_of_the_purse_is_paid_first(ledger: Any) -> None:
+async def test_an_older_debt_of_the_account_is_paid_first(ledger: Any) -> None:
     (lost,) = await ledger.record_payments([new_payment(3, "lost", is_final=False)], now_ms=NOW_MS)
     owing = claim_on(lost, 3)
     await ledger.claim(owing)
@@ -196,7 +196,7 @@ async def test_what_is_sorted_out_may_be_moved_back(ledger: Any) -> None:
     await assert_balanced(ledger)
 
 
-async def test_a_call_that_runs_again_meanwhile_ends_as_it_ends(ledger: Any) -> None:
+async def test_a_call_that_runs_again_during_a_move_keeps_its_own_end(ledger: Any) -> None:
     claim = authorized_claim(authorization_of(4))
     await ledger.claim(claim)
     await ledger.settle(close_of(claim, CallState.SETTLING), attempt=None, digest=None)
@@ -229,7 +229,7 @@ async def test_what_is_held_after_a_restore_stays_held(ledger: Any) -> None:
     assert not (await payment(ledger, "elsewhere")).is_held
 
 
-async def test_what_the_books_do_not_know_there_changes_nothing(ledger: Any) -> None:
+async def test_a_transfer_that_the_ledger_does_not_know_changes_nothing(ledger: Any) -> None:
     claim, open_claim = await settled(ledger), authorized_claim(authorization_of(4))
     await ledger.claim(open_claim)
     stranger = authorized_claim(authorization_of(4))
@@ -242,7 +242,7 @@ async def test_what_the_books_do_not_know_there_changes_nothing(ledger: Any) -> 
     await assert_balanced(ledger)
 
 
-async def test_one_of_many_who_see_it_moves_it(ledgers: Any) -> None:
+async def test_one_of_many_concurrent_moves_succeeds(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await settled(one)
     outcomes = await asyncio.gather(*(move_transfer(ledger, claim) for ledger in (one, two) * 5))

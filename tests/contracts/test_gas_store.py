@@ -43,7 +43,7 @@ def gas(ledgers: Any, ledger: Any) -> Any:
     return ledgers.gas()
 
 
-async def test_a_new_lane_begins_at_nonce_zero_and_goes_on_by_one(ledger: Any, gas: Any) -> None:
+async def test_the_nonces_of_a_new_signer_begin_at_zero_and_increase_by_one(ledger: Any, gas: Any) -> None:
     assert await gas.next_nonce(CHAIN, GAS_KEY) == 0
     await settling(ledger, 0)
     await settling(ledger, 1)
@@ -52,7 +52,7 @@ async def test_a_new_lane_begins_at_nonce_zero_and_goes_on_by_one(ledger: Any, g
     assert await gas.next_nonce(CHAIN, OTHER_KEY) == 0
 
 
-async def test_a_lane_is_raised_and_never_lowered(ledger: Any, gas: Any) -> None:
+async def test_raising_a_nonce_never_lowers_it(ledger: Any, gas: Any) -> None:
     assert await gas.raise_nonce(CHAIN, GAS_KEY, 7) == 7
     assert await gas.raise_nonce(CHAIN, GAS_KEY, 3) == 7
     assert await gas.next_nonce(CHAIN, GAS_KEY) == 7
@@ -66,7 +66,7 @@ async def test_a_lane_is_raised_and_never_lowered(ledger: Any, gas: Any) -> None
     assert await gas.next_nonce(CHAIN, GAS_KEY) == 8
 
 
-async def test_a_lane_goes_back_only_where_nothing_waits(ledger: Any, gas: Any) -> None:
+async def test_a_nonce_is_lowered_only_without_open_transactions_above_it(ledger: Any, gas: Any) -> None:
     attempt = await settling(ledger, 0)
     await gas.raise_nonce(CHAIN, GAS_KEY, 7)
     assert await gas.lower_nonce(CHAIN, GAS_KEY, 0) == 7
@@ -82,9 +82,7 @@ async def test_a_lane_goes_back_only_where_nothing_waits(ledger: Any, gas: Any) 
     await settling(ledger, 1)
 
 
-async def test_a_nonce_that_the_lane_has_passed_and_nothing_has_can_be_filled_once(
-    ledger: Any, gas: Any
-) -> None:
+async def test_a_passed_nonce_without_a_transaction_can_be_filled_once(ledger: Any, gas: Any) -> None:
     await gas.raise_nonce(CHAIN, GAS_KEY, 2)
     above, other = await settling(ledger, 2), await settling(ledger, 3)
     filler = bump_of(replace(above, nonce=1), "filler")
@@ -157,7 +155,7 @@ async def test_the_costs_of_a_day_add_up_beyond_64_bits(ledger: Any, gas: Any) -
     assert await gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 3 * (2**62 + 1)}
 
 
-async def test_what_a_network_has_cost_is_told_by_listing(ledger: Any, gas: Any) -> None:
+async def test_the_cost_of_a_network_is_summed_by_listing(ledger: Any, gas: Any) -> None:
     assert await gas.gas_spent_wei(CHAIN, since_ms=0) == {}
     other = ListingId("api_2")
     for nonce, listing_id in enumerate((LISTING, other, LISTING)):
@@ -183,7 +181,7 @@ async def test_what_a_deep_reorganisation_has_taken_back_is_open_again(ledger: A
     assert await gas.open_attempts(CHAIN, OTHER_KEY, limit=9) == (foreign,)
 
 
-async def test_what_payers_with_code_cost_is_told_apart_and_their_reverts_by_code(
+async def test_the_cost_of_payers_with_code_is_separate_and_their_reverts_count_by_code(
     ledger: Any, gas: Any
 ) -> None:
     ours, theirs = b"\x01" * 32, b"\x02" * 32

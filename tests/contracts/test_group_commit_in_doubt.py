@@ -309,7 +309,7 @@ async def test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer
     assert await states(ledger) == ["unknown"]
 
 
-async def test_the_books_close_while_a_second_end_waits_and_the_database_is_away(
+async def test_the_ledger_stops_while_a_second_end_waits_and_the_database_is_unavailable(
     ledger: FaultyLedger,
 ) -> None:
     claim = claim_on(await ledger.pay(10))

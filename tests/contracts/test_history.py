@@ -104,7 +104,7 @@ async def test_pages_by_offset_and_by_the_last_call_seen(ledger: Any, calls: dic
 
 
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
-async def test_beyond_the_last_call_a_page_is_empty_whatever_is_asked_for(
+async def test_a_page_after_the_last_call_is_empty_for_every_query(
     ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
 ) -> None:
     page = await ledger.history(HistoryQuery(wallet=PAYER, offset=len(expected) + 1, **wanted))
@@ -119,7 +119,7 @@ async def test_a_provider_sees_the_calls_to_its_listings(ledger: Any, calls: dic
     assert len(await ids(ledger, HistoryQuery(wallet=STRANGER))) == 1
 
 
-async def test_a_record_tells_the_whole_call(ledger: Any) -> None:
+async def test_a_record_has_every_field_of_the_call(ledger: Any) -> None:
     payment = await pay(ledger)
     claim = claim_on(payment, 5, idempotency_key="k", method="POST", path="/a/b")
     await ledger.claim(claim)

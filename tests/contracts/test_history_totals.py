@@ -34,7 +34,7 @@ async def totals(database: Database) -> dict[str, int]:
     return {name: (await reader.history(query)).total for name, query in asked.items()}
 
 
-async def test_whoever_writes_calls_they_are_counted_for_payer_and_provider(database: Database) -> None:
+async def test_every_written_call_is_counted_for_payer_and_provider(database: Database) -> None:
     """Gateways of the release before write them without a word about totals."""
     await add(
         database,
@@ -62,9 +62,7 @@ async def test_on_sqlite_calls_are_counted_in_lots_each_of_them_once(
         assert await totals(database) == {**expected, "payer": 4, "provider": 5}
 
 
-async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
-    sqlite_url: str, open_database: Any
-) -> None:
+async def test_on_sqlite_a_renewal_counts_the_written_calls(sqlite_url: str, open_database: Any) -> None:
     async with open_database(sqlite_url) as database:
         ledger = SqlLedger(database, owner_id="one", now_ms=lambda: NOW_MS)
         await add(database, call_record_row(1), call_record_row(2))

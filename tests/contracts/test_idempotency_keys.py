@@ -110,7 +110,7 @@ async def test_a_released_call_gives_its_key_back(ledger: Any) -> None:
     assert isinstance(await ledger.claim(keyed(payment)), Claimed)
 
 
-async def test_a_released_call_that_came_later_hides_nobody(ledger: Any) -> None:
+async def test_a_later_released_call_hides_no_other_call_of_the_key(ledger: Any) -> None:
     """Which came first and which was claimed first is not the same: bodies take their time."""
     payment = await paid(ledger)
     late, early = keyed(payment, created_ms=NOW_MS + 5), keyed(payment, created_ms=NOW_MS)
@@ -183,7 +183,7 @@ async def test_a_key_is_still_taken_while_its_call_runs_again(ledger: Any) -> No
         ({"delivery": Delivery.PARTIAL, "is_cut": True}, True, True),
     ],
 )
-async def test_a_keys_call_says_how_its_answer_ended(
+async def test_the_call_of_a_key_has_the_end_of_its_response(
     ledgers: Any, ledger: Any, finish: Any, is_lost: bool, is_delivered: bool
 ) -> None:
     claim = keyed(await paid(ledger))

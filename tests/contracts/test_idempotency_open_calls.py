@@ -37,7 +37,7 @@ async def leave_open(ledger: Any, payment: Any, **fields: Any) -> Any:
     return claim
 
 
-async def test_the_same_request_is_told_of_it_at_every_gateway_and_pays_nothing(
+async def test_the_same_request_gets_the_open_call_at_every_gateway_and_pays_nothing(
     ledgers: Any, ledger: Any
 ) -> None:
     payment = await paid(ledger)
@@ -49,7 +49,7 @@ async def test_the_same_request_is_told_of_it_at_every_gateway_and_pays_nothing(
     assert await rest(ledger) == 6
 
 
-async def test_it_is_reopened_elsewhere_and_meanwhile_the_same_request_is_another_call(
+async def test_while_the_call_runs_again_elsewhere_the_same_request_is_another_call(
     ledgers: Any, ledger: Any
 ) -> None:
     other, payment = await ledgers.gateway("two"), await paid(ledger)
@@ -117,7 +117,7 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
     assert isinstance(await ledger.claim(same(payment)), Claimed)
 
 
-async def test_a_claim_right_behind_a_cut_answer_finds_it(ledger: Any) -> None:
+async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) -> None:
     """On PostgreSQL plain claims and ends of calls have sessions of their own; a cut goes before the claims behind it all the same."""
     payment = await paid(ledger, 1_000)
     for _ in range(30):  # the first has terms that no statement queue knows
@@ -172,7 +172,7 @@ async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(ledgers:
 @pytest.mark.parametrize(
     "ledgers", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True
 )
-async def test_a_batch_looks_once_and_only_for_claims_that_may_repeat_something(
+async def test_a_batch_searches_open_calls_once_and_only_for_claims_that_may_repeat_one(
     ledgers: Any, ledger: Any
 ) -> None:
     payment = await paid(ledger, 1_000)

@@ -83,7 +83,7 @@ async def test_the_oldest_of_a_payer_goes_first(ledgers: Any) -> None:
     assert await kept(answers, range(10)) == [4, 9]
 
 
-async def test_the_oldest_of_all_goes_where_the_house_is_full(ledgers: Any) -> None:
+async def test_the_oldest_response_of_all_is_deleted_at_the_total_maximum(ledgers: Any) -> None:
     answers = ledgers.answers(answers_bytes_max=100)
     for n in range(4):
         payer = Address(bytes([n]) * 20)
@@ -91,7 +91,7 @@ async def test_the_oldest_of_all_goes_where_the_house_is_full(ledgers: Any) -> N
     assert await kept(answers, range(4)) == [2, 3]
 
 
-async def test_many_small_answers_never_pass_the_maximum_of_the_house(ledgers: Any) -> None:
+async def test_many_small_responses_never_exceed_the_total_maximum(ledgers: Any) -> None:
     answers = ledgers.answers(answers_bytes_max=3200)
     for n in range(120):
         await answers.keep(name(n), Address(bytes([n]) * 20), answer(50), now_ms=NOW_MS + n)

@@ -64,7 +64,7 @@ async def test_work_that_raises_leaves_nothing(database: Database) -> None:
     ],
     ids=["twice", "too large", "no text", "no table", "no listing"],
 )
-async def test_each_fault_is_told_apart(
+async def test_distinguishes_each_fault(
     database: Database, statement: Any, values: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -105,7 +105,7 @@ async def leader_process(database: Database, duty: Duty = Duty.SWEEPER) -> int |
     return None if leader is None else leader.server_process
 
 
-async def test_whoever_is_alone_leads(database: Database) -> None:
+async def test_a_single_gateway_leads(database: Database) -> None:
     async with Candidate(database).standing() as one:
         await until(lambda: one.is_working)
         assert one.leadership.is_leading
@@ -139,7 +139,7 @@ async def test_each_duty_has_a_leader_of_its_own(databases: list[PostgresDatabas
 
 
 @pytest.mark.postgres
-async def test_who_leaves_hands_over_at_once(databases: list[PostgresDatabase]) -> None:
+async def test_a_leader_that_stops_is_followed_at_once(databases: list[PostgresDatabase]) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
     async with contextlib.AsyncExitStack() as stack:
         async with one.standing():
@@ -191,7 +191,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
 
 
 @pytest.mark.postgres
-async def test_a_stalled_leader_stops_its_work_once_it_looks(
+async def test_a_paused_leader_stops_its_work_at_its_next_check(
     databases: list[PostgresDatabase], postgres_url: str
 ) -> None:
     one = Candidate(databases[0])
@@ -221,7 +221,7 @@ class Wandering(PostgresDatabase):
 
 
 @pytest.mark.postgres
-async def test_whoever_is_moved_into_another_session_leads_no_more(postgres_url: str) -> None:
+async def test_a_leader_in_another_session_leads_no_more(postgres_url: str) -> None:
     database = Wandering(postgres_url)
     one = Candidate(database)
     async with one.standing():
@@ -244,7 +244,7 @@ async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDa
 
 
 @pytest.mark.postgres
-async def test_nobody_leads_while_the_database_is_away_and_somebody_does_after_it(postgres_url: str) -> None:
+async def test_no_gateway_leads_during_an_outage_and_one_leads_after_it(postgres_url: str) -> None:
     database = AwayAtFirst(postgres_url)
     one = Candidate(database)
     async with one.standing():
@@ -256,7 +256,7 @@ async def test_nobody_leads_while_the_database_is_away_and_somebody_does_after_i
 
 
 @pytest.mark.postgres
-async def test_the_leaders_are_told_by_name(databases: list[PostgresDatabase]) -> None:
+async def test_lists_the_leaders_by_duty(databases: list[PostgresDatabase]) -> None:
     assert await find_leaders(databases[0]) == {}
     async with Candidate(databases[0], duty=Duty.WATCHER).standing() as one:
         await until(lambda: one.is_working)
@@ -264,7 +264,7 @@ async def test_the_leaders_are_told_by_name(databases: list[PostgresDatabase]) -
     assert list(told) == [Duty.WATCHER]
 
 
-async def test_a_leader_on_sqlite_is_nobody_elses_business(sqlite_url: str) -> None:
+async def test_on_sqlite_no_leaders_are_listed(sqlite_url: str) -> None:
     database = connect_database(sqlite_url)
     await database.open()
     assert await find_leaders(database) == {}
@@ -303,7 +303,7 @@ CHOICES = (
 
 
 @pytest.mark.parametrize(("held", "wanted", "others", "chosen"), CHOICES)
-def test_whoever_reads_most_leads(
+def test_the_gateway_with_the_smallest_handicap_leads(
     held: int, wanted: int, others: tuple[int, ...], chosen: int | None
 ) -> None:
     assert choose_lock(held, wanted=wanted, others=others) == chosen
@@ -331,7 +331,7 @@ def test_whatever_networks_are_lost_a_duty_is_never_left_and_the_best_ends_up_al
 
 
 @pytest.mark.postgres
-async def test_a_leader_that_lost_a_network_gives_way_to_one_that_reads_it(
+async def test_a_leader_without_a_network_gives_way_to_a_gateway_with_it(
     databases: list[PostgresDatabase],
 ) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
@@ -348,7 +348,7 @@ async def test_a_leader_that_lost_a_network_gives_way_to_one_that_reads_it(
 
 
 @pytest.mark.postgres
-async def test_nobody_gives_way_to_one_that_reads_no_more(databases: list[PostgresDatabase]) -> None:
+async def test_no_leader_gives_way_to_an_equal_gateway(databases: list[PostgresDatabase]) -> None:
     """A network that is away for all, or another one for each: then they do not take turns."""
     one, two = Candidate(databases[0]), Candidate(databases[1])
     two.networks_away = 1
@@ -365,7 +365,9 @@ async def test_nobody_gives_way_to_one_that_reads_no_more(databases: list[Postgr
 
 
 @pytest.mark.postgres
-async def test_one_that_reads_nothing_leads_where_nobody_else_does(databases: list[PostgresDatabase]) -> None:
+async def test_a_gateway_without_any_network_leads_when_it_is_the_only_one(
+    databases: list[PostgresDatabase],
+) -> None:
     one, two = Candidate(databases[0]), Candidate(databases[1])
     one.networks_away, two.networks_away = 2, 1
     async with one.standing():
@@ -385,7 +387,7 @@ async def test_the_only_gateway_leads_without_its_nodes(database: Database) -> N
 
 
 @pytest.mark.postgres
-async def test_a_whole_gateway_without_its_nodes_gives_way(
+async def test_a_gateway_process_without_its_nodes_gives_way(
     databases: list[PostgresDatabase], postgres_url: str
 ) -> None:
     settings = load_settings(
@@ -493,7 +495,7 @@ async def test_the_doctor_names_the_leaders_and_misses_them(
 
 
 @pytest.mark.postgres
-async def test_the_doctor_knows_a_pooler_that_lends_sessions(postgres_url: str) -> None:
+async def test_doctor_detects_a_pooler_that_shares_sessions(postgres_url: str) -> None:
     database = Lent(postgres_url)
     await database.open()
     assert await are_sessions_shared(database) is True

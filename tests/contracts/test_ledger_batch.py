@@ -124,7 +124,7 @@ async def test_new_callers_count_too(patient: FaultyLedger) -> None:
     assert patient.sizes == [10, 10]
 
 
-async def test_those_that_waited_behind_the_last_batch_count(patient: FaultyLedger) -> None:
+async def test_callers_that_waited_after_the_last_batch_count(patient: FaultyLedger) -> None:
     patient.database.before.clear()
     first = start(patient.ledger.claim(claim := claim_on(None)))
     await until(lambda: patient.sizes == [1])
@@ -208,7 +208,7 @@ async def test_a_finish_waits_for_others_and_costs_no_commit_of_its_own(ledger: 
     assert ledger.sizes == [1, 1, 1, 2]
 
 
-async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(database: Database) -> None:
+async def test_a_finish_of_a_cut_response_waits_for_no_other_entry(database: Database) -> None:
     ledger = FaultyLedger(database, finish_delay_s=3_600)
     await ledger.ledger.open()
     payment = await ledger.pay(2)
@@ -233,7 +233,7 @@ async def test_a_finish_without_others_is_written_all_the_same(ledger: FaultyLed
     assert record.delivery is not None
 
 
-async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_it(database: Database) -> None:
+async def test_a_finish_that_is_due_during_a_commit_is_written_after_it(database: Database) -> None:
     ledger = FaultyLedger(database, finish_delay_s=0.0)
     await ledger.ledger.open()
     payment = await ledger.pay(2)
@@ -325,7 +325,7 @@ async def test_a_repeat_left_in_flight_goes_back_to_unknown(ledger: FaultyLedger
         ("written", CallState.RELEASED, ("released", "")),
     ],
 )
-async def test_a_close_is_written_although_its_caller_left_and_its_answer_reached_nobody(
+async def test_a_close_is_written_although_its_caller_left_and_its_response_reached_no_caller(
     ledger: FaultyLedger, moment: str, after: CallState, ends: tuple[str, str]
 ) -> None:
     claim = claim_on(await ledger.pay(2))
@@ -442,7 +442,7 @@ async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(led
     assert repeat is not None  # cut by its upstream, so the same request may run once more
 
 
-async def test_a_commit_whose_answer_was_lost_is_looked_up_not_repeated(ledger: FaultyLedger) -> None:
+async def test_a_commit_with_a_lost_answer_is_read_and_not_repeated(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     done = claim_on(payment)
     stuck = claim_on(payment)
@@ -544,7 +544,7 @@ async def test_a_close_that_found_no_database_is_written_later(
     assert await states(ledger) == [ends]
 
 
-async def test_everybody_hears_at_once_that_the_database_is_away(ledger: FaultyLedger) -> None:
+async def test_all_callers_fail_at_once_while_the_database_is_unavailable(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(100)
     begun = ledger.database.begun
     ledger.database.is_away = True
@@ -556,7 +556,7 @@ async def test_everybody_hears_at_once_that_the_database_is_away(ledger: FaultyL
     assert ledger.database.begun - begun <= 2
 
 
-async def test_after_the_stop_nothing_is_claimed_and_nobody_waits_forever(database: Database) -> None:
+async def test_after_the_stop_nothing_is_claimed_and_every_caller_gets_an_outcome(database: Database) -> None:
     ledger = FaultyLedger(database)
     payment = await ledger.pay(10)
     running = claim_on(payment)
@@ -608,7 +608,7 @@ async def test_two_gateways_repair_each_others_siblings_without_deadlock(databas
 
 
 @pytest.mark.postgres
-async def test_an_unfinal_maximum_locks_no_payment_but_the_shown_one(postgres_url: str) -> None:
+async def test_an_unfinal_maximum_locks_only_the_payment_of_the_proof(postgres_url: str) -> None:
     """A wallet may have thousands that are not final."""
     operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
     ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
@@ -704,7 +704,7 @@ async def test_what_comes_after_the_end_fails_at_once(ledger: FaultyLedger) -> N
     ledger.ledger.finish(finish_of(claim))
 
 
-async def test_waits_until_every_call_is_closed_and_no_longer_than_told(ledger: FaultyLedger) -> None:
+async def test_waits_until_every_call_is_closed_or_the_timeout(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(100)
     first, second = claim_on(payment), claim_on(payment)
     await asyncio.gather(ledger.ledger.claim(first), ledger.ledger.claim(second))

@@ -452,7 +452,7 @@ async def test_a_settlement_that_came_too_late_moves_nothing(database: Database)
         assert (await ledger.ledger.find_authorized_call(claim.authorization.key)).state is CallState.UNKNOWN
 
 
-async def test_a_lost_call_is_not_shown_as_it_was_while_nothing_can_be_written(database: Database) -> None:
+async def test_a_lost_call_has_no_outdated_state_while_writes_fail(database: Database) -> None:
     """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
     async with open_ledger(database) as ledger:
         claim = claim_on(await ledger.pay(10), idempotency_key="k")
@@ -478,7 +478,7 @@ OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg
 @pytest.mark.postgres
 @pytest.mark.parametrize("patience_s", [60.0, 0.0])
 @pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
-async def test_sessions_that_end_again_and_again_between_head_and_close_cost_nobody_an_answer(
+async def test_sessions_that_end_between_head_and_close_lose_no_response(
     postgres_url: str, how: str, patience_s: float
 ) -> None:
     operator = await asyncpg.connect(postgres_url)

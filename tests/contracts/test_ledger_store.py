@@ -196,7 +196,7 @@ async def test_fifty_callers_get_what_the_payment_is_worth(ledger: Any, worth: i
     await assert_balanced(ledger)
 
 
-async def test_a_claim_that_is_too_dear_does_not_stop_a_cheaper_one(ledger: Any) -> None:
+async def test_a_refused_claim_does_not_stop_a_cheaper_one(ledger: Any) -> None:
     payment = await paid(ledger, 10)
     outcomes = await asyncio.gather(*(ledger.claim(claim_on(payment, price)) for price in (8, 5, 2)))
     assert [isinstance(one, Claimed) for one in outcomes] == [True, False, True]
@@ -281,7 +281,7 @@ async def test_the_difference_comes_from_small_siblings_oldest_first(
         {"chain_id": 1},
     ],
 )
-async def test_only_the_same_purse_repairs(ledger: Any, other: dict[str, Any]) -> None:
+async def test_only_payments_of_the_same_account_add_to_a_price(ledger: Any, other: dict[str, Any]) -> None:
     payment = await paid(ledger, 6)
     await paid(ledger, 4, "other", **other)
     assert await ledger.claim(claim_on(payment, 10)) == Exhausted(remaining_units=6)
@@ -303,7 +303,7 @@ async def test_a_spent_payment_is_not_repaired(ledger: Any) -> None:
         (CallState.RELEASED, 0),
     ],
 )
-async def test_a_claim_that_finds_too_little_is_told_what_calls_without_an_outcome_hold(
+async def test_an_exhausted_claim_gets_the_units_that_calls_without_an_outcome_hold(
     ledger: Any, before: CallState, held_units: int
 ) -> None:
     payment = await paid(ledger, 5)
@@ -312,7 +312,7 @@ async def test_a_claim_that_finds_too_little_is_told_what_calls_without_an_outco
     assert outcome == Exhausted(remaining_units=await rest(ledger), held_units=held_units)
 
 
-async def test_what_a_call_on_another_payment_holds_of_this_one_is_told_too(ledger: Any) -> None:
+async def test_held_units_include_those_of_calls_on_other_payments(ledger: Any) -> None:
     payment, other = await paid(ledger, 6), await paid(ledger, 7, "other")
     assert isinstance(await ledger.claim(claim_on(other, 10)), Claimed)
     assert await ledger.claim(claim_on(payment, 5)) == Exhausted(remaining_units=3, held_units=3)
@@ -596,7 +596,7 @@ async def test_calls_of_a_dead_gateway_become_unknown_and_are_fenced(ledgers: An
     assert await rest(two) == 6
 
 
-async def test_a_record_says_that_its_gateway_died_until_a_run_ends(ledgers: Any) -> None:
+async def test_a_record_has_the_error_of_a_dead_gateway_until_a_run_ends(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await bring(one, await paid(one, 10), CallState.UNKNOWN)
     assert isinstance(await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
@@ -608,7 +608,7 @@ async def test_a_record_says_that_its_gateway_died_until_a_run_ends(ledgers: Any
     assert (await two.find_call(claim.call_id)).error is None
 
 
-async def test_a_record_still_says_so_when_the_price_is_given_back(ledgers: Any) -> None:
+async def test_a_record_keeps_the_error_of_a_dead_gateway_after_a_release(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await bring(one, await paid(one, 10), CallState.FORWARDING)
     await ledgers.bury("one")
@@ -650,7 +650,7 @@ async def test_a_payment_that_left_the_chain_is_worth_nothing(ledger: Any) -> No
     await assert_balanced(ledger)
 
 
-async def test_a_payer_in_debt_buys_nothing_with_what_is_in_the_same_purse(ledger: Any) -> None:
+async def test_a_payer_in_debt_cannot_spend_credit_of_the_same_account(ledger: Any) -> None:
     lost = await paid(ledger, 10, is_final=False)
     here = await paid(ledger, 20, "here")
     elsewhere = [
@@ -716,7 +716,7 @@ async def test_the_next_transfer_pays_the_debt_first_and_in_parts(ledger: Any) -
     await assert_balanced(ledger)
 
 
-async def test_transfers_into_another_purse_pay_no_debt(ledger: Any) -> None:
+async def test_transfers_into_another_account_pay_no_debt(ledger: Any) -> None:
     payment = await paid(ledger, 10, is_final=False)
     await bring(ledger, payment, CallState.REORGED)
     for name, other in (
@@ -762,7 +762,7 @@ async def test_a_call_that_a_gone_sibling_helped_owes_that_part(ledger: Any) -> 
     await assert_balanced(ledger)
 
 
-async def test_tells_which_calls_spend_a_payment(ledger: Any) -> None:
+async def test_lists_the_calls_that_spend_a_payment(ledger: Any) -> None:
     payment, helper = await paid(ledger, 10), await paid(ledger, 2, "b")
     first = await bring(ledger, payment, CallState.CONSUMED)
     second = await bring(ledger, payment, CallState.RELEASED)
@@ -776,7 +776,7 @@ async def test_tells_which_calls_spend_a_payment(ledger: Any) -> None:
     assert await ledger.calls_of(helper.id, limit=9) == (ids[0],)
 
 
-async def test_tells_which_calls_without_an_outcome_hold_something_of_a_payment(ledger: Any) -> None:
+async def test_lists_the_calls_of_unknown_outcome_that_hold_units_of_a_payment(ledger: Any) -> None:
     payment, helper = await paid(ledger, 10), await paid(ledger, 4, "b")
     for to in (CallState.CONSUMED, CallState.RELEASED, CallState.FORWARDING):
         await bring(ledger, payment, to, 1)

@@ -82,7 +82,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     await database.close()
 
 
-async def test_what_a_check_found_is_told_again(harness: Harness) -> None:
+async def test_finds_the_result_of_a_check_again(harness: Harness) -> None:
     listing = await harness.publish()
     assert await harness.ownerships.find(listing.id) is None
     assert await harness.ownerships.find(ListingId("api_nothing")) is None

@@ -20,7 +20,7 @@ async def spend(ledger: Any, payment: Any) -> None:
     await ledger.close(close_of(claim))
 
 
-async def test_tells_without_a_claim_what_a_spent_payment_would_answer(ledger: Any) -> None:
+async def test_finds_the_refusal_of_a_spent_payment_without_a_claim(ledger: Any) -> None:
     payment = await paid(ledger, 8)
     asked = claim_on(payment, 4)
     assert await ledger.find_exhausted(asked) is None  # the ledger would grant it
@@ -42,7 +42,7 @@ async def test_tells_without_a_claim_what_a_spent_payment_would_answer(ledger: A
     assert isinstance(await ledger.claim(asked), Claimed)
 
 
-async def test_what_a_debtor_is_told_is_left_to_his_claim(ledger: Any) -> None:
+async def test_decides_nothing_for_a_payer_in_debt(ledger: Any) -> None:
     payment = await paid(ledger, 4)
     await spend(ledger, payment)
     lost = await paid(ledger, 4, "lost", is_final=False)
@@ -52,7 +52,7 @@ async def test_what_a_debtor_is_told_is_left_to_his_claim(ledger: Any) -> None:
     assert await ledger.claim(claim_on(payment, 4)) == InDebt(units=4)
 
 
-async def test_what_is_told_of_a_payment_that_is_gone_is_left_to_the_claim(ledger: Any) -> None:
+async def test_decides_nothing_for_a_gone_payment(ledger: Any) -> None:
     payment = await paid(ledger, 4, is_final=False)
     await spend(ledger, payment)
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)

@@ -31,7 +31,7 @@ async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger
     assert await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
 
 
-async def test_crowds_are_told_and_written_each_as_asked(ledger: Any) -> None:
+async def test_concurrent_recordings_get_their_own_payments(ledger: Any) -> None:
     """Questions that wait together are one read, and what waits to be written is one transaction."""
     await ledger.admit(tx_hash("b"), now_ms=NOW_MS)
     names = ("a", "b", "c")

@@ -29,7 +29,7 @@ async def tell(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -
     return payment
 
 
-async def test_a_payment_is_worth_the_most_that_was_told_of_it(ledger: Any) -> None:
+async def test_a_payment_has_the_largest_recorded_value(ledger: Any) -> None:
     payment = await tell(ledger, 10)
     assert isinstance(await ledger.claim(claim_on(payment, 10)), Claimed)
     raised = await tell(ledger, 25, is_final=True, block_number=107)

@@ -838,7 +838,7 @@ async def test_what_is_in_a_statement_queue_when_the_writer_ends_fails(postgres_
 
 
 @pytest.mark.postgres
-async def test_a_claim_behind_a_cut_that_waits_for_its_close_finds_it(postgres_url: str) -> None:
+async def test_a_claim_after_a_cut_that_waits_for_its_close_finds_it(postgres_url: str) -> None:
     """The close of the call is written, and the finishes of its batch are not yet; then the answer is cut, and the same request comes."""
     async with open_database(postgres_url) as database:
         ledger = FaultyLedger(database, finish_delay_s=3600.0)

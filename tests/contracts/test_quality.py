@@ -125,7 +125,7 @@ def count_days(connection: Connection) -> int | None:
     return connection.scalar(select(func.count()).select_from(quality_day_table))
 
 
-async def test_calls_of_no_listing_are_written_and_never_shown(setup: Setup) -> None:
+async def test_calls_of_an_unknown_listing_are_written_and_never_summed(setup: Setup) -> None:
     await setup.count(NOBODY, (FAST, 30))
     assert await setup.book.update_sums([NOBODY], today=TODAY) == {}
     assert await setup.book.update_sums([], today=TODAY) == {}
@@ -161,7 +161,7 @@ async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup)
 
 
 @pytest.mark.postgres
-async def test_a_sum_waits_for_another_one_and_then_knows_what_was_added_meanwhile(postgres_url: str) -> None:
+async def test_a_sum_waits_for_another_one_and_contains_later_additions(postgres_url: str) -> None:
     database = connect_database(postgres_url)
     await database.open()
     catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)

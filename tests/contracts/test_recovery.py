@@ -1,4 +1,4 @@
-"""What a crash leaves behind: stranded calls, lost closes, a restored file, an imbalance; and a real kill -9."""
+"""Recovery after a crash: open calls, lost closes, a restored file, an imbalance; and a real kill -9."""
 
 import asyncio
 import shutil
@@ -40,7 +40,7 @@ LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 1000)
 
 
 class SharedClock:
-    """The database's clock, moved by hand."""
+    """The database's clock, set by the test."""
 
     def __init__(self) -> None:
         self.ms = NOW_MS
@@ -50,7 +50,7 @@ class SharedClock:
 
 
 class Gateway:
-    """One gateway's books, from start to stop."""
+    """The ledger of one gateway, from start to stop."""
 
     def __init__(self, database: Database, owner_id: str = "one", **options: Any) -> None:
         self.ledger: Any = SqlLedger(database, owner_id=owner_id, now_ms=lambda: NOW_MS, **options)
@@ -75,7 +75,7 @@ async def execute(database: Database, sql: str, **values: object) -> None:
 
 
 async def outlive(clock: SharedClock, *living: Any) -> None:
-    """A lease goes by in which only these renew, without a gap."""
+    """A whole lease passes in which only these renew, without a gap."""
     for _ in range(10):
         clock.ms += LEASE_MS // 10
         for ledger in living:
@@ -110,7 +110,7 @@ async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
 
 
 async def test_a_doubt_that_a_power_loss_left_outlives_a_repeat(database: Database) -> None:
-    """Its first answer may have been seen, so that a second run brings none gives nothing back."""
+    """Its first response may have reached the caller, so a second run without a response releases nothing."""
     clock = SharedClock()
     async with Gateway(database, boot_mark=LIFE_ONE, shared_clock=clock) as one:
         claim = claim_on(await paid(one))
@@ -143,7 +143,9 @@ async def test_a_close_that_the_database_server_lost_does_not_strand_the_call(da
         assert await one.recover(now_ms=NOW_MS + 2 * HOLD_MS) == 0
 
 
-async def test_recovery_leaves_alone_what_is_claimed_or_closed_meanwhile(database: Database) -> None:
+async def test_recovery_does_not_change_calls_that_are_claimed_or_closed_at_the_same_time(
+    database: Database,
+) -> None:
     async with Gateway(database) as one:
         payment = await paid(one, 1000)
 
@@ -179,7 +181,7 @@ async def shared_database(postgres_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.mark.postgres
-async def test_a_gateway_that_renews_is_alive_whatever_its_clock_says(shared_database: Database) -> None:
+async def test_a_gateway_that_renews_is_alive_with_any_clock_of_its_own(shared_database: Database) -> None:
     clock = SharedClock()
     async with (
         Gateway(shared_database, shared_clock=clock) as one,
@@ -278,7 +280,7 @@ async def test_the_audit_finds_an_imbalance(database: Database) -> None:
         assert len((await one.audit()).wrong) == 2  # the payment that helped, and the call that it helped
 
 
-async def test_a_payment_debited_behind_the_books_back_is_not_overspent(database: Database) -> None:
+async def test_a_payment_that_was_debited_outside_the_ledger_is_not_overspent(database: Database) -> None:
     async with Gateway(database) as one:
         payment = await paid(one)
         await execute(database, "UPDATE payment SET taken_units = 10")
@@ -393,7 +395,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_books_balance_after_kill_9(sqlite_url: str, tmp_path: Path) -> None:
+async def test_the_ledger_balances_after_kill_9(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "tollway.sqlite3"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILD, str(path), stdout=asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""A database that has gone back in time under a gateway that lives: found out, and every balance in it held."""
+"""Restore detection: a database that is restored under a running gateway holds every balance; ordinary events are no restore."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ UNTAKEN = "UPDATE payment SET taken_units = 0, calls = 0"
 
 
 class Clock:
-    """The database's clock, moved by hand."""
+    """The database's clock, set by the test."""
 
     def __init__(self) -> None:
         self.ms = NOW_MS
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Harness:
-    """One gateway that has claimed, and another connection to its database for what happens behind its back."""
+    """One gateway, and a second connection to its database for changes that the gateway does not make."""
 
     def __init__(self, database: Database, gateway: Any, clock: Clock, restores: list[int]) -> None:
         self.database, self.one, self.clock, self.restores = database, gateway, clock, restores
@@ -47,7 +47,7 @@ class Harness:
         await self.database.write(work)
 
     async def renew_connections(self) -> None:
-        """As after an outage."""
+        """Closes the connections, as after an outage."""
         if isinstance(self.database, SqliteDatabase):
             await self.database._writer.run(self.database.disconnect_writer)
         else:
@@ -103,15 +103,15 @@ async def harness(database: Database, restores: list[int]) -> AsyncIterator[Harn
 
 
 LOST: dict[str, tuple[str, ...]] = {
-    "its sign of life is an older one": (SEEN,),
+    "its renewal is an older one": (SEEN,),
     "its claim is gone": (CALLS, UNTAKEN),
-    "its claim and its sign of life are older": (CALLS, UNTAKEN, SEEN),
-    "all of it is gone": (CALLS, UNTAKEN, ROW),
+    "its claim is gone and its renewal is an older one": (CALLS, UNTAKEN, SEEN),
+    "its claim and its renewal are gone": (CALLS, UNTAKEN, ROW),
 }
 
 
 @pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
-async def test_a_database_that_went_back_holds_every_balance(harness: Harness, lost: tuple[str, ...]) -> None:
+async def test_a_restored_database_holds_every_balance(harness: Harness, lost: tuple[str, ...]) -> None:
     await harness.claim()
     await harness.renew()
     await harness.do(*lost)
@@ -122,14 +122,14 @@ async def test_a_database_that_went_back_holds_every_balance(harness: Harness, l
     assert await harness.one.claim(claim_on(harness.payment)) == Unspendable(is_held=True)
 
 
-async def test_without_a_claim_the_sign_of_life_alone_tells(harness: Harness) -> None:
+async def test_without_a_claim_the_renewal_alone_detects_a_restore(harness: Harness) -> None:
     await harness.pay()
     await harness.do(ROW)
     await harness.renew()
     await harness.check(is_found=True)
 
 
-async def test_it_is_found_once_and_released_for_good(harness: Harness) -> None:
+async def test_a_restore_is_detected_once_and_its_release_is_final(harness: Harness) -> None:
     await harness.claim()
     await harness.do(CALLS, UNTAKEN, ROW)
     for _ in range(3):
@@ -141,8 +141,10 @@ async def test_it_is_found_once_and_released_for_good(harness: Harness) -> None:
     assert harness.restores == [1]
 
 
-async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(harness: Harness) -> None:
-    """A session that lives cannot have seen another server; a restore or a failover ends them all."""
+async def test_the_first_claim_on_a_new_connection_detects_a_restore_before_it_takes_units(
+    harness: Harness,
+) -> None:
+    """An open session cannot change its server; a restore or a failover ends all sessions."""
     await harness.claim()
     await harness.do(CALLS, UNTAKEN)
     await harness.renew_connections()
@@ -150,10 +152,10 @@ async def test_the_first_claim_on_a_new_connection_finds_it_before_it_takes(harn
     await harness.check(is_found=True)
 
 
-# No false alarm
+# ---- No false detections.
 
 
-async def test_ordinary_life_is_no_setback(harness: Harness) -> None:
+async def test_renewals_claims_and_recovery_are_no_restore(harness: Harness) -> None:
     await harness.renew()
     await harness.claim()
     await harness.renew()
@@ -162,7 +164,7 @@ async def test_ordinary_life_is_no_setback(harness: Harness) -> None:
     await harness.check(is_found=False)
 
 
-async def test_a_clock_that_was_set_back_is_no_setback(harness: Harness) -> None:
+async def test_a_clock_that_was_set_back_is_no_restore(harness: Harness) -> None:
     await harness.claim()
     harness.clock.ms -= 3_600_000
     for _ in range(3):
@@ -170,10 +172,10 @@ async def test_a_clock_that_was_set_back_is_no_setback(harness: Harness) -> None
     await harness.check(is_found=False)
 
 
-async def test_a_renewal_of_unknown_outcome_is_no_setback(
+async def test_a_renewal_of_unknown_outcome_is_no_restore(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was written at a moment before the last one that is known: the clock was set back in between."""
+    """The renewal was written with an earlier time than the last known one, because the clock was set back."""
     await harness.claim()
     write = harness.database.write
 
@@ -190,8 +192,8 @@ async def test_a_renewal_of_unknown_outcome_is_no_setback(
     await harness.check(is_found=False)
 
 
-async def test_a_row_that_others_have_pruned_is_no_setback(harness: Harness) -> None:
-    """After a stall of a day. With a claim that is there, the row's absence says nothing at any time."""
+async def test_a_pruned_row_is_no_restore(harness: Harness) -> None:
+    """After a pause of a day. With an existing claim, a missing row is never a restore."""
     await harness.pay()
     harness.clock.ms += OWNER_KEPT_MS
     await harness.do(ROW)
@@ -203,7 +205,7 @@ async def test_a_row_that_others_have_pruned_is_no_setback(harness: Harness) -> 
     await harness.check(is_found=False)
 
 
-async def test_claims_and_renewals_beside_each_other_are_no_setback(harness: Harness) -> None:
+async def test_concurrent_claims_and_renewals_are_no_restore(harness: Harness) -> None:
     payment = await harness.pay()
     for _ in range(10):
         await harness.renew_connections()
@@ -213,7 +215,7 @@ async def test_claims_and_renewals_beside_each_other_are_no_setback(harness: Har
     await harness.check(is_found=False)
 
 
-async def test_many_who_notice_at_once_note_it_once(harness: Harness) -> None:
+async def test_concurrent_detections_record_one_restore(harness: Harness) -> None:
     await harness.claim()
     await harness.do(CALLS, UNTAKEN, SEEN)
     await harness.renew_connections()

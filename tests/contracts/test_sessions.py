@@ -48,7 +48,7 @@ async def test_a_nonce_is_taken_once_with_what_was_noted(store: SessionStore) ->
     assert await store.take_nonce(noted.nonce, now_ms=NOW_MS) is None
 
 
-async def test_a_nonce_that_nobody_issued_is_not_there(store: SessionStore) -> None:
+async def test_a_nonce_that_was_not_issued_is_unknown(store: SessionStore) -> None:
     assert await store.take_nonce("c" * 32, now_ms=NOW_MS) is None
 
 

@@ -183,7 +183,7 @@ async def test_one_of_many_settlements_gets_the_nonce(ledger: Any) -> None:
     assert outcomes.count(NonceUnavailable(next_nonce=1)) == 9
 
 
-async def test_every_key_and_chain_has_a_lane_of_its_own(ledger: Any) -> None:
+async def test_every_signer_and_chain_has_its_own_nonces(ledger: Any) -> None:
     await settling(ledger, nonce=0)
     for number, other in enumerate(({"sender": PAYEE}, {"chain_id": 1})):
         claim = await opened(ledger)
@@ -222,9 +222,7 @@ async def test_an_attempt_is_added_while_the_call_settles_only(ledger: Any, befo
 
 
 @pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
-async def test_what_a_lane_waits_for_is_replaced_whatever_its_call_has_become(
-    ledger: Any, after: CallState
-) -> None:
+async def test_an_open_nonce_is_replaced_in_every_state_of_its_call(ledger: Any, after: CallState) -> None:
     claim = await settling(ledger, nonce=0)
     filler = attempt_of(claim, 0, "filler", created_ms=NOW_MS + 1)
     await conclude(ledger, claim, transfer=transfer_in() if after is CallState.CONSUMED else None)
@@ -339,7 +337,7 @@ async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(l
     assert (await ledger.find_call(claim.call_id)).completed_ms == NOW_MS + 90
 
 
-async def test_the_same_transaction_on_another_chain_or_purse_is_another_payment(ledger: Any) -> None:
+async def test_the_same_transaction_on_another_chain_or_account_is_another_payment(ledger: Any) -> None:
     await conclude(ledger, await settling(ledger, nonce=None))
     for other in ({"chain_id": 1}, {"payee": Address(b"\x02" * 20)}, {"payer": Address(b"\x03" * 20)}):
         claim = authorized_claim(authorization_of(4, **other))
@@ -359,7 +357,7 @@ async def test_a_conclusion_of_another_epoch_or_form_finds_nothing(
     assert await ledger.find_payments(tx_hash("settled")) == ()
 
 
-async def test_another_gateway_concludes_only_what_is_adrift(ledgers: Any) -> None:
+async def test_another_gateway_concludes_only_orphaned_calls(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await settling(one)
     assert await conclude(two, claim) is None
@@ -390,7 +388,7 @@ async def test_only_what_settles_is_concluded(ledger: Any, before: CallState) ->
 # Adrift
 
 
-async def test_calls_adrift_are_looked_at_least_recently_looked_at_first(ledgers: Any) -> None:
+async def test_orphaned_calls_are_taken_least_recently_checked_first(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     await settling(ledger, nonce=None)
     claims = [await orphaned(ledger) for _ in range(3)]
@@ -407,7 +405,7 @@ async def test_calls_adrift_are_looked_at_least_recently_looked_at_first(ledgers
     assert {one.call_id for one in await ledger.unsettled(limit=9)} == set(ids[1:])
 
 
-async def test_a_call_that_is_postponed_has_its_turn_later_and_takes_nobody_elses(ledgers: Any) -> None:
+async def test_a_postponed_call_is_taken_later_and_delays_no_other_call(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     idle, busy = [await orphaned(ledger) for _ in range(2)]
     waiting = await settling(ledger, nonce=None)
@@ -435,7 +433,7 @@ async def test_a_call_that_is_postponed_has_its_turn_later_and_takes_nobody_else
         ("DELETE", False, CallState.RELEASED, False),
     ],
 )
-async def test_what_becomes_of_a_call_adrift_whose_money_moved(
+async def test_the_end_of_an_orphaned_call_with_a_transfer(
     ledgers: Any, method: str, is_stored: bool, ends: CallState, is_lost: bool
 ) -> None:
     ledger = await ledgers.gateway("one")
@@ -458,7 +456,7 @@ async def test_what_becomes_of_a_call_adrift_whose_money_moved(
     await assert_balanced(ledger)
 
 
-async def test_what_nobody_can_ask_for_again_is_credit(ledger: Any) -> None:
+async def test_a_call_that_no_request_can_repeat_becomes_credit(ledger: Any) -> None:
     """Its body was streamed, and was not known at the head: whoever shows the same again could not be recognised."""
     claim = await orphaned(ledger, method="GET", digest=UNKNOWN_DIGEST)
     assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
@@ -480,7 +478,7 @@ async def test_what_has_run_as_often_as_it_may_is_credit(ledgers: Any) -> None:
     assert await conclude(ledger, claim, epoch=2, is_orphaned=True) is CallState.RELEASED
 
 
-async def test_a_call_adrift_whose_money_never_moves_is_released(ledger: Any) -> None:
+async def test_an_orphaned_call_without_a_transfer_is_released(ledger: Any) -> None:
     claim = await orphaned(ledger)
     assert await conclude(ledger, claim, is_orphaned=True, transfer=None) is CallState.RELEASED
     assert (await ledger.audit()).payments == 0
@@ -526,7 +524,7 @@ async def test_what_an_unanswered_call_moved_is_credit_of_its_payer(ledger: Any)
     await assert_balanced(ledger)
 
 
-async def test_credit_pays_the_debt_of_its_purse_first(ledger: Any) -> None:
+async def test_credit_pays_the_debt_of_its_account_first(ledger: Any) -> None:
     (lost,) = await ledger.record_payments([new_payment(3, "lost", is_final=False)], now_ms=NOW_MS)
     owing, claim = claim_on(lost, 3), await orphaned(ledger, method="POST")
     await ledger.claim(owing)
@@ -562,7 +560,7 @@ async def unknown(ledger: Any, **fields: Any) -> Any:
     return claim
 
 
-async def test_an_unknown_call_waits_for_a_look_once_its_time_is_over(ledgers: Any) -> None:
+async def test_an_unknown_call_is_taken_after_its_hold(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     claim, fresh = await unknown(ledger), await unknown(ledger)
     paid = await orphaned(ledger)  # its money has moved: nothing waits for a look there
@@ -584,7 +582,7 @@ async def test_an_unknown_call_waits_for_a_look_once_its_time_is_over(ledgers: A
     )
 
 
-async def test_calls_adrift_and_unknown_ones_take_turns(ledgers: Any) -> None:
+async def test_orphaned_and_unknown_calls_share_one_queue(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     one, two = await unknown(ledger), await unknown(ledger)
     ledgers.clock.ms += HOLD_MS
@@ -607,7 +605,9 @@ async def test_what_a_clock_set_back_has_put_far_off_is_due(ledger: Any, ahead_m
     assert len(await ledger.unsettled(limit=9)) == is_due
 
 
-async def test_a_call_that_was_postponed_while_unknown_is_looked_at_when_it_is_adrift(ledger: Any) -> None:
+async def test_a_call_that_was_postponed_while_unknown_is_taken_at_once_when_it_is_orphaned(
+    ledger: Any,
+) -> None:
     claim = await unknown(ledger)
     await ledger.postpone(claim.call_id, until_ms=NOW_MS * 2)
     await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
@@ -670,7 +670,7 @@ async def test_an_unknown_call_is_concluded_only_as_it_was_seen(ledger: Any) -> 
 # Recovery
 
 
-async def test_what_a_dead_gateway_was_settling_is_adrift(ledgers: Any) -> None:
+async def test_the_settling_calls_of_a_dead_gateway_are_orphaned(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await settling(one)
     await ledgers.bury("one")
@@ -766,7 +766,7 @@ async def test_history_names_transaction_and_payee_of_an_authorised_call(ledger:
     assert await ledger.calls_of(payment.id, limit=9) == (claim.call_id,)
 
 
-async def test_a_stored_answer_is_told_with_its_call(ledgers: Any) -> None:
+async def test_an_authorised_call_reports_its_stored_response(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     claim = await opened(ledger, idempotency_key="key")
     await ledgers.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)

@@ -103,7 +103,7 @@ async def test_claims_settlements_and_conclusions_of_one_batch_see_each_other(le
     assert outcomes == [SETTLED, CallState.CONSUMED, NotCovered(held_units=8)]
 
 
-async def test_a_settlement_whose_answer_was_lost_is_looked_up_not_repeated(ledger: FaultyLedger) -> None:
+async def test_a_settlement_with_a_lost_answer_is_read_and_not_repeated(ledger: FaultyLedger) -> None:
     claims = [await opened(ledger) for _ in range(3)]
     ledger.database.fail_after = once()
     outcomes = await asyncio.gather(
@@ -123,7 +123,7 @@ async def test_a_settlement_that_lost_its_answer_is_not_taken_for_another(ledger
 
 
 @pytest.mark.parametrize("name", ["settled", None])
-async def test_a_conclusion_whose_answer_was_lost_is_looked_up_not_repeated(
+async def test_a_conclude_with_a_lost_answer_is_read_and_not_repeated(
     ledger: FaultyLedger, name: str | None
 ) -> None:
     claim = await settling(ledger)
@@ -137,7 +137,7 @@ async def test_a_conclusion_whose_answer_was_lost_is_looked_up_not_repeated(
     assert await conclude(ledger, claim, "another") is None
 
 
-async def test_a_claim_whose_answer_was_lost_is_looked_up_not_repeated(ledger: FaultyLedger) -> None:
+async def test_a_claim_with_a_lost_answer_is_read_and_not_repeated(ledger: FaultyLedger) -> None:
     claims = [authorized_claim(authorization_of(4), balance_units=8) for _ in range(3)]
     ledger.database.fail_after = once()
     outcomes = await asyncio.gather(*(ledger.ledger.claim(claim) for claim in claims))
@@ -166,7 +166,7 @@ async def test_one_bad_settlement_does_not_fail_the_others(ledger: FaultyLedger)
 
 
 @pytest.mark.parametrize("gate", ["before", "after"])
-async def test_a_settlement_whose_caller_left_is_adrift_soon(ledger: FaultyLedger, gate: str) -> None:
+async def test_a_settlement_of_a_caller_that_left_is_orphaned_soon(ledger: FaultyLedger, gate: str) -> None:
     claim = await opened(ledger)
     getattr(ledger.database, gate).clear()
     begun = ledger.database.begun
@@ -182,7 +182,7 @@ async def test_a_settlement_whose_caller_left_is_adrift_soon(ledger: FaultyLedge
     assert await orphaned_ids(ledger) == [claim.call_id]
 
 
-async def test_a_settlement_of_unknown_outcome_is_given_up_by_whoever_asked(ledger: FaultyLedger) -> None:
+async def test_a_settlement_of_unknown_outcome_is_marked_orphaned_by_its_caller(ledger: FaultyLedger) -> None:
     claim = await opened(ledger)
     ledger.database.fail_after = ledger.disconnect_after_commit
     with pytest.raises(StorageUnavailable):
@@ -235,7 +235,7 @@ async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown
     assert await states(ledger) == ["unknown"]
 
 
-async def test_a_conclusion_that_found_no_database_leaves_the_call_to_the_sweeper(
+async def test_a_conclude_without_a_database_leaves_the_call_to_settlement_recovery(
     ledger: FaultyLedger,
 ) -> None:
     claim = await settling(ledger)
@@ -249,7 +249,7 @@ async def test_a_conclusion_that_found_no_database_leaves_the_call_to_the_sweepe
     assert (await ledger.ledger.find_authorized_call(claim.authorization.key)).is_lost
 
 
-async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(ledger: FaultyLedger) -> None:
+async def test_the_shutdown_waits_for_settlements_but_not_for_orphaned_ones(ledger: FaultyLedger) -> None:
     first, second = await settling(ledger, 0), await settling(ledger, 1)
     waiting = start(ledger.ledger.wait_closed(timeout_s=60))
     await conclude(ledger, first)
@@ -258,7 +258,7 @@ async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(ledge
     await waiting
 
 
-async def test_what_settles_is_still_written_while_the_books_close(ledger: FaultyLedger) -> None:
+async def test_settlements_are_written_while_the_ledger_stops(ledger: FaultyLedger) -> None:
     claim = await opened(ledger)
     begun = ledger.database.begun
     ledger.database.before.clear()
@@ -272,7 +272,7 @@ async def test_what_settles_is_still_written_while_the_books_close(ledger: Fault
     await plug
 
 
-async def test_another_gateway_that_died_leaves_its_settlements_adrift(database: Database) -> None:
+async def test_the_settlements_of_another_dead_gateway_are_orphaned(database: Database) -> None:
     dead, living = FaultyLedger(database, "dead"), FaultyLedger(database, "living")
     for one in (dead, living):
         await one.ledger.renew_ownership(now_ms=NOW_MS)
@@ -319,7 +319,7 @@ async def test_one_authorisation_at_two_gateways_opens_one_call(database: Databa
         await ledger.close()
 
 
-async def test_two_gateways_on_one_lane_take_every_nonce_once(database: Database) -> None:
+async def test_two_gateways_with_one_signer_take_every_nonce_once(database: Database) -> None:
     """A gas key belongs to all gateways of a database; whoever is late asks for the next nonce again."""
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
 
@@ -418,7 +418,7 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
 
 
 @pytest.mark.postgres
-async def test_a_conclusion_that_saw_a_call_before_it_was_unknown_is_asked_for_again(
+async def test_a_conclude_that_read_the_call_before_it_was_unknown_is_tried_again(
     postgres_url: str,
 ) -> None:
     """It has prepared no payment for it, and must not lose what moved."""
@@ -455,7 +455,7 @@ async def test_a_claim_on_one_chain_does_not_load_the_history_of_another(
     assert len(await database.read(lambda c: find_known(c, [near, far, stale]))) == 20
 
 
-async def test_a_sweeper_and_a_gateway_that_gives_up_conclude_once(database: Database) -> None:
+async def test_settlement_recovery_and_a_gateway_that_gives_up_conclude_once(database: Database) -> None:
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     for number in range(5):
         claim, name = await settling(desks[0], number, method="POST"), f"tx {number}"

@@ -123,13 +123,13 @@ async def test_a_duplicate_is_an_integrity_error_and_leaves_nothing(
     assert await found(database, *names) == ["twin"]
 
 
-async def test_a_missing_table_is_told_as_storage_that_is_away(empty_database: Database) -> None:
+async def test_a_missing_table_is_storage_unavailable(empty_database: Database) -> None:
     with pytest.raises(StorageUnavailable):
         await found(empty_database, "anybody")
     assert await empty_database.read(lambda connection: connection.execute(text("SELECT 1")).scalar()) == 1
 
 
-async def test_a_caller_who_leaves_in_the_middle_spoils_nothing_for_the_next(
+async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
     postgres_url: str, open_database: Any
 ) -> None:
     slow = Prepared(text("SELECT pg_sleep(:seconds)"))
@@ -167,7 +167,7 @@ async def test_a_column_that_others_have_changed_is_stumbled_over_once(
             assert await asyncio.gather(*(found(database, "one") for _ in range(4))) == [["one"]] * 4
 
 
-async def test_whoever_listens_to_statements_hears_these_and_they_do_the_same(database: Any) -> None:
+async def test_event_listeners_get_prepared_statements_with_equal_results(database: Any) -> None:
     heard: list[str] = []
     engines = [
         getattr(one, "sync_engine", one)

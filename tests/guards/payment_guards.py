@@ -816,7 +816,7 @@ PAYMENT_GUARDS = (
         "            self._known_terms.forget()",
         "            pass",
         test="contracts/test_call_terms.py::"
-        "test_what_a_gateway_knows_and_a_database_has_lost_is_written_again[sqlite]",
+        "test_known_terms_that_the_database_has_lost_are_written_again[sqlite]",
     ),
     guard(
         "P9",

@@ -198,7 +198,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         "storage.group_commit:GroupCommit.are_statement_queues_closed",
         " or self._has_cut_waiting",
         "",
-        test="contracts/test_idempotency_open_calls.py::test_a_claim_right_behind_a_cut_answer_finds_it",
+        test="contracts/test_idempotency_open_calls.py::test_a_claim_immediately_after_a_cut_response_finds_it",
     ),
     guard(
         "P16",
@@ -206,6 +206,6 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         "storage.statement_queues:StatementQueues._write_ends",
         "self.ends.release(closing)",
         "pass",
-        test="contracts/test_plain_writes.py::test_a_claim_behind_a_cut_that_waits_for_its_close_finds_it",
+        test="contracts/test_plain_writes.py::test_a_claim_after_a_cut_that_waits_for_its_close_finds_it",
     ),
 )
