@@ -1,4 +1,4 @@
-"""What every keeper of the ledger promises about claims that an authorisation pays."""
+"""The contract of `Ledger` for claims by authorisation."""
 
 import asyncio
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""What calls share stands once: written with the first call that names it, known from the commit on, and found again by any
-gateway, on both databases."""
+"""The terms of calls: written once with their first call, known after its commit, shared by all gateways, on both databases."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What every catalog promises, on SQLite and on PostgreSQL."""
+"""The contract of `Catalog`, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

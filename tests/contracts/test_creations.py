@@ -1,4 +1,4 @@
-"""What every keeper of creation keys promises, on SQLite and on PostgreSQL: one gateway or many."""
+"""The contract of `Creations`, on SQLite and on PostgreSQL, with one gateway and with many."""
 
 import asyncio
 import os

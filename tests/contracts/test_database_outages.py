@@ -1,5 +1,5 @@
-"""What PostgreSQL does to its clients on a bad day: sessions end, a primary turns read-only, a commit does not wait for its
-standby. Nothing is believed that was not promised, and nothing that was touched is used again.
+"""Outages of PostgreSQL: sessions end, a primary becomes read-only, a commit does not wait for its standby. A commit in doubt is not
+reported as durable, and a connection is not used after an outage.
 """
 
 import asyncio
@@ -219,7 +219,7 @@ async def wait_for(operator: Any, condition: str) -> int:
 
 
 async def cancel_wait(operator: Any) -> None:
-    """PostgreSQL then says "committed"; only the primary has it."""
+    """PostgreSQL then reports "committed", but only the primary has the commit."""
     process = await wait_for(operator, "wait_event = 'SyncRep'")
     await operator.execute("SELECT pg_cancel_backend($1)", process)
 

@@ -1,4 +1,4 @@
-"""Payments that are not final, by their blocks: the same in memory, in SQLite and in PostgreSQL."""
+"""The contract of `Finality` for payments in blocks: in memory, on SQLite, on PostgreSQL."""
 
 import asyncio
 from typing import Any
@@ -91,7 +91,7 @@ async def test_unchecked_payments_are_listed_and_stay_unfinal(ledger: Any) -> No
 
 
 async def test_what_is_raised_or_comes_back_is_to_be_read_again(ledger: Any) -> None:
-    """One node's word may have been enough for that."""
+    """The claim of one node may have been enough."""
     raised, back = await pay(ledger, "raised"), await pay(ledger, "back", 6)
     await ledger.mark_checked([raised.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
     await ledger.mark_checked([back.id], block_number=6, block_hash=b"\x05" * 32, now_ms=NOW_MS)
@@ -172,7 +172,7 @@ async def test_what_is_held_after_a_restore_is_freed_by_the_operator_alone(ledge
 
 
 async def test_a_block_is_finished_while_its_payments_are_spent(ledgers: Any) -> None:
-    """Both lock several payments, in one order: neither waits for the other for ever, and nothing is lost."""
+    """Both lock several payments in one order, so that there is no deadlock and no lost update."""
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     payments = [await pay(one, f"tx{number}") for number in range(8)]
     (block,) = await one.unfinal_blocks(CHAIN, after=None, limit=9)
@@ -193,7 +193,7 @@ async def test_a_block_is_finished_while_its_payments_are_spent(ledgers: Any) ->
 
 
 async def test_blocks_are_found_by_jumps_along_an_index(sqlite_url: str, open_database: Any) -> None:
-    """However many payments there are: one search for each block, and one by the block for what is in it."""
+    """One search for each block and one for its payments, for any number of payments."""
     plans: list[str] = []
     async with open_database(sqlite_url) as database:
 
@@ -221,7 +221,7 @@ async def test_blocks_are_found_by_jumps_along_an_index(sqlite_url: str, open_da
 
 
 async def test_what_is_held_by_dispute_is_not_final_before_it_is_freed(ledgers: Any) -> None:
-    """No look frees what is final."""
+    """A check never frees a final payment."""
     ledger = await ledgers.gateway("one")
     held, other = await pay(ledger, "a"), await pay(ledger, "b")
     await ledger.hold_disputed([held.id])

@@ -1,7 +1,7 @@
 """200 payments a second, for some minutes of simulated time; `TORTURE=long` makes it an hour (720,000 payments).
 
-Time passes only while the watcher sleeps. Nothing is measured with a clock: what counts is how many requests and
-statements a look takes, and how old the oldest look is.
+Time passes only while the watcher sleeps. The test uses no real clock: it counts the requests and statements of a check, and measures the
+age of the oldest check in simulated time.
 """
 
 import asyncio

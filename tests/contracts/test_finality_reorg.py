@@ -1,4 +1,4 @@
-"""What every keeper of the ledger promises about money that a reorganisation moved to another transaction."""
+"""The contract of `Finality` for transfers that a reorganisation moved to another transaction."""
 
 import asyncio
 from typing import Any
@@ -147,7 +147,7 @@ async def test_credit_that_was_gone_pays_for_what_it_had_bought(ledger: Any) -> 
 
 
 async def test_only_its_own_part_of_a_transaction_goes_along(ledger: Any) -> None:
-    """Anybody may put several authorisations into one transaction, and only some of them into the next."""
+    """Any sender may put several authorisations into one transaction, and only some of them into the next one."""
     first, second, credit = (
         await settled(ledger, 4),
         await settled(ledger, 3),
@@ -252,7 +252,7 @@ async def test_one_of_many_concurrent_moves_succeeds(ledgers: Any) -> None:
 
 
 async def test_moves_and_claims_that_race_keep_the_balance(ledgers: Any) -> None:
-    """Credit is spent at one gateway while another finds that it lies elsewhere."""
+    """One gateway spends credit while another moves its transfer."""
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await settled(one, 20, method="POST")
     place = await payment(one, "settled")

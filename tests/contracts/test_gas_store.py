@@ -1,4 +1,4 @@
-"""What every keeper of the gas keys' lanes promises: nonces without holes, transactions on their way, their cost."""
+"""The contract of `GasLedger`: nonces without gaps, open transactions, their cost."""
 
 import asyncio
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Group commit in doubt: who is told that they may send, when one of several writes failed, took too long, or was undone
-by a power cut.
-"""
+"""Group commit in doubt: which callers may send upstream when one of several writes failed, took too long, or was undone by a power cut."""
 
 import asyncio
 import threading
@@ -59,7 +57,7 @@ async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
     await ledger.database.write(lambda c: c.execute(query, {"id": claim.call_id}))
 
 
-# Two who run one call again
+# Two requests that run one call again
 
 
 async def test_a_repeat_whose_write_failed_is_not_taken_for_the_one_that_runs(ledger: FaultyLedger) -> None:
@@ -108,7 +106,7 @@ async def test_of_two_repeats_after_a_lost_answer_one_runs(ledger: FaultyLedger)
 
 
 async def test_a_repeat_that_was_served_is_in_doubt_no_more(ledger: FaultyLedger) -> None:
-    """Its close was undone by a power cut: nobody knows what became of it, and no clock gives its price back."""
+    """A power cut undid its close: its outcome is unknown, and the clock does not release its price."""
     claim = await make_unknown(ledger)
     ledger.database.fail_before = lambda: True
     with pytest.raises(StorageUnavailable):
@@ -154,7 +152,7 @@ async def test_where_reads_work_and_writes_do_not_the_second_failure_is_everybod
 
 
 async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: FaultyLedger) -> None:
-    """As where somebody holds the row of a payment: each claim on it waits, and the writes between them succeed."""
+    """Another transaction holds the row of a payment: each claim on it waits, and other writes succeed."""
     payment = await ledger.pay(100)
     begun = ledger.database.begun
 

@@ -1,4 +1,4 @@
-"""What every keeper of the ledger tells a wallet about its calls and payments."""
+"""The contract of `CallHistory`: the calls and payments of a wallet."""
 
 from dataclasses import replace
 from typing import Any

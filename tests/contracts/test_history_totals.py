@@ -1,4 +1,4 @@
-"""How many calls a wallet has is kept as they are written, by whoever writes them, and is never counted for a page."""
+"""The totals of calls by wallet are updated with each written call, and no page counts calls."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""One idempotency key of one wallet names one call, however many gateways are asked at once."""
+"""An idempotency key of a wallet has one call, also with many gateways at the same time."""
 
 import asyncio
 from dataclasses import replace

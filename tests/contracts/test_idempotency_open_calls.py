@@ -1,4 +1,4 @@
-"""A safe request whose call has no outcome is told of that call by the ledger, at whichever gateway it is shown again."""
+"""A repeat of a safe request finds its open call in the ledger, at every gateway."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What every keeper of upstreams' answers promises: the same answer again for a day, within limits."""
+"""The contract of `StoredResponses`: the same response for a day, within limits."""
 
 import asyncio
 from typing import Any

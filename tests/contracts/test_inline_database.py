@@ -1,4 +1,4 @@
-"""What a store may rely on, of SQLite in a file and of the kit's SQLite in memory."""
+"""The contract of `Database`, for SQLite in a file and for the kit's SQLite in memory."""
 
 from collections.abc import AsyncIterator
 from typing import Any

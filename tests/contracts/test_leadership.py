@@ -1,5 +1,4 @@
-"""Who leads: one gateway at a time, another one soon after it is gone or can read less than that one, and on SQLite the
-only one there is."""
+"""Leader election: one gateway leads at a time, another one soon after it is gone or has a larger handicap; on SQLite the only gateway leads."""
 
 import asyncio
 import contextlib

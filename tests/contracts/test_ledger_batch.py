@@ -1,4 +1,4 @@
-"""Group commit: callers that leave, batches that fail, databases that go away, gateways that race."""
+"""Group commit: callers that leave, batches that fail, unavailable databases, gateways that race."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -93,7 +93,7 @@ async def run_full_batches(ledger: FaultyLedger, callers: int) -> list[Any]:
 
 @pytest.fixture
 async def patient(sqlite_url: str) -> AsyncIterator[FaultyLedger]:
-    """Its writer waits for callers without end. On SQLite: there one queue holds claims and closes."""
+    """A ledger whose writer waits for callers without a timeout. On SQLite, where one queue has claims and closes."""
     async with open_database(sqlite_url) as database:
         it = FaultyLedger(database, batch_wait_s=NEVER_S)
         await it.ledger.open()
@@ -156,7 +156,7 @@ async def test_callers_that_do_not_come_back_are_waited_for_no_longer_than_that(
 
 @pytest.mark.postgres
 async def test_a_statement_queue_waits_for_the_callers_of_its_own_last_batch(postgres_url: str) -> None:
-    """And for no caller whose call is in the other queue."""
+    """It does not wait for callers in the other queue."""
     async with open_database(postgres_url) as database:
         ledger = FaultyLedger(database, batch_wait_s=NEVER_S)
         await ledger.ledger.open()
@@ -251,7 +251,7 @@ async def test_a_finish_that_is_due_during_a_commit_is_written_after_it(database
     await ledger.close()
 
 
-# Callers who leave
+# Callers that leave
 
 
 async def test_a_claim_withdrawn_before_its_batch_leaves_no_row(ledger: FaultyLedger) -> None:
@@ -416,7 +416,7 @@ async def test_one_bad_recording_does_not_fail_those_that_are_written_with_it(le
 
 
 async def test_a_value_that_no_column_holds_is_no_outage(ledger: FaultyLedger) -> None:
-    """PostgreSQL says so with SQLSTATE class 22; SQLite's driver with an error of its own."""
+    """PostgreSQL reports SQLSTATE class 22; SQLite's driver raises its own error."""
     odd = claim_on(None)
     await ledger.ledger.claim(odd)
     with capture_logs() as lines, pytest.raises(StorageUnavailable):
@@ -425,7 +425,7 @@ async def test_a_value_that_no_column_holds_is_no_outage(ledger: FaultyLedger) -
 
 
 async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(ledger: FaultyLedger) -> None:
-    """The close comes back behind the others, because the claim beside it is bad; the finish waits for it."""
+    """The close is written after the others, because the claim in its part is bad; the finish waits for it."""
     payment = await ledger.pay(10)
     cut, twin = claim_on(payment), claim_on(payment)
     await ledger.ledger.claim(cut)
@@ -609,7 +609,7 @@ async def test_two_gateways_repair_each_others_siblings_without_deadlock(databas
 
 @pytest.mark.postgres
 async def test_an_unfinal_maximum_locks_only_the_payment_of_the_proof(postgres_url: str) -> None:
-    """A wallet may have thousands that are not final."""
+    """A wallet may have thousands of unfinal payments."""
     operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
     ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
     await ledger.ledger.open()
@@ -624,7 +624,7 @@ async def test_an_unfinal_maximum_locks_only_the_payment_of_the_proof(postgres_u
 
 @pytest.mark.postgres
 async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(postgres_url: str) -> None:
-    """Each sums what the others have committed: of two at once, one would not see the other."""
+    """Each claim sums the commits of the others: two claims at the same time would not see each other."""
     operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
     ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
     await ledger.ledger.open()

@@ -1,5 +1,5 @@
-"""An upstream's answer costs, and the end of its call cannot be written: its caller hears 503 `held`, and the answer is
-dropped. No caller pays twice, and none pays for nothing, whatever was committed, and whoever comes back where.
+"""The end of a charged call cannot be written: its caller gets 503 `held`, and the response is dropped. No caller pays twice or without a
+response, whether or not the end was committed, and wherever the request is repeated.
 
 Each row: how the call is paid and named, which write fails, whether it was committed all the same; and what the same
 request gets at once, after settlement recovery, and after the hold.

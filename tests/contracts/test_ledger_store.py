@@ -1,4 +1,4 @@
-"""What every keeper of the ledger promises: in memory, on SQLite, on PostgreSQL."""
+"""The contract of `Ledger`: in memory, on SQLite, on PostgreSQL."""
 
 import asyncio
 from dataclasses import fields, replace
@@ -365,7 +365,7 @@ async def test_unfinal_value_of_any_size_is_summed_exactly(ledgers: Any) -> None
 
 
 async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(ledger: Any) -> None:
-    """Its gateway may die before the finish is written; then the moment of the head is what is known of its end."""
+    """Its gateway may die before the finish is written; then the end is the moment of the head."""
     claim = claim_on(await paid(ledger, 10))
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
@@ -398,7 +398,7 @@ async def test_a_close_that_carries_the_end_of_the_body_writes_both_at_once(
 
 
 async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_decides(ledger: Any) -> None:
-    """It keeps the status of its first run, so it says that it succeeded."""
+    """It keeps the status of its first run, so it counts as succeeded."""
     claim = claim_on(await paid(ledger, 10))
     await ledger.claim(claim)
     await ledger.close(close_of(claim))

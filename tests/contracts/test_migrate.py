@@ -1,4 +1,4 @@
-"""The tables as the migrations make them are the tables as the stores know them, on both dialects."""
+"""The migrations make the tables that the stores define, on both dialects."""
 
 import asyncio
 import importlib
@@ -155,7 +155,7 @@ async def test_each_migration_of_this_release_only_adds(empty_database: Database
 async def test_a_migration_does_not_make_a_busy_gateway_wait_for_long(
     newer: Callable[[str], Path], postgres_url: str
 ) -> None:
-    """Whoever asks for a table that a migration waits for waits behind it: so the migration gives up first."""
+    """Later users of a table wait behind a waiting migration, so the migration gives up first."""
     connection = await asyncpg.connect(postgres_url)
     database = connect_database(postgres_url)
     try:

@@ -1,5 +1,4 @@
-"""A real database of the version before the baseline (`databases/`) is refused in one sentence, by every command, and stays as it
-is."""
+"""A real database of the version before the baseline (`databases/`) is refused by every command in one sentence, and is not changed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What every keeper of proofs promises, on SQLite and on PostgreSQL."""
+"""The contract of `Ownerships`, on SQLite and on PostgreSQL."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What is asked of a payment that has nothing left, before anybody dials for it: in memory, on SQLite, on PostgreSQL."""
+"""The early refusal of claims on payments without units: in memory, on SQLite, on PostgreSQL."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A transaction on its way into the ledger: in memory, on SQLite, on PostgreSQL."""
+"""The recording of verified transactions: in memory, on SQLite, on PostgreSQL."""
 
 import asyncio
 from dataclasses import replace

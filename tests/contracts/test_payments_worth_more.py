@@ -1,4 +1,4 @@
-"""A payment of which nodes had kept logs back, and that is told of again with more: in memory, on SQLite, on PostgreSQL."""
+"""A payment that is recorded again with a larger value, after nodes had left out logs: in memory, on SQLite, on PostgreSQL."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ async def test_a_payment_has_the_largest_recorded_value(ledger: Any) -> None:
 
 
 async def test_what_is_final_stays_as_it_is(ledger: Any) -> None:
-    """It is never looked at again, so nobody would find a lie."""
+    """A final payment is not checked again, so a false log would not be detected."""
     await tell(ledger, 10, is_final=True)
     assert (await tell(ledger, 25)).value_units == 10
 

@@ -1,7 +1,7 @@
 """Plain claims and ends: one statement grants what `decide_claims` would grant, and nothing else.
 
-A case for each guard; random batches decided both ways; and other transactions that change the same rows meanwhile, over two
-real connections."""
+A case for each guard; random batches decided in both ways; and concurrent transactions that change the same rows over two real
+connections."""
 
 import asyncio
 import contextlib
@@ -210,7 +210,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("is_alone", [True, False], ids=("alone", "in a batch"))
 async def test_what_is_not_plain_is_decided(ledgers: Any, case: str, is_alone: bool) -> None:
-    """The same outcome on every kind of books; in a batch with others, which are granted."""
+    """The same outcome on every kind of ledger, also in a batch with granted claims."""
     ledger = await ledgers.gateway("one", unfinal_max_nano={"USDC": 5_000})
     make, kinds = CASES[case]
     unlimited = {"currency": "EURC"} if "maximum" not in case else {}  # of USDC there is one
@@ -280,7 +280,7 @@ def undone(connection: Connection, work: Callable[[], Any]) -> Any:
 
 
 def decide(connection: Connection, entries: Sequence[Any], *, is_retry: bool = False) -> list[Any]:
-    """The long way: rows locked, `decide_claims` asked."""
+    """The batch with locked rows, decided by `decide_claims`."""
     accounts: Any = frozenset()
     while True:
         try:
@@ -447,7 +447,7 @@ def is_of_transaction(payment: Any, claim: Claim) -> bool:
 
 
 def compare(connection: Connection, claims: Sequence[Claim]) -> int:
-    """How many claims the statement has granted; the books are the same as if `decide_claims` had decided them first."""
+    """Returns how many claims the statement granted; asserts that the ledger equals one where `decide_claims` decided all of them."""
     alone = [claim for claim in claims if is_claim_alone_plain(claim, ())]
     expected = find_plain(connection, alone)
 
@@ -486,7 +486,7 @@ def compare(connection: Connection, claims: Sequence[Claim]) -> int:
 
 
 def compare_ends(connection: Connection, claims: Sequence[Claim]) -> None:
-    """An end is written by its statement alone, or not at all; the books are the same as with the rows locked."""
+    """A statement writes an end completely or not at all; the ledger equals one with locked rows."""
     for claim in claims:
         end = replace(close_of(claim), finish=finish_of(claim) if len(claims) % 2 else None)
 
@@ -526,7 +526,7 @@ async def test_random_batches_are_granted_as_they_would_be_decided(url: str, see
     assert granted > examples  # a filter that lets nothing through would prove nothing
 
 
-# ---- Other transactions meanwhile.
+# ---- Concurrent transactions.
 
 
 @contextlib.asynccontextmanager

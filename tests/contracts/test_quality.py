@@ -1,4 +1,4 @@
-"""What every book of quality promises, beside its catalog, on SQLite and on PostgreSQL."""
+"""The contract of `QualityRecords`, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator

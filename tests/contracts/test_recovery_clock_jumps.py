@@ -1,4 +1,4 @@
-"""Clocks that jump, in the ledger: the database's own, set by hand, and this gateway's."""
+"""Jumps of clocks: the database's clock and the clocks of gateways, set by the test."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 1000)
 
 
 class Clocks:
-    """The database's, one that nobody sets, and as many gateways as there are."""
+    """The clock of the database, a monotonic clock, and a clock for each gateway."""
 
     def __init__(self) -> None:
         self.shared = self.ticks = NOW_MS
@@ -68,7 +68,7 @@ class Gateway:
 
 
 class Harness:
-    """Gateways on one database. On SQLite there would be one; what they write there is told by the same clock."""
+    """Gateways on one database with one shared clock, also on SQLite."""
 
     def __init__(self, database: Database, group: asyncio.TaskGroup) -> None:
         self.clocks = Clocks()
@@ -145,7 +145,7 @@ async def test_a_hold_lasts_as_long_whosoever_clock_is_wrong(database: Database,
 
 @pytest.mark.parametrize("skew_ms", [0, HOUR, -HOUR])
 async def test_a_call_is_written_in_the_time_of_the_database(database: Database, skew_ms: int) -> None:
-    """Its beginning, its end and the end of its settlement, whatever the clock of its gateway says."""
+    """Its begin, its end and the end of its settlement, with any clock of its gateway."""
     async with open_stage(database) as harness:
         gateway = await harness.enter("one", skew_ms=skew_ms)
         (payment,) = await gateway.ledger.record_payments([new_payment(10)], now_ms=gateway.now_ms())

@@ -1,4 +1,4 @@
-"""What every `SessionStore` promises, on SQLite and on PostgreSQL."""
+"""The contract of `SessionStore`, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What every keeper of the ledger promises between an answer that costs and the money that moved for it."""
+"""The contract of `Ledger` for settlements: from the charged response to the transfer."""
 
 import asyncio
 from typing import Any
@@ -294,7 +294,7 @@ async def test_a_settlement_that_surely_failed_releases_the_call(ledger: Any) ->
 
 
 async def test_authorisations_in_one_transaction_add_up(ledger: Any) -> None:
-    """Anybody may put several authorisations into one transaction; for the ledger they are one payment."""
+    """Any sender may put several authorisations into one transaction; in the ledger they are one payment."""
     claims = [await settling(ledger, price, nonce=n) for n, price in enumerate((4, 3, 2))]
     done = await asyncio.gather(*(conclude(ledger, claim) for claim in claims))
     assert done == [CallState.CONSUMED] * 3
@@ -627,7 +627,7 @@ async def test_a_call_that_was_postponed_while_unknown_is_taken_at_once_when_it_
 async def test_what_moved_for_an_unknown_call_is_a_payment(
     ledgers: Any, fields: dict[str, Any], ends: CallState, is_lost: bool
 ) -> None:
-    """Whoever looks at the chain may conclude it at once: only the look in vain has to wait."""
+    """A call with a result on the chain is concluded at once; only a check without a result is postponed."""
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await unknown(one, **fields)
     assert await conclude(two, claim, is_orphaned=True) is ends

@@ -1,4 +1,4 @@
-"""Settlements in the group commit: one commit for many, answers that are lost, callers who leave, gateways that race."""
+"""Settlements in the group commit: one commit for many, lost answers, callers that leave, gateways that race."""
 
 import asyncio
 import re
@@ -162,7 +162,7 @@ async def test_one_bad_settlement_does_not_fail_the_others(ledger: FaultyLedger)
     assert await states(ledger) == ["consumed", "unknown", "settling"]
 
 
-# Calls that nobody here waits for
+# Calls without a waiting caller
 
 
 @pytest.mark.parametrize("gate", ["before", "after"])
@@ -320,7 +320,7 @@ async def test_one_authorisation_at_two_gateways_opens_one_call(database: Databa
 
 
 async def test_two_gateways_with_one_signer_take_every_nonce_once(database: Database) -> None:
-    """A gas key belongs to all gateways of a database; whoever is late asks for the next nonce again."""
+    """All gateways of a database share a gas key; the later one reads the next nonce again."""
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
 
     async def settle_some(ledger: FaultyLedger) -> None:
@@ -365,7 +365,7 @@ async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
 
 
 class Barrier:
-    """Stops whoever comes to the n-th statement of a kind, until he may go on."""
+    """Stops the n-th statement of a kind until the test lets it go on."""
 
     def __init__(self, database: Any, kind: str, *, stop_before: int = 1) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()

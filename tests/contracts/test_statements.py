@@ -1,4 +1,4 @@
-"""Statements that are compiled once: they find, change, fail and are undone as SQLAlchemy's own would, on both databases."""
+"""Prepared statements read, write, fail and roll back as SQLAlchemy's own statements do, on both databases."""
 
 import asyncio
 from typing import Any
@@ -154,7 +154,7 @@ async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
 async def test_a_column_that_others_have_changed_is_stumbled_over_once(
     postgres_url: str, open_database: Any
 ) -> None:
-    """Migrations here only add; who alters a type by hand must not leave a gateway with plans that fail for ever."""
+    """Migrations only add; but after a manual change of a type no gateway may keep a plan that fails."""
     async with open_database(postgres_url) as database, open_database(postgres_url) as others:
         await database.write(lambda connection: ADD.run(connection, [owner("one")]))
         asked = [found(database, "one") for _ in range(4)]  # on several connections
