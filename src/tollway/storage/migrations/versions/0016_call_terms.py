@@ -1,7 +1,7 @@
-"""The baseline: every table, index and trigger, made at once.
+"""The baseline: makes every table, index and trigger.
 
-It replaces the baseline 0015, whose calls stood in one wide table. A database from before it is refused (`storage.migrate`): what
-an older version wrote is neither read nor migrated by this one.
+It replaces the baseline 0015, which had one wide table of calls. An older database is refused (`storage.migrate`): this version neither
+reads nor migrates it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ FLOOR = "0016_call_terms"
 
 _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _EXACT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-"""Compared code point by code point on both dialects."""
+"""A text that both dialects compare by code point."""
 
 _FAILED = (
     "state = 'released'"
@@ -57,7 +57,8 @@ def downgrade() -> None:
 def _index(
     name: str, table: str, columns: Sequence[str], *, where: str | None = None, unique: bool = False
 ) -> None:
-    """SQLite has no statistics of its tables: of two indexes that begin alike, their order decides which one it uses."""
+    """Makes an index. The order of the indexes matters: SQLite has no statistics of its tables, so of two indexes that begin with the same columns
+    it uses the newer one."""
     condition = None if where is None else sa.text(where)
     op.create_index(
         name, table, list(columns), unique=unique, sqlite_where=condition, postgresql_where=condition
@@ -122,8 +123,9 @@ def _create_call_terms() -> None:
 
 
 def _create_call() -> None:
-    """What the predicates of the indexes read stands first, what is long and read seldom stands last: SQLite decodes a row from
-    its beginning. `actual_units` and `channel_id` are for metered calls and for channels; nothing writes them yet."""
+    """Makes the table of calls. SQLite decodes a row from its beginning, so the columns in the predicates of the indexes come first, and long
+    columns that are read seldom come last. `actual_units` and `channel_id` are for metered calls and for channels; nothing writes
+    them yet."""
     op.create_table(
         "call",
         sa.Column("id", sa.String(64), nullable=False),
@@ -181,7 +183,7 @@ def _create_call_indexes() -> None:
         _index(f"ix_call_{owner}_time", "call", (column, "created_ms"))
     for owner in ("payer", "provider"):
         _index(f"ix_call_{owner}_listing", "call", (owner, "listing_key", "created_ms"))
-    # The partial ones after the full ones that begin alike: SQLite searches the newest.
+    # The partial indexes come after the full ones that begin with the same columns: SQLite searches the newest.
     counting = "nonce IS NOT NULL AND state <> 'released'"
     nonce = ("nonce", "nonce_tx_hash", "nonce_chain_id")
     _index("uq_call_nonce", "call", nonce, where=counting, unique=True)
@@ -214,7 +216,7 @@ def _create_call_topup() -> None:
 
 
 def _create_operator_tables() -> None:
-    """The gateways, the transactions that the operator admitted, the outages and the restores."""
+    """Makes the tables of gateways, admitted transactions, outages and restores."""
     op.create_table(
         "gateway_owner",
         sa.Column("id", sa.String(64), nullable=False),
@@ -373,8 +375,8 @@ def _create_filters() -> None:
 
 
 def _create_search() -> None:
-    # The words come split and folded. FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it
-    # takes each of them whole, in any script.
+    # The words are split and folded before. FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it does not split
+    # them, in any script.
     if op.get_bind().dialect.name == "sqlite":
         op.execute(
             "CREATE VIRTUAL TABLE listing_search USING fts5(name, description, tags, tokenize = 'ascii')"
@@ -560,8 +562,8 @@ def _create_creation_key() -> None:
 
 
 def _create_call_total() -> None:
-    """On PostgreSQL a trigger counts calls, so that gateways of every release do. On SQLite a gateway counts them in lots,
-    up to a mark."""
+    """Makes the totals of calls. On PostgreSQL a trigger counts the calls of gateways of every release. On SQLite a gateway counts them in batches, up
+    to a mark."""
     total = op.create_table(
         "call_total",
         sa.Column("wallet", sa.LargeBinary(20), nullable=False),
@@ -578,8 +580,8 @@ def _create_call_total() -> None:
     op.execute(_POSTGRESQL_TRIGGER)
 
 
-# Of a wallet's 256 rows each session counts in one, so that two transactions hardly ever wait for each other, and the sum
-# is one of few rows however many sessions there were. Two that do meet, crosswise, are rolled back and done again.
+# A wallet has 256 rows, and each session counts in one of them, so that two transactions rarely wait for each other and a sum reads few rows
+# for any number of sessions. A deadlock of two transactions is rolled back and tried again.
 _POSTGRESQL_FUNCTION = """
 CREATE FUNCTION count_calls() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
