@@ -3,14 +3,9 @@
 The writer is `GroupCommit.run`, a background task; each caller waits on a future. A single call waits for no timer. While many calls run
 at once, the writer waits a moment for the callers of the last batch before it takes the next one (`BATCH_WAIT_S`).
 
-Invariants:
-
-1. A committed claim without a waiting caller is closed again.
-2. A bad entry fails alone.
-3. A close is tried again while the database is unavailable; it is not lost.
-4. A call whose response was dropped does not stay charged.
-5. A claim of unknown outcome is answered only after a read from the database.
-6. A grant goes to one caller only.
+Six invariants: a committed claim without a waiting caller is closed again; a bad entry fails alone; a close is not lost while the database
+is unavailable; a call with a dropped response does not stay charged; a claim of unknown outcome is answered only after a read from
+the database; a grant goes to one caller only.
 """
 
 import asyncio
@@ -67,7 +62,6 @@ REOPENED_MAX = 10_000
 HALVING_MS_MAX = 10_000
 """The time for all parts of a failed batch: a few entries that wait for a lock must not delay all later batches."""
 
-
 # Tuples, because `isinstance` with a union is slow, and each call is checked twice.
 _OPENING_ENTRIES = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
@@ -112,10 +106,9 @@ class GroupCommit:
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
     ) -> None:
-        """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again.
-        `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is given back: the process may have
-        been paused for so long that other gateways recover its calls. `finish_delay_s`: how long a finish waits for other
-        entries. `on_batch`: called with the number of entries of each batch. `task`: the background task that reports `run`."""
+        """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
+        a finish waits for other entries. `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is
+        given back: the process may have been paused, and other gateways may recover its calls."""
         self._database = database
         self._restore_detector = restore_detector
         self._rules = rules
@@ -175,7 +168,6 @@ class GroupCommit:
                 if not self._late and not self._is_stopping:
                     await self._batch_wait.wait()
                 await self._write_next()
-            # The last try for the late entries.
             await self._write_next()
         finally:
             self._is_stopping = self._has_ended = True
@@ -418,7 +410,6 @@ class GroupCommit:
 
     async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
         """Writes the entries in smaller transactions, after one transaction or one statement for all of them has raised `exc`."""
-        # A late entry has `ends_s`: its failure was logged before.
         if any(waiting.ends_s is None for waiting in batch):
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
@@ -439,7 +430,6 @@ class GroupCommit:
     ) -> StorageUnavailable | None:
         """Writes the halves of a failed batch in a transaction each, and halves again what fails, so that a bad entry fails alone: one
         bad entry of n takes 2 log2(n) transactions. Returns the failure of the database, None while it takes writes.
-
         `failure`: the database takes no writes, so all entries fail. Halves of a failed part go behind the other parts: where they
         wait for a lock until `ends_ms`, the other parts are written before."""
         parts = deque(batch.halve())
@@ -570,13 +560,13 @@ class GroupCommit:
             _remember_key(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
-        """Undoes a written entry whose caller is gone: for a claim nothing is sent upstream, of an end the response was dropped."""
+        """Undoes a written entry whose caller is gone: for a claim nothing is sent upstream, of an end the response was dropped. Recovery
+        marks a settling call orphaned."""
         if isinstance(entry, Claim) and isinstance(outcome, Claimed):
             self.submit_nowait(close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
             self.submit_nowait(close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
         elif isinstance(entry, Settle):
-            # Recovery marks the call orphaned.
             self._forget(entry)
         elif _has_response(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
             self.submit_nowait(_drop_response(entry))
@@ -589,13 +579,12 @@ class GroupCommit:
         is_in_doubt: bool = True,
         is_alone: bool = False,
     ) -> None:
-        """`is_alone`: the database takes writes, but not this entry."""
+        """`is_alone`: the database takes writes, but not this entry. Settlement recovery submits a failed conclude again."""
         entry = waiting.entry
         if isinstance(entry, Close | Drop) or _has_response(entry):
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)
             return
-        # Settlement recovery submits its conclude again.
         if not isinstance(entry, Conclude):
             self._forget(entry)
         key = opened_key(entry)
