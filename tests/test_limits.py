@@ -117,7 +117,7 @@ HELD_BY = {
     "creation_answers_bytes_max": "contracts/test_creations.py::test_the_oldest_answers_go_and_their_keys_stay",
     "creation_lease_s": "contracts/test_creations.py::test_a_key_whose_creation_died_is_free_after_its_lease",
     "creation_key_ttl_s": "contracts/test_creations.py::test_a_key_is_remembered_for_a_day",
-    "answer_reading_s": "gateway/test_idempotency_keys.py::test_an_answer_that_is_read_for_too_long_is_told_as_not_stored",
+    "answer_reading_s": "gateway/test_idempotency_keys.py::test_a_response_that_is_read_for_too_long_is_reported_as_not_stored",
     "answer_collect_s": "gateway/test_proxy_response.py::test_an_answer_that_trickles_is_not_waited_for",
     "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
     "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_with_any_clock_of_its_own",

@@ -52,7 +52,7 @@ TRAPS = (
         guard="proxy._without_length",
         tests=(
             "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
-            "gateway/test_proxy.py::test_passes_a_whole_body_on",
+            "gateway/test_proxy.py::test_forwards_a_whole_body",
         ),
     ),
     Trap(

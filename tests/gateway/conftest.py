@@ -1,4 +1,4 @@
-"""Whom the passage serves. `gateway` is each file's own: it sets the limits that the file is about."""
+"""Payers of the gateway tests. Each test file has its own `gateway` fixture with the limits that it tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may buy now, whatever they pay with, as tables. The meters are the real ones."""
+"""Tables of the access checks: which wallet may make a call now, independent of the rail. The rate limiters are the real ones."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -76,7 +76,7 @@ def refused(state: str | None, code: Code = Code.PAYMENT_SETTLEMENT_FAILED) -> E
     return CallRefused(Problem(code=code, detail="", payment_state="released"), headers=headers)
 
 
-async def test_whoever_is_not_blocked_may_buy() -> None:
+async def test_a_wallet_that_is_not_blocked_may_call() -> None:
     assert await check(access()) is None
     assert await check(access(OTHER)) is None
 
@@ -256,7 +256,7 @@ async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
     assert problem.retry_after_s is not None
     assert 60 < problem.retry_after_s <= 3_600
     assert await harness.check_free(sample_request(), limited) is None
-    assert await check(harness, listing=limited) is None  # whoever pays is counted by himself
+    assert await check(harness, listing=limited) is None  # paid calls count per payer
 
 
 async def test_a_call_that_runs_counts_until_it_ends() -> None:

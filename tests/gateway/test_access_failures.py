@@ -1,4 +1,4 @@
-"""How many calls that pay nobody are borne at once, and how soon an honest caller has as many as he likes."""
+"""The failure budget: the calls in flight of a caller with and without failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -112,7 +112,7 @@ async def test_every_paid_call_lets_one_more_run_for_a_while() -> None:
     assert await let_in(harness) == 2
 
 
-async def test_what_was_paid_before_a_long_pause_lets_nobody_run() -> None:
+async def test_payments_before_a_long_pause_remove_no_call_in_flight_from_the_count() -> None:
     clock = Clock()
     harness = failures(clock)
     harness.record_paid(ONE)
@@ -151,7 +151,7 @@ async def test_waits_for_one_to_end_but_not_for_ever() -> None:
     assert [task.result() is None for task in waiting] == [True, True, True, False]
 
 
-async def test_whoever_waits_and_leaves_takes_nothing() -> None:
+async def test_a_caller_that_leaves_while_it_waits_counts_for_nothing() -> None:
     harness = failures(failed_calls_wait_s=60.0)
     harness.record_failed(ONE)
     await let_in(harness, tries=6)
@@ -163,7 +163,7 @@ async def test_whoever_waits_and_leaves_takes_nothing() -> None:
     assert await harness.enter(ONE) is None
 
 
-async def test_a_crowd_lets_nobody_off_who_failed_lately_or_still_runs(
+async def test_a_full_table_drops_no_caller_with_recent_failures_or_running_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(failure_budget, "KEYS_MAX", 6)
@@ -244,7 +244,7 @@ async def test_a_balance_that_moves_away_buys_one_burst_and_then_nothing(
 
 
 @pytest.mark.parametrize(("failed", "runs"), [(10, 20), (15, 7)])
-async def test_a_caller_whose_calls_have_failed_has_few_in_flight(
+async def test_a_caller_with_failed_calls_has_few_in_flight(
     gateway: InProcessGateway, failed: int, runs: int
 ) -> None:
     proof = gateway.plain_proof((await gateway.pay(200 * PRICE)).tx_hash)

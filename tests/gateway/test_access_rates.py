@@ -1,4 +1,4 @@
-"""Rates at the passage. No clock is faked: what is asked is how many pass at once, and who shares a count."""
+"""Rate limits of calls with the real clock: how many calls pass at once, and which callers share a count."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ async def test_look_ups_count_per_address_and_per_signer() -> None:
     assert await call_limits.charge(client_address="c", signer="v") is None
 
 
-async def test_what_is_given_back_counts_for_nobody() -> None:
+async def test_a_returned_hit_does_not_count() -> None:
     call_limits = CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter())
     for _ in range(5):
         assert await call_limits.charge(client_address="a", signer="s") is None

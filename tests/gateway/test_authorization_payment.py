@@ -1,6 +1,5 @@
-"""Whole calls paid by an authorisation, from a 402 to the receipt: what each outcome at the upstream and on the chain means
-for the answer, the ledger and the money. The chain and the ledger is the twins in memory; everything else is the real thing.
-"""
+"""Calls that an authorisation pays, from the 402 to the receipt: the response, the ledger and the transfers for each outcome at the
+upstream and on the chain. Chain and ledger are the models in memory; everything else is real."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -56,7 +55,7 @@ async def payer(gateway: InProcessGateway) -> Payer:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_pays_in_every_dialect_and_is_told_so_in_the_same(
+async def test_pays_in_every_dialect_and_the_receipt_has_the_same_dialect(
     gateway: InProcessGateway, payer: Payer, dialect: Dialect
 ) -> None:
     answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
@@ -128,7 +127,7 @@ async def test_pays_for_head_and_for_an_answer_without_a_body(
     assert gateway.earned == 2 * PRICE
 
 
-async def test_a_small_payment_per_operation_is_what_is_charged(
+async def test_a_small_price_per_operation_is_charged_exactly(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     answers = [await payer.buy() for _ in range(3)]
@@ -187,7 +186,7 @@ async def test_an_answer_that_does_not_cost_is_passed_through_and_never_settled(
 @pytest.mark.parametrize(
     ("status", "is_paid"), [(404, True), (200, True), (500, False), (401, False), (429, False)]
 )
-async def test_what_costs_is_what_the_listing_says(
+async def test_the_listing_decides_which_statuses_cost(
     gateway: InProcessGateway, status: int, is_paid: bool
 ) -> None:
     await gateway.publish(charge_on=ChargeOn.ANSWERED)
@@ -200,7 +199,7 @@ async def test_what_costs_is_what_the_listing_says(
     assert gateway.earned == PRICE * is_paid
 
 
-async def test_an_upstreams_own_402_costs_nothing_and_asks_nobody(
+async def test_an_upstreams_own_402_costs_nothing_and_requires_no_payment(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.upstream.answer = plain(
@@ -243,7 +242,7 @@ async def test_without_a_head_it_is_unknown_and_a_safe_call_runs_again_under_its
     await gateway.check_balanced()
 
 
-async def test_without_a_head_an_unsafe_call_is_held_and_never_asked_to_pay(
+async def test_without_a_head_an_unsafe_call_is_held_and_gets_no_402(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.upstream.answer = hang_up
@@ -256,7 +255,7 @@ async def test_without_a_head_an_unsafe_call_is_held_and_never_asked_to_pay(
     assert (gateway.served, gateway.transfers) == (1, 0)
 
 
-async def test_a_call_of_unknown_outcome_is_never_asked_to_pay_when_its_authorisation_does_not_hold_any_more(
+async def test_an_unknown_call_gets_no_402_when_its_authorisation_is_not_valid_any_more(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.upstream.answer = hang_up
@@ -394,10 +393,10 @@ async def test_one_authorisation_at_two_listings_buys_one_call(gateway: InProces
     assert (gateway.served, gateway.earned) == (1, PRICE)
 
 
-async def test_whoever_is_overtaken_by_the_same_authorisation_is_not_asked_to_pay(
+async def test_a_request_overtaken_by_the_same_authorisation_gets_no_402(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    """It was not known when the second came, and the chain says no by the time that it is asked."""
+    """The ledger has no claim when the second request arrives, and the chain look-up refuses it afterwards."""
     may_answer = asyncio.Event()
 
     async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -449,7 +448,7 @@ async def test_what_may_be_spent_before_it_is_final_has_a_limit_on_this_rail_too
 
 
 @pytest.mark.parametrize("valid_for_s", [65, 300])
-async def test_a_contract_wallet_that_signs_anew_is_not_asked_again(
+async def test_a_contract_wallet_that_signs_again_gets_no_402(
     gateway: InProcessGateway, payer: Payer, valid_for_s: int
 ) -> None:
     """A passkey never signs the same twice: neither the claimed signature nor one that recovers, and yet its money."""

@@ -1,6 +1,5 @@
-"""Whole calls whose settlement does not simply succeed: what is surely unpaid may ask again, what is undecided never does, and
-its answer waits for whoever shows the same proof.
-"""
+"""Calls whose settlement fails or stays undecided: a failed settlement may get a 402, an undecided one never does, and its response
+is stored for a repeat with the same proof."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -166,7 +165,7 @@ TROUBLE = [never_mined, away, reverted, unheard]
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_an_undecided_settlement_is_never_asked_to_be_paid_again_and_the_same_proof_gets_the_answer(
+async def test_an_undecided_settlement_gets_no_402_and_the_same_proof_gets_the_response(
     gateway: InProcessGateway, payer: Payer, trouble: Any, dialect: Dialect
 ) -> None:
     gateway.upstream.answer = plain(b"rare", headers=("X-Kind: rare",))
@@ -271,7 +270,7 @@ async def test_without_a_stored_answer_an_unsafe_call_is_given_up_and_its_money_
     await gateway.recover_chain()
     (call,) = await payer.history()
     assert (call.state, gateway.earned) == (CallState.RELEASED, PRICE)
-    # The same authorisation is told what became of it, and never asked to pay: not even when it is long expired.
+    # A repeat with the same authorisation gets the outcome and no 402, even after the authorisation has expired.
     for _ in range(2):
         answer = await gateway.ask(method, TARGET, shown, [b"{}"])
         assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
@@ -335,7 +334,7 @@ async def test_a_repeat_that_fails_at_the_upstream_makes_the_money_credit(
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_an_answer_to_a_body_that_nobody_can_name_again_is_not_kept(
+async def test_a_response_to_a_body_without_a_digest_is_not_stored(
     gateway: InProcessGateway, method: str
 ) -> None:
     """The upstream answers before the body is whole: no repeat could ever be recognised, so the money is credit."""

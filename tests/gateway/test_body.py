@@ -1,4 +1,4 @@
-"""Request bodies on their way through: whole, streamed, and streamed under a promised digest."""
+"""Request bodies: read whole, streamed, and streamed with a declared digest."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
@@ -108,7 +108,7 @@ async def test_a_bound_body_without_a_promise_has_a_limit_that_names_the_paramet
 
 
 @pytest.mark.parametrize("chunks", [(b"ab",), (b"abc", b"def"), (b"a", b"b", b"c", b"d", b"e", b"f")])
-async def test_a_body_that_keeps_its_promise_goes_whole(chunks: tuple[bytes, ...]) -> None:
+async def test_a_body_with_the_declared_hash_is_forwarded_whole(chunks: tuple[bytes, ...]) -> None:
     whole = b"".join(chunks)
     body = await load_declared(GivenBody(*chunks), keccak256(whole), limits=LIMITS)
     assert body.body_hash == keccak256(whole)
@@ -168,7 +168,9 @@ async def test_a_large_body_of_an_authorised_call_is_hashed_on_its_way() -> None
 
 
 @pytest.mark.parametrize(("in_time", "seen"), [(0, b""), (1, b"1"), (2, b"1234"), (3, b"123456")])
-async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, seen: bytes) -> None:
+async def test_a_body_that_outlives_its_authorisation_is_never_forwarded_whole(
+    in_time: int, seen: bytes
+) -> None:
     looks = iter([False] * in_time + [True])
     body = GivenBody(b"12", b"345", b"67", length=None)
     body = await load_hashed(body, is_whole=False, limits=LIMITS, is_late=lambda: next(looks))
@@ -181,7 +183,7 @@ async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, s
     assert body.final_hash is None
 
 
-async def test_what_is_kept_whole_is_held_and_what_streams_is_not() -> None:
+async def test_a_whole_body_reserves_memory_and_a_streamed_one_does_not() -> None:
     kept, promised, compared, streamed = (GivenBody(b"abcd", b"efgh", length=None) for _ in range(4))
     await load_declared(kept, None, limits=LIMITS)
     await load_declared(promised, keccak256(b"abcdefgh"), limits=LIMITS)
@@ -200,14 +202,16 @@ async def test_a_body_that_must_be_whole_has_a_limit() -> None:
 
 @pytest.mark.parametrize("is_chunked", [True, False])
 @pytest.mark.parametrize("takes_s", [29, 31, 120])
-async def test_an_upload_is_over_in_time_to_be_settled_or_is_never_whole(
+async def test_an_upload_ends_in_time_for_the_settlement_or_is_never_forwarded_whole(
     is_chunked: bool, takes_s: int
 ) -> None:
     async with open_gateway(buffer_bytes=100) as gateway:
         await gateway.publish(timeout_s=5)
         payer = Payer(wallet=gateway.wallet, gateway=gateway)
         payer.fund(PRICE)
-        shown = payer.show(await payer.quote("POST"))  # valid for timeout_s and 60 seconds, as every 402 asks
+        shown = payer.show(
+            await payer.quote("POST")
+        )  # valid for timeout_s and 60 seconds, as every 402 requires
         chunks = [b"x" * 200, b"y" * 200, b"z"]
         upload = gateway.open(
             "POST", "/quote?x=1", shown, chunks[:2], is_chunked=is_chunked, length=401, is_open=True

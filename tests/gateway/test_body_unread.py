@@ -1,4 +1,4 @@
-"""A payment whose proof does not hold is refused before the request's body is read, wherever the body does not decide it."""
+"""An invalid proof is refused before the body is read, unless the check needs the body."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -107,7 +107,7 @@ async def test_a_transaction_of_another_wallet(gateway: InProcessGateway, proof:
     await gateway.publish()
     payment = await gateway.pay()
     answer = await ask_without_body(gateway, proof(gateway, payment.tx_hash), length=length)
-    assert answer == (409, "payment_pending")  # the ledger knows it of another wallet, and no node knows it
+    assert answer == (409, "payment_pending")  # recorded for another wallet, and unknown to the nodes
     assert gateway.served == 0
     assert await gateway.remaining_units(payment) == 10_000
 

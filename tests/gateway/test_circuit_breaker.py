@@ -1,4 +1,4 @@
-"""When an upstream counts as down, and when it is tried again: a play with a clock."""
+"""The circuit breaker with a controlled clock: when an origin is down, and when it is probed."""
 
 from tollway.gateway.circuit_breaker import IN_USE_S, ORIGINS_MAX, CircuitBreaker
 from tollway.limits import Limits
@@ -56,7 +56,7 @@ def test_a_call_that_was_under_way_and_reached_it_ends_it_too() -> None:
     assert (play.breaker.wait_s(A), play.breaker.find_due()) == (None, [])
 
 
-def test_says_when_it_goes_down_and_comes_back_and_only_then() -> None:
+def test_reports_only_the_change_to_down_and_back() -> None:
     play = Play()
     assert [play.breaker.record_failed(A) for _ in range(5)] == [False, False, True, False, False]
     assert [play.breaker.record_probed(A) for _ in range(2)] == [True, False]
@@ -74,7 +74,7 @@ def test_counts_those_that_are_down() -> None:
     assert play.breaker.count_down() == 0
 
 
-def test_what_nobody_asks_for_is_probed_less_and_less_often() -> None:
+def test_an_unrequested_origin_is_probed_with_growing_pauses() -> None:
     play = Play()
     play.fail(times=3)
     pauses = []
@@ -90,7 +90,7 @@ def test_what_nobody_asks_for_is_probed_less_and_less_often() -> None:
     assert play.breaker.find_due() == [A]
 
 
-def test_what_somebody_asked_for_is_probed_first() -> None:
+def test_a_requested_origin_is_probed_first() -> None:
     play = Play()
     play.fail(A, times=3)
     play.now_s = 1.0
@@ -116,7 +116,7 @@ def test_upstreams_in_use_are_probed_only_where_the_operator_wants_it() -> None:
     assert watchful.breaker.find_due() == []
 
 
-def test_an_upstream_in_use_that_falls_is_down_before_anybody_calls_it() -> None:
+def test_a_used_upstream_that_fails_is_down_before_the_next_call() -> None:
     play = Play(probe_interval_s=30.0)
     play.breaker.record_reached(A)
     play.now_s = 30.0

@@ -1,4 +1,4 @@
-"""Probes of upstreams: what they leave behind, and that one which hangs holds up no other."""
+"""Health checks of upstreams: their effect on the breaker, and that a slow probe delays no other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -85,12 +85,12 @@ async def test_no_more_than_so_many_are_probed_at_once() -> None:
     fake.now_s = 10.0
     async with fake.probed():
         await until(lambda: len(fake.checked) == PROBES_AT_ONCE)
-        fake.breaker.record_failed(A)  # somebody else's turn comes and goes
+        fake.breaker.record_failed(A)  # another task runs meanwhile
         await asyncio.sleep(0.01)
         assert len(fake.checked) == PROBES_AT_ONCE
 
 
-async def test_a_failure_that_nobody_thought_of_is_a_failed_probe_and_ends_nothing() -> None:
+async def test_an_unexpected_exception_is_a_failed_probe_and_ends_nothing() -> None:
     fake = FakeOrigins(broken={A}, up={B})
     for origin in (A, B):
         fake.breaker.record_failed(origin)

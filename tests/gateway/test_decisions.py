@@ -1,5 +1,4 @@
-"""What a remembered decision follows: each input of `INPUTS` is changed between two calls, and the second call is decided as if nothing
-were remembered."""
+"""The cache of decisions: each input of `INPUTS` is changed between two calls, and the second call is decided as if nothing were cached."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -327,7 +326,7 @@ async def test_the_memory_of_decisions_is_bounded(gateway: InProcessGateway) -> 
     assert len(gateway.decisions._seen) <= SEEN_MAX
 
 
-async def test_a_contract_wallet_is_asked_at_each_call(gateway: InProcessGateway) -> None:
+async def test_a_contract_wallet_is_verified_at_each_call(gateway: InProcessGateway) -> None:
     """It may end a signature that it has accepted before."""
     scene = await open_scene(gateway)
     wallet = KeyWallet.named("contract").address

@@ -1,4 +1,4 @@
-"""The header tables, both ways."""
+"""The header tables of requests and responses."""
 
 from dataclasses import replace
 from typing import Any
@@ -58,7 +58,7 @@ def _check(headers: Headers) -> Problem | None:
         [(b"connection", b"keep-alive, x-hop"), (b"x-hop", b"1")],
         [(b"payment-signature", b"x" * 12_000)],
         [(b"x", b"")] * 100,
-        # Whatever stands there, the till is asked: it refuses with terms, as it does other garbage.
+        # The payment check reads any value; it refuses garbage with the terms.
         [(b"payment-signature", b"\xff\xfe")],
         [(b"X-Payment", b"\xc3")],
         [(b"authorization", b"Payment \xff\xfe")],
@@ -358,7 +358,7 @@ def test_drops_what_only_the_gateway_may_say(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [RETURNED_NAME_BYTES_MAX, RETURNED_NAME_BYTES_MAX + 1])
-def test_what_is_known_of_a_name_says_nothing_of_a_value(size: int) -> None:
+def test_a_cached_header_name_decides_nothing_about_its_value(size: int) -> None:
     name = b"a" * size
     assert _returned([(name, b"x")])[0] == (name, b"x")
     assert _returned([(name, b"x\r\ny")]) == [(b"cache-control", b"private, no-store")]
@@ -379,7 +379,7 @@ def test_passes_the_rest_through_in_order() -> None:
     assert _returned(raw) == [(name.lower(), value) for name, value in raw]
 
 
-def test_a_length_goes_through_once_and_only_when_asked() -> None:
+def test_a_length_is_returned_once_and_only_with_keep_length() -> None:
     raw = [(b"Content-Length", b"3"), (b"Cache-Control", b"x"), (b"Content-Length", b"4")]
     assert _returned(raw) == [(b"cache-control", b"x")]
     assert _returned(raw, keep_length=True) == [(b"content-length", b"3"), (b"cache-control", b"x")]

@@ -1,6 +1,5 @@
-"""The same proof again, and the same idempotency key: answered from the record, free, to whoever made the call and to nobody
-else. Settled authorisations can be read on the chain by anybody, so that alone opens nothing.
-"""
+"""Repeats with the same proof or the same idempotency key: the original caller gets the stored response without a charge, any other
+caller gets nothing. A settled authorisation is public on the chain, so it alone opens nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -205,7 +204,7 @@ async def test_a_key_whose_call_cost_nothing_is_free_again(gateway: InProcessGat
     assert (answer.status, is_replayed(answer)) == (200, False)
 
 
-async def test_a_key_whose_settlement_is_undecided_is_held_and_then_answers(
+async def test_a_key_with_an_undecided_settlement_is_held_and_then_gets_the_response(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.stop_mining()
@@ -219,7 +218,7 @@ async def test_a_key_whose_settlement_is_undecided_is_held_and_then_answers(
     assert (gateway.served, gateway.earned) == (1, PRICE)
 
 
-async def test_a_replay_under_a_key_says_what_was_paid(gateway: InProcessGateway, payer: Payer) -> None:
+async def test_a_replay_under_a_key_has_the_paid_price(gateway: InProcessGateway, payer: Payer) -> None:
     first = await payer.buy(headers=KEY)
     again = await payer.buy(headers=KEY)
     assert is_replayed(again)
@@ -356,10 +355,10 @@ async def test_another_signature_over_the_same_nonce_learns_nothing(
     assert "tollway-call-id" not in answer.headers
 
 
-async def test_the_payers_own_other_signature_over_a_nonce_is_never_asked_to_pay(
+async def test_another_signature_of_the_payer_over_a_nonce_gets_no_402(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
-    """Some wallets sign otherwise each time, and MPP gives them the nonce: their retry must not be asked for more."""
+    """Some wallets sign differently each time, and MPP sets the nonce: their retry must get no 402."""
     asked = await payer.quote()
     now_s = gateway.now_ms // 1000
     gateway.stop_mining()
@@ -384,7 +383,7 @@ async def test_what_stands_on_the_chain_in_another_dress_opens_nothing(
     gateway.stop_mining()
     assert (await gateway.ask("GET", TARGET, shown)).status == 503
     await gateway.recover_chain()
-    (held,) = gateway.ledger._rows.authorizations.values()  # what anybody can read on the chain
+    (held,) = gateway.ledger._rows.authorizations.values()  # public on the chain
     claimed = held.authorization
 
     def copy(content: dict[str, Any]) -> None:
@@ -420,7 +419,7 @@ async def test_what_came_with_a_key_is_given_out_with_it_only(
     assert is_replayed(await gateway.ask("GET", TARGET, [*shown, *KEY]))
 
 
-async def test_a_stored_answer_is_gone_after_a_day_and_nobody_is_asked_to_pay(
+async def test_a_stored_response_expires_after_a_day_and_no_request_gets_a_402(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = await undecided(gateway, payer)
@@ -477,7 +476,7 @@ async def test_a_streamed_body_is_recognised_by_its_hash(
 
 
 async def test_a_repeat_that_would_run_again_must_fit(gateway: InProcessGateway, payer: Payer) -> None:
-    """A safe method with a body that cannot be kept: it is held, and told so."""
+    """A safe method with a body that is too long to keep: the call is held, and the response has that state."""
 
     async def hang(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         raise ConnectionAbortedError
@@ -561,9 +560,7 @@ async def test_without_a_key_a_caller_that_leaves_ends_the_call(
     assert (call.state, gateway.earned) == (CallState.CONSUMED, PRICE)
 
 
-async def test_an_answer_that_is_cut_by_its_upstream_may_be_asked_for_once_more(
-    gateway: InProcessGateway, payer: Payer
-) -> None:
+async def test_a_call_with_a_cut_response_may_run_once_more(gateway: InProcessGateway, payer: Payer) -> None:
     async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
         await writer.drain()
@@ -607,7 +604,7 @@ FREE = Price.parse("0")
 async def buy_undecided(
     gateway: InProcessGateway, payer: Payer, method: str = "POST"
 ) -> list[tuple[str, str]]:
-    """A call whose answer is paid for while nobody waits for it any more."""
+    """A call that is settled after its caller has left."""
     gateway.upstream.answer = plain(b"precious")
     shown = payer.show(await payer.quote(method))
     gateway.stop_mining()
@@ -654,7 +651,7 @@ async def test_a_closed_listing_takes_nothing_new(
     assert (gateway.served, gateway.transfers) == (2, 2)
 
 
-async def test_what_is_used_is_told_so_before_what_the_call_lacks_by_now(
+async def test_a_used_payment_is_reported_before_a_missing_parameter(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = payer.show(await payer.quote("POST"))
@@ -694,7 +691,7 @@ async def test_what_the_operator_has_suspended_gives_out_nothing(
 
 
 @pytest.mark.parametrize("ahead_ms", [-3_600_000, 3_600_000, 86_400_001])
-async def test_how_old_a_call_is_no_gateways_own_clock_says(gateway: InProcessGateway, ahead_ms: int) -> None:
+async def test_the_age_of_a_call_is_of_the_shared_clock(gateway: InProcessGateway, ahead_ms: int) -> None:
     """The one that all share does: that of the first."""
     shown = [*gateway.plain_proof((await gateway.pay(PRICE)).tx_hash), *KEY]
     other = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)

@@ -1,6 +1,5 @@
-"""One idempotency key, one outcome: a call that was sent and not answered runs again under its claim whatever its method,
-and a call that is paid for is never asked for money again, whatever else would speak against the repeat.
-"""
+"""One idempotency key has one outcome: a call without a response runs again under its claim with any method, and a paid call gets no
+402, whatever else would refuse the repeat."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -259,7 +258,7 @@ async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_i
     assert (gateway.served, await harness.paid()) == (1, PRICE)
 
 
-async def test_an_answer_that_is_read_for_too_long_is_told_as_not_stored(
+async def test_a_response_that_is_read_for_too_long_is_reported_as_not_stored(
     gateway: InProcessGateway, harness: Harness
 ) -> None:
     """Its gateway may have died over it."""
@@ -334,10 +333,8 @@ async def test_a_repeat_goes_before_the_chain(gateway: InProcessGateway, payer: 
     assert is_replayed(await gateway.ask("POST", TARGET, [*shown, *KEY], [b"{}"]))
 
 
-async def test_an_authorisation_whose_time_is_over_opens_nothing(
-    gateway: InProcessGateway, payer: Payer
-) -> None:
-    """Old ones can be read on the chain by anybody."""
+async def test_an_expired_authorisation_opens_no_key(gateway: InProcessGateway, payer: Payer) -> None:
+    """Old authorisations are public on the chain."""
     asked = await payer.quote("POST", TARGET)
     assert (await Harness(gateway, payer, Dialect.X402_V2.value).ask()).status == 200
     old = payer.show(asked)
@@ -348,7 +345,7 @@ async def test_an_authorisation_whose_time_is_over_opens_nothing(
     assert answer.status == 402
 
 
-async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
+async def test_an_open_call_requires_no_payment_in_another_currency(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     harness = Harness(gateway, payer, "plain")
@@ -421,7 +418,7 @@ def blind_harness(request: pytest.FixtureRequest, blind: InProcessGateway) -> Ha
     return Harness(blind, payer, request.param)
 
 
-async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
+async def test_a_claim_that_was_overtaken_in_the_ledger_gets_the_outcome_of_a_repeat(
     blind: InProcessGateway, blind_harness: Harness
 ) -> None:
     assert (await blind_harness.ask()).status == 200
@@ -430,7 +427,7 @@ async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
     assert is_replayed(await blind_harness.ask(is_fresh=True))
     assert told(await blind_harness.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
     assert (blind.served, await blind_harness.paid()) == (1, PRICE)
-    assert standing.paid == paid_before  # a replay earns nobody more calls at once
+    assert standing.paid == paid_before  # a replay does not count as a paid call
     await blind.check_balanced()
 
 
@@ -439,7 +436,7 @@ def blind_caller_states(blind: InProcessGateway) -> list[Any]:
     return list(failures._states.values())
 
 
-async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
+async def test_a_claim_that_was_overtaken_by_a_running_call_gets_in_progress(
     blind: InProcessGateway, blind_harness: Harness
 ) -> None:
     may_answer = asyncio.Event()
@@ -458,7 +455,7 @@ async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
     assert (first.result().status, blind.served) == (200, 1)
 
 
-async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_held(
+async def test_a_claim_that_was_overtaken_by_an_unanswered_call_runs_it_or_is_held(
     blind: InProcessGateway, blind_harness: Harness
 ) -> None:
     blind.upstream.answer = hang_up
@@ -482,7 +479,7 @@ class LateLedger(MemoryLedger):
 
 
 @pytest.mark.parametrize("rail", FRESH)
-async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
+async def test_a_repeat_that_was_overtaken_by_another_gets_in_progress(
     gateway: InProcessGateway, rail: str
 ) -> None:
     before = InProcessGateway(gateway.upstream, limits=gateway.limits)
@@ -499,7 +496,7 @@ async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
     await late.http_client.close()
 
 
-# ---------------------------------------------------------------------- who may ask for a key's call
+# ---------------------------------------------------------------------- which proof opens the call of a key
 
 ELSEWHERE = Address(b"\x77" * 20)
 
@@ -515,10 +512,10 @@ async def secret(request: pytest.FixtureRequest, gateway: InProcessGateway, paye
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_an_authorisation_for_somebody_else_opens_nothing(
+async def test_an_authorisation_for_another_payee_opens_no_key(
     gateway: InProcessGateway, payer: Payer, secret: Exchange, dialect: Dialect
 ) -> None:
-    """Whoever was paid with it elsewhere holds it, and it is fresh."""
+    """The payee of an authorisation has a copy of it, and it may be fresh."""
     foreign = payer.show(secret, dialect, payee=ELSEWHERE, base_units=1)
     answer = await gateway.ask("POST", TARGET, [*foreign, *KEY], [b"{}"])
     assert (answer.status, gateway.served) == (402, 1)

@@ -1,6 +1,5 @@
-"""A settled authorisation stands on its chain with its signature. It opens its call only beside something that the chain does
-not show: the challenge or the idempotency key of the claim, the client network of the claim, or a fresh proof of the wallet.
-"""
+"""A settled authorisation and its signature are public on the chain. It opens its call only together with something that is not public:
+the challenge or the idempotency key of the claim, the client network of the claim, or a fresh proof of the wallet."""
 
 import asyncio
 import base64
@@ -82,7 +81,7 @@ async def test_a_stored_answer_opens_in_the_client_network_of_the_claim_only(
     assert (gateway.served, gateway.earned) == (1, PRICE)
 
 
-async def test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only(
+async def test_an_undecided_settlement_is_reported_only_in_the_client_network_of_the_claim(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = await buy_undecided(gateway, payer)
@@ -122,7 +121,9 @@ async def test_the_one_repeat_of_a_cut_answer_is_not_taken_by_a_stranger(
     assert (gateway.served, gateway.earned) == (2, PRICE)
 
 
-async def test_a_repeat_that_runs_is_told_to_its_caller_only(gateway: InProcessGateway, payer: Payer) -> None:
+async def test_a_running_repeat_is_reported_to_its_caller_only(
+    gateway: InProcessGateway, payer: Payer
+) -> None:
     gateway.upstream.answer = plain(b"x" * 300_000)
     shown = await buy_undecided(gateway, payer)
     await gateway.recover_chain()
@@ -143,7 +144,7 @@ async def test_a_repeat_that_runs_is_told_to_its_caller_only(gateway: InProcessG
     assert repeat.result().status == 200
 
 
-async def test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger(
+async def test_an_unknown_call_settled_by_another_sender_is_not_repeated_without_a_further_proof(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     gateway.upstream.answer = hang_up

@@ -1,4 +1,5 @@
-"""Repeats that meet the call of another request: a key never runs a call that it does not name, and money that has moved is not settled again."""
+"""Repeats that race with another request: a request with a key runs no call that the key does not name, and a settled call is not
+settled again."""
 
 from typing import Any
 
@@ -53,7 +54,7 @@ async def test_a_repeat_whose_money_recovery_finds_while_it_dials_is_not_settled
 
 
 async def test_a_key_never_runs_a_call_that_it_does_not_name() -> None:
-    """Else a repeat under the key finds no call of that key: it is asked for money, or charged, a second time."""
+    """Else a repeat with the key would find no call of that key, and get a 402 or a second charge."""
     async with open_gateway() as gateway:
         await gateway.publish()
         payment = await gateway.pay(15_000)
@@ -73,7 +74,7 @@ async def test_a_key_never_runs_a_call_that_it_does_not_name() -> None:
         assert not has_terms(again)
 
 
-async def test_one_key_is_charged_once_although_its_proof_was_shown_before_without_it() -> None:
+async def test_one_key_is_charged_once_although_its_proof_came_before_without_the_key() -> None:
     async with open_gateway() as gateway:
         await gateway.publish()
         payment = await gateway.pay(3 * PRICE)

@@ -1,4 +1,4 @@
-"""A key that has named no call says nothing about the body, so a closed listing asks for none."""
+"""A key that names no call needs no body, so a closed listing does not read it."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,7 +1,6 @@
-"""Whole calls, from the door to an upstream of raw bytes and back: each refusal in its order, each way to be served.
+"""Whole calls through the pipeline to an upstream of raw bytes: each refusal in its order, and each served call.
 
-After a refusal nothing has changed in the ledger and the upstream has seen nothing.
-"""
+After a refusal the ledger is unchanged and the upstream has received nothing."""
 
 import asyncio
 import base64
@@ -479,7 +478,7 @@ async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcess
 
 
 async def test_a_stranger_may_not_spend_a_known_payment(gateway: InProcessGateway) -> None:
-    """The ledger knows no payment of the stranger, so the chain is asked; it knows nothing of the hash here."""
+    """The ledger has no payment of this wallet, so the chain is read; it has no transaction with this hash."""
     await gateway.publish()
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY))
@@ -502,7 +501,7 @@ async def test_a_bound_signature_counts_for_its_own_request_only(
     answer = await gateway.ask(
         shown["method"], shown["target"], proof, [shown["body"]], listing=shown["listing"]
     )
-    assert answer.problem["code"] == "payment_pending"  # another signer, of whom the chain knows nothing
+    assert answer.problem["code"] == "payment_pending"  # another signer, without a transfer on the chain
     assert not gateway.upstream.arrived
     assert (await gateway.ask("POST", "/a?b=1", proof, [b"body"])).status == 200
 
@@ -578,7 +577,9 @@ async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gateway
     assert await gateway.remaining_units(payment) == 10_000
 
 
-async def test_one_callers_failures_close_the_listing_for_nobody_else(gateway: InProcessGateway) -> None:
+async def test_the_failures_of_one_caller_do_not_close_the_listing_for_others(
+    gateway: InProcessGateway,
+) -> None:
     await gateway.publish()
     gateway.upstream.answer = plain(status=404)
     proof = gateway.plain_proof((await gateway.pay()).tx_hash)
@@ -613,7 +614,7 @@ async def test_an_endpoint_that_may_not_be_dialled_any_more_costs_nothing(gatewa
     assert await gateway.remaining_units(payment) == 10_000
 
 
-# ---------------------------------------------------------------------- who is served
+# ---------------------------------------------------------------------- served calls
 
 
 async def forms(gateway: InProcessGateway, form: str, tx_hash: TxHash) -> Any:
@@ -911,7 +912,7 @@ async def test_sends_what_the_list_allows_and_no_proof(gateway: InProcessGateway
 async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
     gateway: InProcessGateway, place: Literal["header", "query"]
 ) -> None:
-    """The gateway's key was changed without it: nobody is asked for money, and the provider sees no call that is not his."""
+    """The gateway's secret key was changed without the old one: no request gets a 402, and the upstream gets no call without its secret."""
     before = open_catalog(gateway.database, now_ms=lambda: gateway.now_ms, key=b"\x08" * 32)
     await before.publish(
         replace(
@@ -1001,7 +1002,7 @@ async def test_an_edit_between_quote_and_call_never_costs_the_caller(gateway: In
     assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.05 USDC"
 
 
-async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(
+async def test_old_terms_with_an_ambiguous_path_refuse_no_call(
     gateway: InProcessGateway,
 ) -> None:
     listing = await gateway.publish(operations=(operation("GET", "/dear", "5"),))
@@ -1013,7 +1014,7 @@ async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(
     assert (answer.status, answer.headers["tollway-price"]) == (200, "0.01 USDC")
 
 
-async def test_a_payer_in_debt_is_told_what_and_to_whom(gateway: InProcessGateway) -> None:
+async def test_a_payer_in_debt_gets_the_amount_and_the_payee(gateway: InProcessGateway) -> None:
     await gateway.publish()
     (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
@@ -1043,7 +1044,7 @@ async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gatewa
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
 
 
-async def test_a_debt_on_another_chain_stands_in_nobodys_way(gateway: InProcessGateway) -> None:
+async def test_a_debt_on_another_chain_refuses_no_call(gateway: InProcessGateway) -> None:
     await gateway.publish()
     (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gateway.now_ms

@@ -1,4 +1,4 @@
-"""Where the operator requires ownership: nothing is sold, and nobody is asked to pay, before an origin is proved."""
+"""The setting that requires ownership: before the origin is proved, a listing serves no call and sends no 402."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -26,7 +26,7 @@ async def test_a_call_without_payment_is_refused_before_any_terms(gateway: InPro
     assert (await gateway.ask()).status == 402
 
 
-async def test_a_payment_that_is_shown_is_not_touched(gateway: InProcessGateway) -> None:
+async def test_a_presented_payment_is_not_touched(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay()
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
@@ -52,14 +52,14 @@ async def test_free_listings_are_not_served_either(gateway: InProcessGateway) ->
         ({"methods": ("POST",)}, "method_not_allowed"),
     ],
 )
-async def test_what_is_closed_anyway_is_told_first(
+async def test_a_closed_listing_is_reported_first(
     gateway: InProcessGateway, changes: dict[str, Any], code: str
 ) -> None:
     await gateway.publish(**changes)
     assert (await gateway.ask()).problem["code"] == code
 
 
-async def test_where_it_is_not_required_nobody_is_asked_for_it() -> None:
+async def test_without_the_setting_ownership_is_not_checked() -> None:
     async with open_gateway() as gateway:
         await gateway.publish()
         assert (await gateway.ask()).status == 402

@@ -1,4 +1,4 @@
-"""The words of the passage, as tables: what is closed, which methods, which rails, and which codes may ask for money."""
+"""Tables of the gateway's problems: closed listings, methods, rails, and the codes that may carry a quote."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,7 @@ def code_of(problem: Problem | None) -> Code | None:
         ({"methods": ("POST",), "status": "paused"}, Code.API_PAUSED),
     ],
 )
-def test_says_what_is_closed_in_the_order_of_the_contract(changes: Any, code: Code | None) -> None:
+def test_reports_a_closed_listing_in_the_order_of_the_contract(changes: Any, code: Code | None) -> None:
     entry = replace(SHELF, listing=replace(LISTING, **changes))
     assert code_of(check_listing(entry, sample_request())) is code
 
@@ -79,7 +79,7 @@ def test_no_listing_is_not_found() -> None:
         (("TRACE",), "TRACE", False),
     ],
 )
-def test_knows_which_methods_are_served(methods: tuple[str, ...], method: str, is_served: bool) -> None:
+def test_checks_which_methods_are_served(methods: tuple[str, ...], method: str, is_served: bool) -> None:
     problem = check_listing(replace(SHELF, listing=replace(LISTING, methods=methods)), sample_request(method))
     assert code_of(problem) is (None if is_served else Code.METHOD_NOT_ALLOWED)
 

@@ -1,6 +1,5 @@
-"""Authorisations that do not count, row by row: each gets its code and its reason; nothing reaches the upstream, nothing is
-settled, nothing stands in the ledger. And the terms they are held against: of one version, in force lately, settled now.
-"""
+"""Tables of refused authorisations: each has its code and its reason, nothing reaches the upstream, nothing is settled, and the ledger
+is unchanged. And the terms that count: of one version, in force recently, and with a settlement that is possible now."""
 
 import base64
 import json
@@ -65,7 +64,7 @@ def b64(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-# ---------------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------------- the presented payment
 
 Show = Callable[[Payer, Exchange], list[Header]]
 
@@ -330,9 +329,7 @@ async def test_a_challenge_expires(gateway: InProcessGateway, payer: Payer) -> N
     await check_nothing_happened(gateway, answer)
 
 
-async def test_what_it_says_beyond_what_is_signed_decides_nothing(
-    gateway: InProcessGateway, payer: Payer
-) -> None:
+async def test_members_outside_the_signature_decide_nothing(gateway: InProcessGateway, payer: Payer) -> None:
     def embroider(content: dict[str, Any]) -> None:
         content["accepted"] |= {"amount": "1", "payTo": str(ELSEWHERE), "extra": {"name": "Other"}}
         content["resource"] = {"url": "https://evil.example/"}
@@ -344,7 +341,7 @@ async def test_what_it_says_beyond_what_is_signed_decides_nothing(
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_a_paid_authorisation_in_a_dress_that_nobody_knows_is_not_asked_to_pay(
+async def test_a_paid_authorisation_in_an_unknown_dialect_gets_no_402(
     gateway: InProcessGateway, payer: Payer, dialect: Dialect
 ) -> None:
     """An unknown member is refused, but only where the ledger does not know the authorisation."""
@@ -607,7 +604,7 @@ async def test_a_known_authorisation_is_answered_from_the_record_on_a_withdrawn_
     assert gateway.served == 2
 
 
-# ---------------------------------------------------------------------- who may buy
+# ---------------------------------------------------------------------- access of the wallet
 
 
 async def test_a_blocked_wallet_buys_nothing(gateway: InProcessGateway, payer: Payer) -> None:
@@ -633,18 +630,18 @@ async def test_a_listing_has_its_rate_on_this_rail(gateway: InProcessGateway) ->
     questions = gateway.chain.request_count
     answer = await payer.buy()
     assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
-    assert gateway.chain.request_count == questions  # no chain is asked for it
+    assert gateway.chain.request_count == questions  # without a chain request
     await check_nothing_happened(gateway, answer, calls=1)
 
 
 @pytest.mark.parametrize("is_contract", [False, True])
-async def test_nobody_uses_up_a_wallets_rate_in_its_name(
+async def test_an_unverified_request_does_not_use_up_the_rate_of_a_wallet(
     gateway: InProcessGateway, is_contract: bool
 ) -> None:
     await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
     payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(2 * PRICE)
-    if is_contract:  # the token asks it, and it says no to what it did not sign
+    if is_contract:  # the token calls the wallet, which refuses a foreign signature
         gateway.chain.deploy(CHAIN, payer.address)
         gateway.chain.refuse_transfer(CHAIN, payer.address, NONCE)
     asked = await payer.quote()

@@ -1,5 +1,5 @@
-"""The table of outcomes, row by row: what happened, what the ledger says, what the caller gets, and whether the same
-proof works again. The upstream's own log counts."""
+"""The table of outcomes: for each event the state in the ledger, the response to the caller, and whether the same proof works again.
+The log of the upstream is checked too."""
 
 import asyncio
 import contextlib
@@ -203,7 +203,7 @@ async def test_a_safe_repeat_runs_under_the_same_claim(
 async def test_a_safe_repeat_on_a_well_known_payment_runs_under_the_same_claim(
     gateway: InProcessGateway, failing: Any
 ) -> None:
-    """The ledger is not asked about a payment that is in use; that it has an open call is remembered."""
+    """The ledger is not read for a payment in use; its open call is cached."""
     await gateway.publish()
     payment = await gateway.pay(50_000)
     proof = gateway.plain_proof(payment.tx_hash)
@@ -219,7 +219,7 @@ async def test_a_safe_repeat_on_a_well_known_payment_runs_under_the_same_claim(
 
 
 async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gateway: InProcessGateway) -> None:
-    """A new process knows of no unsettled call; it asks the ledger the first time that it meets a payment."""
+    """A new process has no cached open call; it reads the ledger on the first request with a payment."""
     await gateway.publish()
     gateway.upstream.answer = hang_up
     payment = await gateway.pay(30_000)
@@ -236,7 +236,7 @@ async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gateway: InPro
 
 
 async def test_an_ended_plain_form_repeats_no_call(gateway: InProcessGateway) -> None:
-    """A plain signature is the same for every call of its payment, so whoever saw one could fetch the answer."""
+    """A plain signature is the same for every call of its payment, so any holder of one could fetch the response."""
     await gateway.publish()
     gateway.upstream.answer = hang_up
     payment = await gateway.pay(30_000)
@@ -280,10 +280,10 @@ async def test_a_repeat_that_is_broken_off_gives_nothing_of_the_first_run_back(
 
 @pytest.mark.parametrize("units", [10_000, 15_000])
 @pytest.mark.parametrize("is_same", [True, False])
-async def test_nobody_is_asked_to_pay_while_a_call_holds_the_payment(
+async def test_no_request_gets_a_402_while_a_call_holds_the_payment(
     gateway: InProcessGateway, units: int, is_same: bool
 ) -> None:
-    """Also by a process that knows of no such call."""
+    """Also by a process without that call in memory."""
     await gateway.publish()
     gateway.upstream.answer = hang_up
     payment = await gateway.pay(units)
@@ -301,7 +301,7 @@ async def test_nobody_is_asked_to_pay_while_a_call_holds_the_payment(
 
 
 @pytest.mark.parametrize("units", [10_000, 15_000])
-async def test_nobody_is_asked_to_pay_while_a_call_runs(gateway: InProcessGateway, units: int) -> None:
+async def test_no_request_gets_a_402_while_a_call_runs(gateway: InProcessGateway, units: int) -> None:
     await gateway.publish()
     gateway.upstream.answer = say_nothing
     payment = await gateway.pay(units)
@@ -374,7 +374,7 @@ async def test_a_nonce_of_a_released_call_counts_again(gateway: InProcessGateway
     await check_works_again(gateway, proof)
 
 
-async def test_a_nonce_whose_call_is_running_is_told_to_wait(gateway: InProcessGateway) -> None:
+async def test_a_nonce_of_a_running_call_gets_in_progress(gateway: InProcessGateway) -> None:
     await gateway.publish()
     release = asyncio.Event()
 
@@ -449,7 +449,9 @@ async def test_a_body_that_comes_too_slowly_is_cut_and_released(gateway: InProce
     assert await states(gateway) == [CallState.RELEASED]
 
 
-async def test_a_caller_gone_before_the_request_is_whole_is_released(gateway: InProcessGateway) -> None:
+async def test_a_call_is_released_when_its_caller_leaves_before_the_request_is_complete(
+    gateway: InProcessGateway,
+) -> None:
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
@@ -559,7 +561,7 @@ async def test_an_answer_cut_by_the_upstream_breaks_visibly(
 
 
 @pytest.mark.parametrize("units", [10_000, 50_000])
-async def test_a_cut_answer_may_be_asked_for_once_more(gateway: InProcessGateway, units: int) -> None:
+async def test_a_call_with_a_cut_response_may_be_repeated_once(gateway: InProcessGateway, units: int) -> None:
     await gateway.publish()
     gateway.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
     payment = await gateway.pay(units)
@@ -627,7 +629,7 @@ async def test_a_cut_answer_to_a_post_is_not_repeated(gateway: InProcessGateway)
     assert len(gateway.upstream.arrived) == 1
 
 
-async def test_whoever_breaks_the_own_upload_off_earns_no_repeat(gateway: InProcessGateway) -> None:
+async def test_a_caller_that_cuts_its_own_upload_gets_no_repeat(gateway: InProcessGateway) -> None:
     """A GET with a body that never ends, answered early: leaving breaks the answer, by the caller's doing."""
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
@@ -741,7 +743,7 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
 async def test_under_a_key_the_end_of_the_body_is_written_behind_its_stored_response(
     gateway: InProcessGateway, key: str | None, delivery: Delivery | None
 ) -> None:
-    """Without a key the close of a short answer says that it is whole. With one, a repeat that comes in between waits for the stored
+    """Without a key the close of a short response records its complete delivery. With one, a repeat that comes in between waits for the stored
     response."""
     written: list[Close] = []
     close = gateway.ledger.close
@@ -775,7 +777,7 @@ async def test_under_a_key_the_end_of_the_body_is_written_behind_its_stored_resp
     ],
     ids=["empty", "small", "just small", "large", "chunked", "until the end"],
 )
-async def test_passes_a_whole_body_on(gateway: InProcessGateway, answer: Any, length: str | None) -> None:
+async def test_forwards_a_whole_body(gateway: InProcessGateway, answer: Any, length: str | None) -> None:
     """A length goes on only with a streamed body: beside a single message it is the server's to know."""
     await gateway.publish()
     gateway.upstream.answer = answer
@@ -855,7 +857,7 @@ def holding(head: bytes) -> Any:
     return answer
 
 
-async def test_an_upstream_that_is_known_to_be_down_asks_nobody_for_money(gateway: InProcessGateway) -> None:
+async def test_a_call_to_an_upstream_that_is_down_gets_no_402(gateway: InProcessGateway) -> None:
     listing = await gateway.publish(endpoint=nobody_listens(), methods=("GET",))
     payment = await gateway.pay(100_000)
     for _ in range(gateway.limits.dial_failures_max):
@@ -892,7 +894,7 @@ async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_
         )
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(health_check.run())
-            await until(lambda: not gateway.breaker.find_due())  # it was probed, and nobody was there
+            await until(lambda: not gateway.breaker.find_due())  # it was probed, and the connection failed
             assert (await gateway.ask()).problem["code"] == "upstream_unavailable"
             server = await asyncio.start_server(
                 gateway.upstream.serve, "127.0.0.1", int(url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""The way back of an answer: what is kept for later, and what is too large or too slow for that."""
+"""Responses on their way to the caller: which are stored for a repeat, and which are too large or too slow for that."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 class ResponseSink:
-    """Where a keeper puts what it keeps."""
+    """The store of a recorder."""
 
     def __init__(self) -> None:
         self.kept: list[StoredResponse] = []
@@ -40,7 +40,7 @@ class ResponseSink:
 
 
 async def test_is_open_until_the_answer_is_kept() -> None:
-    """Whoever leaves in that moment must not take the answer with him: what is open is read on, and let finish."""
+    """A caller that leaves at that moment must not prevent the storing: an open recorder is read to its end."""
     were_open: list[bool] = []
 
     async def keep(answer: StoredResponse) -> None:
@@ -188,7 +188,7 @@ def endless(first: bytes, may_go_on: asyncio.Event, rest: bytes = b"") -> Answer
 @pytest.mark.parametrize(
     ("rest", "collect_s"), [(b"y" * 5_000, 600), (b"y", 0.05)], ids=["too large", "too slow"]
 )
-async def test_a_caller_that_leaves_makes_nobody_read_on_for_long(rest: bytes, collect_s: float) -> None:
+async def test_a_response_without_its_caller_is_read_within_limits(rest: bytes, collect_s: float) -> None:
     """What cannot be kept any more ends at the upstream, too."""
     async with (
         open_gateway(answer_bytes_max=2_000, answer_collect_s=collect_s, buffer_bytes=100) as gateway,
@@ -233,7 +233,7 @@ async def test_what_one_caller_paid_for_is_not_for_a_shared_cache(
     assert (await payer.buy()).headers["cache-control"] == told
 
 
-async def test_a_free_answer_may_be_cached_as_its_provider_says(gateway: InProcessGateway) -> None:
+async def test_a_free_response_keeps_the_cache_rule_of_its_provider(gateway: InProcessGateway) -> None:
     await gateway.publish("api_free", price=Price.parse("0"))
     gateway.upstream.answer = plain(b"free", headers=("Cache-Control: public, max-age=60",))
     answer = await gateway.ask(listing="api_free")

@@ -1,4 +1,4 @@
-"""A gateway that stood still between its claim and the first byte: what it has not sent by then, it does not send."""
+"""A gateway that pauses between its claim and the first byte does not send the call afterwards."""
 
 from collections.abc import AsyncIterator
 
@@ -34,7 +34,7 @@ async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
         vars(ledger)["claim"] = claim
         outcome = await claim(one)
         gateway.ticks_ms += int(gateway.limits.owner_lease_s * 1000)
-        await ledger.another("two").recover(now_ms=NOW_MS)  # nobody has heard of this one
+        await ledger.another("two").recover(now_ms=NOW_MS)  # the lease of this one is expired
         elsewhere.append(await two.ask("POST", TARGET, proof, [b"{}"]))
         return outcome
 

@@ -1,4 +1,4 @@
-"""What all rails share, as tables: which proof a request shows, why the ledger did not grant a claim, and a call that costs nothing."""
+"""Tables of the code that all rails share: the proof of a request, the problem of a refused claim, and a free call."""
 
 from typing import Any, get_args
 
@@ -83,7 +83,7 @@ HALF = (Code.INVALID_REQUEST, "missing_header")
         ({"x_payment_tx": PLAIN["x_payment_tx"], **V2}, HALF),
     ],
 )
-def test_a_request_shows_one_proof_at_most(headers: dict[str, str], shown: Any) -> None:
+def test_a_request_has_one_proof_at_most(headers: dict[str, str], shown: Any) -> None:
     gateway = InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
     rails: tuple[PaymentRail, ...] = (gateway.transaction_rail, gateway.authorization_rail)
     found = read_proof(sample_request(**headers), rails)
@@ -241,7 +241,7 @@ async def test_what_the_rail_decides_has_no_words(gateway: InProcessGateway, out
     ],
     ids=repr,
 )
-async def test_a_refusal_says_what_is_missing_or_owed_and_which_calls_have_spent_the_payment(
+async def test_a_refusal_has_the_missing_or_owed_amount_and_the_calls_that_spent_the_payment(
     gateway: InProcessGateway, outcome: ClaimOutcome, members: dict[str, Any]
 ) -> None:
     problem = await explain_claim(outcome, await claim_twice(gateway), USDC, gateway.ledger)

@@ -1,4 +1,4 @@
-"""Receipts of signed payments: what moved, in the dialect that paid; in x402 v2 with the notary's signed word for it."""
+"""Receipts of signed payments in each dialect; in x402 v2 with the signature of the gateway."""
 
 import pytest
 from eth_account import Account

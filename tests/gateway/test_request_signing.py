@@ -1,4 +1,4 @@
-"""The gateway's signature under a forwarded call, and the directory of its keys, against verifiers of other people."""
+"""The gateway's signature of forwarded calls, and the directory of its keys, checked with independent verifiers."""
 
 import base64
 import hashlib
@@ -66,7 +66,7 @@ def is_signed(base: str, signature: str, key: SigningKey = SIGNER.keys[0]) -> bo
     return True
 
 
-def test_the_base_is_written_as_the_standard_says():
+def test_the_signature_base_follows_the_standard():
     """RFC 9421 §2.5, by hand: every line, in the order of the list, and the parameters last."""
     headers = sign()
     told = (
@@ -172,7 +172,7 @@ async def pieces():
         ("streamed", 5, f"{DIGEST}, {SHA_512}".encode(), BodyCoverage(digest=f"{DIGEST}, {SHA_512}")),
     ],
 )
-def test_a_body_that_is_here_by_its_digest_one_that_streams_by_what_is_said_of_it(
+def test_a_whole_body_is_covered_by_its_digest_and_a_stream_by_its_declared_digest_or_length(
     body, length, declared, expected
 ):
     body = pieces() if body == "streamed" else body
@@ -197,7 +197,7 @@ def test_a_body_that_is_here_by_its_digest_one_that_streams_by_what_is_said_of_i
         DIGEST + " " * 600,
     ],
 )
-def test_a_digest_that_nobody_can_check_counts_as_none(declared):
+def test_an_unknown_or_malformed_digest_counts_as_none(declared):
     cover = cover_body(pieces(), length=5, declared=declared.encode())
     assert cover == BodyCoverage(length=5)
 

@@ -1,6 +1,4 @@
-"""Whatever a call is paid with, and wherever it comes from: what reaches the upstream carries the gateway's signature over
-what went over the wire, and nothing that looks like one from anybody else.
-"""
+"""On every rail, the forwarded request has the gateway's signature over the sent bytes, and no signature header from anywhere else."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -78,7 +76,7 @@ async def test_a_call_paid_by_an_authorisation(
     assert forwarded.payer == str(gateway.wallet.address)
 
 
-async def test_a_free_call_names_no_payer_even_when_it_is_told_one(
+async def test_a_free_call_has_no_payer_header_even_when_the_request_has_one(
     gateway: InProcessGateway, provider: Provider
 ) -> None:
     await gateway.publish(price=Price.parse("0"))
@@ -141,7 +139,7 @@ async def test_a_body_by_its_digest_or_by_its_length(
     assert ("content-digest" in arrived.names) is (covers == "digest")
 
 
-async def test_a_body_without_a_length_is_told_by_whom_and_not_by_what(gateway: InProcessGateway) -> None:
+async def test_a_body_without_a_length_is_not_covered_by_the_signature(gateway: InProcessGateway) -> None:
     await gateway.publish(price=Price.parse("0"))
     await gateway.ask("POST", "/q", [], [LARGE], is_chunked=True)
     with pytest.raises(ForwardedRefused) as caught:
@@ -215,7 +213,7 @@ CALL_NAMES = ("tollway-call-id", "tollway-api-id", "tollway-payer")
 
 
 def names_call(gateway: InProcessGateway, answer: Any, *, payer: str | None) -> None:
-    """The last request upstream says which call it is, and bears no signature."""
+    """The last upstream request identifies its call, and has no signature."""
     arrived = gateway.upstream.arrived[-1]
     assert not set(SIGNED_NAMES) & set(arrived.names)
     named = [arrived.find(name) for name in CALL_NAMES]
@@ -317,7 +315,7 @@ async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for
         assert [key.lower() for key, _ in arrived.headers].count(one) == 1
 
 
-async def test_a_listing_of_somebody_else_that_leads_to_the_same_host_is_told_apart(
+async def test_two_listings_of_the_same_host_are_distinguished_by_the_signature(
     gateway: InProcessGateway, provider: Provider
 ) -> None:
     await gateway.publish("api_thief", price=Price.parse("0"))

@@ -1,5 +1,4 @@
-"""Whether a listing takes a call, as a table: the first that speaks against it in the order of the contract, and where it
-leads when nothing does."""
+"""Table of routing: the first problem in the order of the HTTP contract, else the route."""
 
 from dataclasses import replace
 from typing import Any
@@ -56,10 +55,10 @@ def opened(found: Route | Problem) -> Route:
         ({"methods": ("POST",), "other_paths": "refuse", **HIDDEN}, Code.METHOD_NOT_ALLOWED),
         ({"other_paths": "refuse", **HIDDEN}, Code.ROUTE_NOT_FOUND),
         (HIDDEN, Code.UPSTREAM_UNREACHABLE),
-        ({"wait_s": 3, **HIDDEN}, Code.UPSTREAM_UNREACHABLE),  # nobody has dialled it
+        ({"wait_s": 3, **HIDDEN}, Code.UPSTREAM_UNREACHABLE),  # no connection was attempted
     ],
 )
-def test_says_what_is_closed_in_the_order_of_the_contract(changes: dict[str, Any], code: Code) -> None:
+def test_reports_a_closed_listing_in_the_order_of_the_contract(changes: dict[str, Any], code: Code) -> None:
     problem = find(request(), **{"endpoint": "https://api.example.com/base", **changes})
     assert isinstance(problem, Problem)
     assert problem.code is code
@@ -82,7 +81,7 @@ def test_an_open_one_leads_to_its_endpoint_byte_for_byte() -> None:
         ((FREE,), (CITY,), ["0", "0.02"]),
     ],
 )
-def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
+def test_lists_the_price_of_each_version_of_the_terms_the_current_one_first(
     operations: tuple[Operation, ...], older: tuple[Operation, ...] | None, prices: list[str]
 ) -> None:
     opening = opened(

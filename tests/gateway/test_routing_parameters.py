@@ -1,4 +1,4 @@
-"""What a document requires, and what a call forgot. What is unclear is not required, and no document makes it fail."""
+"""Required parts of a request by the provider's document. An unclear rule is not enforced, and no document raises."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_headers_count_in_any_case() -> None:
     assert missing(doc, "/q", "GET", "x-tenant") == []
 
 
-def test_what_the_gateway_adds_is_asked_of_nobody() -> None:
+def test_a_parameter_that_the_gateway_adds_is_not_required() -> None:
     doc = document(parameter("X-Key", "header"), parameter("key"))
     assert missing(doc, given=UpstreamAuth(location="header", name="x-key", value="1")) == ["key"]
     assert missing(doc, given=UpstreamAuth(location="query", name="key", value="1")) == ["X-Key"]

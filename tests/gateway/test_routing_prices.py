@@ -1,5 +1,5 @@
-"""A version of the terms sets a price only for a call that it would have served: an operation that was never for sale is
-not sold at an old price, on any rail; and an edit between quote and call still costs nobody more."""
+"""A version of the terms has a price only for calls that it would have served, on every rail. An edit between quote and call does not
+raise the price of the quoted call."""
 
 from collections.abc import AsyncIterator
 from typing import Any

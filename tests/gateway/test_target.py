@@ -1,4 +1,4 @@
-"""Targets as tables: bytes kept, traversal refused under every reading, prices matched on one normal form."""
+"""Tables of targets: bytes unchanged, traversal refused in every reading, prices matched on one normal form."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The seam of the rails: vouchers pay calls beside transactions and authorisations, and no line of the pipeline knows of them."""
+"""A third rail, vouchers, works beside transactions and authorisations without a change of the pipeline."""
 
 import ast
 import asyncio
@@ -46,7 +46,7 @@ def show(gateway: InProcessGateway, units_max: int = MAXIMUM) -> tuple[str, str]
 
 
 def spent_units(gateway: InProcessGateway, rail: VoucherRail, *, funds: int = FUNDS) -> int:
-    """What is gone from the counter; all of it is with calls."""
+    """The units taken from the voucher; calls hold all of them."""
     wallet = gateway.wallet.address
     balance = rail.counter.find_balance(wallet)
     assert balance is not None
@@ -518,6 +518,6 @@ def test_the_proxy_takes_of_settlement_only_an_outcome() -> None:
     assert taken == {"Undecided"}
 
 
-def test_the_product_knows_no_voucher() -> None:
+def test_the_product_contains_no_voucher() -> None:
     sources = GATEWAY.parent.rglob("*.py")
     assert [path.name for path in sources if "voucher" in path.read_text().lower()] == []

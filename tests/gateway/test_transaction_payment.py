@@ -1,4 +1,4 @@
-"""A call that is paid by a transaction: whose idempotency keys its signature opens, and what an open call is told."""
+"""Calls that a transaction pays: the idempotency keys that its signature opens, and the responses while a call is open."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -78,7 +78,7 @@ async def test_a_plain_signature_opens_nothing_without_a_payment_that_it_could_s
         assert (b"secret" not in answer.body, gateway.served) == (True, 1)
 
 
-async def test_a_plain_signature_opens_no_keys_of_whoever_else_has_paid(gateway: InProcessGateway) -> None:
+async def test_a_plain_signature_opens_no_keys_of_other_payers(gateway: InProcessGateway) -> None:
     """Anybody can sign a hash that stands on the chain."""
     gateway.upstream.answer = plain(b"secret")
     payment = await gateway.pay(PRICE)
@@ -113,7 +113,7 @@ async def test_a_plain_signature_opens_nothing_once_a_bound_one_has_ended_it(
 
 
 async def test_what_another_gateway_has_ended_opens_nothing_here(gateway: InProcessGateway) -> None:
-    """This one knows the payment from before."""
+    """The payment is in memory already."""
     payment = await gateway.pay(5 * PRICE)
     other = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)
     two = ("Idempotency-Key", "two")
@@ -210,7 +210,7 @@ async def refuse_wallet(gateway: InProcessGateway) -> None:
 @pytest.mark.parametrize(
     ("refuse", "code"), [(refuse_price, "price_above_max"), (refuse_wallet, "wallet_blocked")]
 )
-async def test_no_refusal_says_that_its_price_is_released(
+async def test_no_refusal_of_a_held_call_has_the_state_released(
     gateway: InProcessGateway, refuse: Any, code: str
 ) -> None:
     payment = await gateway.pay(PRICE)

@@ -1,4 +1,4 @@
-"""A call paid by a transaction, as tables: what it costs with which payment, what is claimed, and which refusal is reported."""
+"""Tables of calls that a transaction pays: the price with each payment, the claims, and the reported refusal."""
 
 import itertools
 from collections.abc import Sequence
@@ -203,7 +203,7 @@ def granted(payment: TransactionPayment) -> tuple[int, int | None]:
 # ---------------------------------------------------------------------- prices
 
 
-async def test_a_granted_claim_takes_the_price_and_says_what_is_left(harness: Harness) -> None:
+async def test_a_granted_claim_takes_the_price_and_returns_the_remaining_credit(harness: Harness) -> None:
     await harness.pay()
     payment = await harness.claim()
     assert (payment.units, granted(payment)) == (10_000, (1, 20_000))
@@ -219,7 +219,7 @@ async def test_a_call_is_priced_with_each_payment_and_those_that_can_give_it_com
     assert [claim.payment_id for claim in harness.ledger.claims] == [large.payment.id, small.payment.id]
 
 
-async def test_a_payment_in_a_currency_that_was_never_asked_buys_nothing(harness: Harness) -> None:
+async def test_a_payment_in_a_currency_that_was_never_offered_pays_for_nothing(harness: Harness) -> None:
     await harness.pay()
     problem = await harness.refuse(prices=[harness.operation_price(currency="ETH")])
     assert (problem.code, problem.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "wrong_token")
@@ -246,7 +246,7 @@ async def test_the_price_of_now_is_not_taken_beyond_what_the_caller_allows(harne
     assert payment.taken_units == 10_000
 
 
-async def test_the_second_payment_is_asked_when_the_first_is_empty(harness: Harness) -> None:
+async def test_the_second_payment_is_claimed_when_the_first_is_empty(harness: Harness) -> None:
     await harness.pay(0)
     full = await harness.pay(10_000, tx_hash=TxHash(keccak256(b"full")))
     payment = await harness.claim()
@@ -282,7 +282,7 @@ async def test_a_claim_that_is_not_granted_takes_nothing_and_the_next_proof_read
     assert (await harness.ledger.audit()).calls == 0
 
 
-async def test_only_an_empty_payment_lets_the_next_one_be_asked(harness: Harness) -> None:
+async def test_only_an_empty_payment_leads_to_a_claim_on_the_next_one(harness: Harness) -> None:
     await harness.pay()
     await harness.pay()
     await harness.refuse([PlainEnded()])
@@ -295,7 +295,7 @@ async def test_a_missing_sum_counts_from_what_the_payment_could_give(harness: Ha
     assert (problem.members["available"], problem.members["missing"]) == ("0.004", "0.006")
 
 
-async def test_what_is_missing_is_told_of_the_price_that_was_refused(harness: Harness) -> None:
+async def test_the_missing_amount_is_that_of_the_refused_price(harness: Harness) -> None:
     """Another call has taken the price of a first call; the price of now is what was short."""
     await harness.pay(500_000, block_time=BLOCK_S)
     outcomes = [NotFirst(), Exhausted(remaining_units=490_000)]

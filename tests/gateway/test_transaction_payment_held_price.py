@@ -1,4 +1,4 @@
-"""A call that runs again under its claim costs what it did: `Tollway-Max-Price` is compared with that, on every rail."""
+"""A call that runs again costs the price of its claim: `Tollway-Max-Price` is compared with that price, on every rail."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 async def lose(gateway: InProcessGateway, proof: HeaderPairs, *, price: str, later: str) -> Exchange:
-    """A GET at `price` whose answer is lost; an hour later its listing asks `later`."""
+    """A GET at `price` whose response is lost; an hour later the price of its listing is `later`."""
     listing = await gateway.publish(price=Price.parse(price))
     gateway.upstream.answer = hang_up
     lost = await gateway.ask("GET", TARGET, proof)

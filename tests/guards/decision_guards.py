@@ -28,7 +28,7 @@ DECISION_GUARDS = (
         "gateway.transaction_payment:TransactionPayment.remember",
         "if match_keys(spendables, self.proof, bound, self.route.listing.id) != spendables:",
         "if False:",
-        test="gateway/test_decisions.py::test_a_contract_wallet_is_asked_at_each_call",
+        test="gateway/test_decisions.py::test_a_contract_wallet_is_verified_at_each_call",
     ),
     guard(
         "P2",

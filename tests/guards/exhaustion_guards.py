@@ -41,7 +41,7 @@ EXHAUSTION_GUARDS = (
         "gateway.body:_read_whole",
         "        body.reserve(len(chunk))\n        chunks.append(chunk)\n",
         "        chunks.append(chunk)\n",
-        test="gateway/test_body.py::test_what_is_kept_whole_is_held_and_what_streams_is_not",
+        test="gateway/test_body.py::test_a_whole_body_reserves_memory_and_a_streamed_one_does_not",
     ),
     guard(
         "X2",

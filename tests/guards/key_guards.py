@@ -108,7 +108,7 @@ KEY_GUARDS = (
         "gateway.problems:check_listing",
         "if listing.upstream_auth is not None and listing.upstream_auth.value is None:",
         "if False:",
-        test="gateway/test_routing.py::test_says_what_is_closed_in_the_order_of_the_contract",
+        test="gateway/test_routing.py::test_reports_a_closed_listing_in_the_order_of_the_contract",
     ),
     guard(
         "K8",

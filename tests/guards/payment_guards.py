@@ -126,7 +126,7 @@ PAYMENT_GUARDS = (
         "ledger.records:_BEFORE_SETTLEMENT",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN})",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN, CallState.SETTLING})",
-        test=f"{PUBLIC}::test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only",
+        test=f"{PUBLIC}::test_an_undecided_settlement_is_reported_only_in_the_client_network_of_the_claim",
     ),
     guard(
         "P14",
@@ -134,7 +134,7 @@ PAYMENT_GUARDS = (
         "ledger.records:AuthorizedCall.is_public",
         "self.transfer is not None or ",
         "",
-        test=f"{PUBLIC}::test_a_repeat_that_runs_is_told_to_its_caller_only",
+        test=f"{PUBLIC}::test_a_running_repeat_is_reported_to_its_caller_only",
     ),
     guard(
         "P14",
@@ -142,7 +142,7 @@ PAYMENT_GUARDS = (
         "gateway.authorization_payment:AuthorizationPayment._verify_repeat",
         "            if isinstance(cover, Problem) and not is_entitled:",
         "            if False:",
-        test=f"{PUBLIC}::test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger",
+        test=f"{PUBLIC}::test_an_unknown_call_settled_by_another_sender_is_not_repeated_without_a_further_proof",
     ),
     guard(
         "P14",

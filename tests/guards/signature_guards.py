@@ -62,7 +62,7 @@ SIGNATURE_GUARDS = (
         "gateway.request_signing:_read_declared_digest",
         "return text if _DECLARED_DIGEST.fullmatch(text) else None",
         "return text",
-        test="gateway/test_request_signing.py::test_a_digest_that_nobody_can_check_counts_as_none",
+        test="gateway/test_request_signing.py::test_an_unknown_or_malformed_digest_counts_as_none",
     ),
     # ---- The provider checks.
     guard(

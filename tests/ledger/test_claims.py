@@ -1,4 +1,4 @@
-"""Who gets the price: the one decision that every keeper of the ledger asks for."""
+"""The decision of a batch of claims, `decide_claims`, which every implementation of the ledger uses."""
 
 import random
 from dataclasses import replace
@@ -183,7 +183,7 @@ def test_a_nonce_in_the_books_refuses_even_when_the_payment_is_spent() -> None:
         ({"payee": Address(b"\x02" * 20)}, Exhausted),
     ],
 )
-def test_who_may_help_a_short_payment(helper: dict[str, Any], outcome: type) -> None:
+def test_which_siblings_supplement_a_short_payment(helper: dict[str, Any], outcome: type) -> None:
     short = payment(1, 7)
     (decision,), _ = decide([claim_on(short, 10)], short, replace(payment(2, 3), **helper))
     assert type(decision.outcome) is outcome
@@ -234,7 +234,9 @@ def test_the_unfinal_maximum_is_read_in_the_ledger_units_of_the_asset(
 @pytest.mark.parametrize(
     ("taken", "prices", "is_short"), [(0, [10], False), (0, [10, 1], True), (10, [1], False), (9, [2], True)]
 )
-def test_tells_whose_siblings_the_decision_needs(taken: int, prices: list[int], is_short: bool) -> None:
+def test_finds_the_accounts_whose_siblings_the_decision_needs(
+    taken: int, prices: list[int], is_short: bool
+) -> None:
     shown = payment(1, 10, taken_units=taken)
     found = find_short_accounts([claim_on(shown, price) for price in prices], {1: shown})
     assert found == ({credit_account_of(shown)} if is_short else frozenset())
@@ -275,7 +277,7 @@ def test_a_nonce_counts_once_within_a_batch() -> None:
 # Authorisations
 
 
-def test_an_authorisation_in_debt_or_taken_is_told_so_before_its_cover() -> None:
+def test_debt_and_a_taken_authorisation_are_refused_before_the_cover() -> None:
     claim = authorized_claim(authorization_of(4), balance_units=0)
     key = claim.authorization.key if claim.authorization else None
     assert key is not None
@@ -406,7 +408,7 @@ def waiting(state: CallState = CallState.UNKNOWN, payment_id: int = 1) -> dict[R
 
 @pytest.mark.parametrize("state", [CallState.UNKNOWN, CallState.CONSUMED])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_safe_request_with_a_call_that_waits_is_told_of_it_before_all_else_and_touches_nothing(
+def test_a_safe_request_with_an_open_call_gets_that_call_first_and_changes_nothing(
     method: str, state: CallState
 ) -> None:
     shown = payment(1, 10, taken_units=10, is_plain_ended=True)

@@ -1,4 +1,4 @@
-"""What counts against a balance, and which authorisation may be claimed."""
+"""The authorisations that count against a balance, and those that may be claimed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The table of states."""
+"""The states of a call and their moves."""
 
 from itertools import product
 

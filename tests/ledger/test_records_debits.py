@@ -1,4 +1,4 @@
-"""What a call holds after each move, and how a transfer is shared among debts."""
+"""The parts of a call after each move, and the distribution of a transfer over debts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of a call when its settlement is decided."""
+"""The end of a call whose settlement is decided."""
 
 from itertools import product
 from typing import Any

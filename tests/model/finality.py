@@ -1,4 +1,4 @@
-"""How payments become final in the ledger in memory: the twin of `storage.payments`."""
+"""The finality of payments in the ledger model: the counterpart of `storage.payments`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The statement of the ledger in memory: the twin of `storage.history`. Never moves a row."""
+"""The history port of the ledger model: the counterpart of `storage.history`. It only reads."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""The ledger in memory: the twin of `storage.ledger_store`, for tests of other rooms. Keeps nothing.
+"""A model of the ledger in memory, without persistence: the counterpart of `storage.ledger_store` for tests of other packages.
 
-It passes the same contract suite and asks the same rules in `ledger/`. `away` makes every method raise
-`StorageUnavailable`. `another` is a second gateway over the same books.
+It passes the same contract suite and uses the same rules of `ledger/`. `away` makes every method raise `StorageUnavailable`. `another`
+is a second gateway with the same rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class MemoryLedger(MemoryFinality):
         self._unfinal_max_nano = unfinal_max_nano
 
     def another(self, owner_id: str) -> Self:
-        """A second gateway over the same books."""
+        """A second gateway with the same rows."""
         other = type(self)(
             now_ms=self._now_ms,
             owner_id=owner_id,

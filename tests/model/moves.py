@@ -1,4 +1,4 @@
-"""How a row of the ledger in memory moves, with the balances that hang on it. Decides nothing about claims."""
+"""The moves of rows in the ledger model, with the balances that depend on them. Claims are decided elsewhere."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a reorganisation moved elsewhere, in the ledger in memory: the twin of `storage.settlement`."""
+"""Transfers that a reorganisation has moved, in the ledger model: the counterpart of `storage.settlement`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The rows of the ledger in memory, and what they mean to a reader. Never moves one."""
+"""The rows of the ledger model, and reads of them. No function changes a row."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""How authorised calls settle in the ledger in memory: the twin of `storage.settlement`. Broadcasts nothing."""
+"""The settlement of authorised calls in the ledger model: the counterpart of `storage.settlement`. It broadcasts nothing."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Stored answers in memory: the twin of `storage.idempotency`, over the rows of a `MemoryLedger`."""
+"""The stored responses of the ledger model: the counterpart of `storage.idempotency`, over the rows of a `MemoryLedger`."""
 
 from collections.abc import Iterable
 
