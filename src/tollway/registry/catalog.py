@@ -17,7 +17,7 @@ from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedCreation:
-    """What a request to create a listing came with. `fingerprint`: SHA-256 of its body."""
+    """A request to create a listing, with its idempotency key. `fingerprint`: SHA-256 of its body."""
 
     wallet: Address
     key: str
@@ -26,7 +26,7 @@ class KeyedCreation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationBegun:
-    """The key is this request's until its lease ends; `claim` is the proof."""
+    """A lease of the key: this request holds it until the lease ends. `claim` proves it."""
 
     wallet: Address
     key: str
@@ -35,25 +35,25 @@ class CreationBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationInProgress:
-    """The same request is running. `wait_s`: by then it has ended, or lost the key."""
+    """The same request is running. After `wait_s` it has ended or has lost the key."""
 
     wait_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRequest:
-    """The key came with another body before."""
+    """The key was used with another body."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooManyKeys:
-    """The wallet has as many keys in the ledger as it may."""
+    """The wallet has `creation_keys_max` keys already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationResponse:
-    """What was answered when the listing was created. `body` None: it was too long to keep, or was dropped
-    for newer ones when all that are kept came to `creation_answers_bytes_max`."""
+    """The response to the create of a listing. `body` None: it was too long to store, or it was deleted because all stored
+    bodies together reached `creation_answers_bytes_max`."""
 
     listing_id: ListingId
     location: str
@@ -65,34 +65,34 @@ CreationOutcome = CreationBegun | CreationInProgress | OtherRequest | TooManyKey
 
 
 class Creations(Protocol):
-    """Every method is atomic, and raises `StorageUnavailable` when the store is away or does not know keys yet."""
+    """The store of idempotency keys of `POST /apis`. Every method is atomic and raises `StorageUnavailable` when the store is unavailable."""
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
-        """Takes the key, or says what became of it. Of many who ask at once, at any gateway, one gets `CreationBegun`. A key
-        whose lease has ended without a listing, or that is older than `creation_key_ttl_s`, is free again."""
+        """Takes the key, or returns its state. Of concurrent requests at all gateways one gets `CreationBegun`. A key
+        is free again when its lease ended without a listing, or when it is older than `creation_key_ttl_s`."""
         ...
 
     async def give_up(self, begun: CreationBegun) -> None:
-        """Frees the key, unless a listing was created under it or somebody else has taken it meanwhile."""
+        """Frees the key, unless a listing was created under it or another request has taken it since."""
         ...
 
     async def prune(self) -> int:
-        """Forgets keys older than `creation_key_ttl_s`."""
+        """Deletes keys older than `creation_key_ttl_s`; returns their number."""
         ...
 
 
 TOTAL_EXACT_MAX = 10_000
-"""Totals of filtered lists are counted up to here; beyond, the total is a lower bound."""
+"""The limit to which totals of filtered lists are counted; beyond it, the total is a lower bound."""
 
 TERMS_RETENTION_S = 2 * 86_400 + 7_200
-"""How long ended terms ride along in a `CatalogEntry`: a payment's age (24 h), its payee memory (24 h), and some slack."""
+"""How long a `CatalogEntry` contains ended terms: the maximum age of a payment (24 h), the time for which an old payee counts (24 h), and slack."""
 
 Sort = Literal["newest", "price", "-price", "name", "relevance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCurrency:
-    """A network and a currency in which something is sold."""
+    """A currency on a network, as listings are sold in it."""
 
     chain_id: ChainId
     currency: str
@@ -100,16 +100,16 @@ class NetworkCurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingQuery:
-    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags; every word must
-    stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
+    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags; one of them must contain
+    each word (whole words, see `search_tokens.py`), and a text without any word finds nothing.
 
     `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
-    first. `relevance` is that of the words, weighed by measured quality (`app.wiring.rank_weight`). `tag` is compared without
-    case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
-    those whose ownership is proved, or is not. `skip`: how many are passed over before the first page.
+    first. `relevance` is the rank of the words times the weight of measured quality (`quality.rank_weight`). `tag` is compared
+    without case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
+    True only listings whose ownership is proved, False only the others. `skip`: the number of listings before the first page.
 
-    `network_currencies`: only active listings that cost something (whole, or one of their operations) and are sold in one of these;
-    in none of no markets.
+    `network_currencies`: only active listings that have a price (their own, or of an operation) and are sold in one of these;
+    an empty tuple finds nothing.
     """
 
     page: int = 1
@@ -129,14 +129,14 @@ class ListingQuery:
 
     @property
     def start(self) -> int:
-        """How many listings stand before this page."""
+        """The number of listings before this page."""
         return self.skip + (self.page - 1) * self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingMatch:
-    """One listing of a page, without its `openapi` and `upstream_auth` (None): a page must not read a hundred
-    documents, nor open a secret. `match`: which fields the words were found in (`name`, `description`, `tags`)."""
+    """One listing of a page. Its `openapi` and `upstream_auth` are None: a page must not read a hundred documents, nor
+    decrypt a secret. `match`: the fields that contain the words (`name`, `description`, `tags`)."""
 
     listing: Listing
     match: tuple[str, ...] = ()
@@ -157,34 +157,35 @@ class Revised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionConflict:
-    """Somebody else changed the listing first; `revision` is the one it has now."""
+    """Another edit came first; `revision` is the current one."""
 
     revision: int
 
 
 class Catalog(Protocol):
-    """Every method is atomic and durable when it returns, and raises `StorageUnavailable` when the store is away."""
+    """The store of listings and their terms. Every method is atomic, durable when it returns, and raises `StorageUnavailable`
+    when the store is unavailable."""
 
     async def publish(self, listing: Listing) -> None:
         """Adds a listing and its first terms."""
         ...
 
     async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
-        """`publish`, and in the same transaction the answer under its idempotency key. False when the key is somebody
-        else's by now: then nothing was written."""
+        """Writes the listing as `publish` does and, in the same transaction, the response under its idempotency key. False, and
+        nothing written, when another request holds the key."""
         ...
 
     async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
-        """Replaces a listing that still has `expected_revision`; new terms begin when they differ from the last.
+        """Replaces a listing that has `expected_revision`; new terms begin when they differ from the last ones.
 
-        The stored revision is `expected_revision` + 1, whatever the record carries. A listing with `retired_ms` or
-        `suspended_ms` set is how retiring and suspending are written.
+        The stored revision is `expected_revision` + 1; the one of the record does not count. To retire or suspend a listing, set
+        `retired_ms` or `suspended_ms`.
         """
         ...
 
     async def find(self, listing_id: ListingId) -> CatalogEntry | None:
-        """The listing with its recent terms, retired and suspended ones included. Cheap: the hot path asks it for
-        every call. A change by this process shows at once, one by another process within a second."""
+        """The listing with its recent terms, also a retired or suspended one. Cheap: every gateway call reads it. A change by
+        this process counts at once, a change by another process within a second."""
         ...
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
@@ -192,12 +193,12 @@ class Catalog(Protocol):
         ...
 
     async def reputation(self, listing_id: ListingId) -> Reputation:
-        """What is known of a listing beside its words; `UNKNOWN_REPUTATION` of one that is not there. One look into an
-        index. Measured quality may be a minute behind the calls."""
+        """The measured quality and the ownership of a listing; `UNKNOWN_REPUTATION` when there is no such listing. One read of an
+        index. Measured quality can be a minute behind the calls."""
         ...
 
     async def search(self, query: ListingQuery) -> ListingPage:
-        """A page of active, paused, never of retired or suspended listings."""
+        """A page of active and paused listings; it never contains retired or suspended ones."""
         ...
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
@@ -213,26 +214,26 @@ class BlockedWallet:
 
 
 class Moderation(Protocol):
-    """Raises `StorageUnavailable` when the store is away, except `is_blocked`, which asks nobody."""
+    """The store of blocked wallets. Methods raise `StorageUnavailable` when it is unavailable; `is_blocked` reads memory only."""
 
     def is_blocked(self, wallet: Address) -> bool:
-        """Cheap; for every call. A block by this process shows at once, one by another after `refresh`."""
+        """Cheap: every call reads it. A block by this process counts at once, a block by another process after `refresh`."""
         ...
 
     async def refresh(self) -> None:
-        """Reads the blocks anew. Run every second."""
+        """Reads the blocks again. The gateway runs it every second."""
         ...
 
     async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
-        """False when the wallet was blocked already; then its reason and moment stay."""
+        """False when the wallet is blocked already; its reason and time stay."""
         ...
 
     async def unblock(self, wallet: Address) -> bool:
-        """False when the wallet was not blocked."""
+        """False when the wallet is not blocked."""
         ...
 
     async def list_blocked(self) -> tuple[BlockedWallet, ...]:
-        """Every block, oldest first."""
+        """All blocks, oldest first."""
         ...
 
 
@@ -242,13 +243,13 @@ def check_registration(
     allowlist: Collection[Address] | None,
     is_blocked: bool,
 ) -> Problem | None:
-    """May this wallet publish here? None when it may. `allowlist` None: anybody may who is not blocked."""
+    """The reason why this wallet must not publish; None when it may. `allowlist` None: every wallet that is not blocked may."""
     if is_blocked:
         return BLOCKED
     if allowlist is not None and provider not in allowlist:
         return Problem(
             code=Code.NOT_PROVIDER,
-            detail="Only wallets that the operator has admitted may publish here.",
+            detail="Only wallets on the operator's allowlist may publish here. Ask the operator to add this wallet.",
             reason="not_on_allowlist",
         )
     return None

@@ -1,7 +1,7 @@
-"""The body of a listing's create and update: its rules, every error at once, and the warnings about a listing that is well formed. Pure.
+"""The body of a listing's create and update: its rules, all its errors at once, and the warnings about a valid listing. Pure.
 
-It sends no request. `DraftRules` is what this gateway accepts; whether an endpoint may be dialled is a function of it. The caller of this module finds out
-whether the endpoint answers.
+It sends no request. `DraftRules` holds what this gateway accepts; one of its functions checks whether an endpoint may be called. The caller of this module
+checks whether the endpoint answers.
 """
 
 import json
@@ -32,12 +32,12 @@ from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import find_unclean
 
 ENDPOINT_POLICY = "endpoint_not_allowed"
-"""The code of the one error that is about the outbound policy and not about the form of the body."""
+"""The code of the error that is about the outbound policy and not about the form of the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFault:
-    """Why an endpoint cannot be listed. `is_policy`: well written, but this gateway may not dial it."""
+    """The reason why an endpoint cannot be listed. `is_policy`: its form is valid, but this gateway may not call it."""
 
     detail: str
     is_policy: bool
@@ -45,8 +45,8 @@ class EndpointFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRules:
-    """What this gateway accepts. A currency is the symbol of an accepted asset; `assets` stand in the operator's order
-    of preference. `main_networks` are a new listing's default where it has any of them."""
+    """What this gateway accepts in a listing. A currency is the symbol of an accepted asset; `assets` are in the operator's
+    order of preference. `main_networks` are the default of a new listing, as far as they accept its currency."""
 
     assets: tuple[Asset, ...]
     main_networks: frozenset[ChainId]
@@ -54,11 +54,11 @@ class DraftRules:
     check_endpoint: Callable[[str], EndpointFault | None]
 
     def networks_of(self, currency: str) -> tuple[ChainId, ...]:
-        """Where a currency is accepted."""
+        """The networks on which a currency is accepted."""
         return tuple(dict.fromkeys(asset.chain_id for asset in self.assets if asset.symbol == currency))
 
     def default_networks(self, currency: str) -> tuple[ChainId, ...]:
-        """All of the main ones; on a gateway that has only test networks for that currency, those."""
+        """The main networks that accept the currency; when there are none, the test networks that do."""
         accepted = self.networks_of(currency)
         return tuple(chain_id for chain_id in accepted if chain_id in self.main_networks) or accepted
 
@@ -96,9 +96,9 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A body that keeps every rule. `pay_to` None: the provider's own wallet.
+    """A valid body. `pay_to` None: the provider's own wallet.
 
-    `is_document_wanted`: `openapi_url` was named without a document beside it, so it is to be fetched.
+    `is_document_wanted`: the body has `openapi_url` and no document, so the caller must fetch the document.
     """
 
     name: str
@@ -128,9 +128,9 @@ class Draft:
 def parse_draft(
     body: object, rules: DraftRules, *, previous: Listing | None
 ) -> Draft | tuple[FieldError, ...]:
-    """The body of a create (`previous` None) or of an update, or everything that is wrong with it.
+    """The body of a create (`previous` None) or of an update, or all its errors, at most `ERRORS_MAX`.
 
-    Absent fields take their default; in an update, absent `upstreamAuth`, `openapi` and `openapiUrl` stay as they are
+    Absent fields take their default. In an update, absent `upstreamAuth`, `openapi` and `openapiUrl` keep their values,
     and `null` removes them.
     """
     if not isinstance(body, dict):
@@ -176,28 +176,30 @@ def parse_draft(
     conflict = find_nothing_served(draft) if is_known and not reader.has("operations") else None
     if conflict is not None:
         reader.refuse("otherPaths", conflict.code, conflict.detail)
-    # The stand-ins above (an empty name, a zero price) never leave: each of them has an error beside it.
+    # A draft with a substitute value (an empty name, a price of zero) is not returned: each of them has an error.
     return tuple(reader.errors) or draft
 
 
 def find_nothing_served(draft: Draft) -> FieldError | None:
-    """A listing that refuses every path but its operations', and has none: neither priced nor documented."""
+    """The error of a listing that serves only the paths of its operations and has no operation, priced or documented."""
     is_open = draft.other_paths == "serve" or bool(draft.operations)
     if is_open or has_documented_operations(draft.openapi, draft.methods):
         return None
-    detail = "without operations, priced or in the document, nothing would be served"
+    detail = (
+        "must be serve, or the listing needs an operation, priced or in the document: it would serve no path"
+    )
     return FieldError(code="conflict", detail=detail, pointer="/otherPaths")
 
 
 def create_listing(draft: Draft, *, listing_id: ListingId, provider: Address, now_ms: int) -> Listing:
-    """A new listing from a draft."""
+    """The new listing of a draft."""
     return _to_listing(
         draft, listing_id=listing_id, provider=provider, created_ms=now_ms, updated_ms=now_ms, revision=1
     )
 
 
 def edit_listing(draft: Draft, previous: Listing, *, now_ms: int) -> Listing:
-    """The same listing after an update. A suspension by the operator outlives it."""
+    """The listing after an update. A suspension by the operator stays."""
     return _to_listing(
         draft,
         listing_id=previous.id,
@@ -255,7 +257,7 @@ def _is_given(reader: ObjectReader, name: str) -> bool:
 
 
 def _choice(reader: ObjectReader, name: str, options: tuple[str, ...]) -> str:
-    """The first option is the default."""
+    """The chosen option; the first one when the member is absent or wrong."""
     return (reader.one_of(name, options) if reader.has(name) else None) or options[0]
 
 
@@ -316,7 +318,7 @@ METHODS_MAX = 16
 PRICED_OPERATIONS_MAX = 200
 NETWORKS_MAX = 32
 
-# Upper case, because methods are case-sensitive and nobody's API answers `get` (RFC 9110 §9.1).
+# Upper case only: methods are case-sensitive (RFC 9110 §9.1), and servers do not support `get`.
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _TUNNELS = frozenset({"CONNECT", "TRACE"})
 
@@ -349,7 +351,7 @@ def read_networks(reader: ObjectReader, rules: DraftRules, currency: str | None)
 
 
 def find_decimals_max(rules: DraftRules, currency: str | None, networks: tuple[ChainId, ...]) -> int | None:
-    """The least that the ledger keeps over the assets the listing can be paid in; None when there are none."""
+    """The smallest number of decimals that the ledger keeps over the assets of the listing; None when it has no asset."""
     payable = payable_assets(rules.assets, currency=currency or "", networks=networks)
     return min((asset.ledger_decimals for asset in payable), default=None)
 
@@ -369,7 +371,7 @@ def read_pay_to(reader: ObjectReader, rules: DraftRules) -> Address | None:
         return None
     pay_to = reader.parsed("payTo", Address.parse, code="address", length_max=64)
     if pay_to == ZERO_ADDRESS:
-        reader.refuse("payTo", "address", "must not be the zero address: nobody can spend from it")
+        reader.refuse("payTo", "address", "must not be the zero address: no key can spend from it")
     elif pay_to is not None and any(asset.token == pay_to for asset in rules.assets):
         reader.refuse("payTo", "address", "must be a wallet, not a token contract")
     return pay_to
@@ -513,7 +515,7 @@ def _read_secret(reader: ObjectReader) -> UpstreamAuth | None:
 
 def read_openapi(reader: ObjectReader, previous: Listing | None) -> Mapping[str, Any] | None:
     if not reader.has("openapi"):
-        # A new address for the document is fetched by the caller, and replaces what was there.
+        # The caller fetches the document of a new `openapiUrl`, which then replaces this one.
         return previous.openapi if previous is not None else None
     if reader.is_null("openapi"):
         return None
@@ -525,8 +527,8 @@ def read_openapi(reader: ObjectReader, previous: Listing | None) -> Mapping[str,
 
 
 def find_document_fault(document: Mapping[str, Any]) -> str | None:
-    """Why this is no OpenAPI document that can be listed; None when it is one. Its details are not judged: what cannot be
-    read of it is left out."""
+    """The reason why a document cannot be listed; None when it can. Its operations and schemas are not checked here: parts
+    that cannot be read are left out later."""
     if "swagger" in document:
         return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
     version = document.get("openapi")
@@ -560,15 +562,15 @@ def read_openapi_url(reader: ObjectReader, previous: Listing | None) -> str | No
 HEADERS_NAMED_MAX = 5
 
 _STOCK_PRICE_NANO_MAX = 10**9
-"""Stock x402 clients pay at most one dollar a call unless their owner allows more."""
+"""Stock x402 clients pay at most one dollar a call by default."""
 
-# Where they know USDC by default, among the networks that a preset exists for (x402 core 2.27, x402-py 2.25).
+# The networks on which they accept USDC by default and for which a preset exists (x402 core 2.27, x402-py 2.25).
 _STOCK_USDC_NETWORKS = frozenset(ChainId(number) for number in (1, 137, 8453, 42161, 84532, 421614))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingWarning:
-    """A warning: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field it is about."""
+    """A warning about a valid listing: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field."""
 
     code: str
     detail: str
@@ -577,18 +579,18 @@ class ListingWarning:
 
 PAYTO_SHARED = ListingWarning(
     code="payto_shared",
-    detail="Another provider's listing names the same wallet. A payment to it can be shown there too.",
+    detail="A listing of another provider has the same payTo. A payment to this wallet can be used there too.",
     pointer="/payTo",
 )
 ENDPOINT_UNPROTECTED = ListingWarning(
     code="endpoint_unprotected",
-    detail="The endpoint answers without the listing's secret, so that anybody can call it unpaid.",
+    detail="The endpoint answers without the listing's secret, so callers can use it without payment. Require the secret there.",
     pointer="/endpoint",
 )
 
 
 def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
-    """Warnings that follow from the listing alone."""
+    """The warnings that depend on the listing and the accepted assets only."""
     return (*_warn_about_price(listing, assets), *_warn_about_headers(listing))
 
 
@@ -596,7 +598,9 @@ def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
     names = list_unforwarded(listing, most=HEADERS_NAMED_MAX)
     if not names:
         return ()
-    detail = f"The document has callers send headers that forwardHeaders does not name: {', '.join(names)}."
+    detail = (
+        f"The document requires or allows headers that forwardHeaders does not contain: {', '.join(names)}."
+    )
     return (ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
 
 

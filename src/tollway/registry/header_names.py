@@ -1,9 +1,9 @@
-"""Header names that belong to HTTP, to the gateway or to a payment, so that no listing may claim them. Pure."""
+"""Header names that are reserved for HTTP, the gateway and payments: no listing may use them. Pure."""
 
 import re
 
 TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]{1,128}")
-"""RFC 9110 §5.6.2, without `_`: servers that map `-` and `_` to one name could be told two things at once."""
+"""RFC 9110 §5.6.2, without `_`: a server that maps `-` and `_` to one name would get two values for it."""
 
 STANDARD_HEADERS = (
     "Accept",
@@ -21,7 +21,7 @@ STANDARD_HEADERS = (
     "traceparent",
     "tracestate",
 )
-"""What reaches every upstream; more of a request's headers only where the listing names them."""
+"""The headers that every upstream receives; other headers of a request only where the listing names them."""
 
 _RESERVED = frozenset(
     {
@@ -44,7 +44,7 @@ _RESERVED = frozenset(
         "cookie2",
         "set-cookie",
         "set-cookie2",
-        # who asks, and through whom: written by the gateway alone
+        # the client and its proxies: only the gateway writes them
         "forwarded",
         "via",
         "cdn-loop",
@@ -61,7 +61,7 @@ _RESERVED = frozenset(
         "accept-signature",
         "content-digest",
         "settlement-overrides",
-        # method and target overrides: the price was taken for another request
+        # method and target overrides: the price is that of another request
         "x-http-method",
         "x-http-method-override",
         "x-method-override",
@@ -82,11 +82,11 @@ _RESERVED_PREFIXES = (
 
 
 def is_header_name(name: str) -> bool:
-    """True for a name that can stand in a request without being read in two ways."""
+    """True for a name that every server reads in the same way."""
     return TOKEN.fullmatch(name) is not None
 
 
 def is_reserved_header(name: str) -> bool:
-    """True for a header that a listing may neither ask for nor set. `Authorization` is not one of them."""
+    """True for a header that a listing may neither forward nor set. `Authorization` is allowed."""
     lower = name.lower()
     return lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)

@@ -1,6 +1,6 @@
-"""A listing and its terms over time, the ways to pay it, and what of its provider's document it offers. Pure.
+"""A listing, its terms over time, the ways to pay it, and the operations of its provider's document. Pure.
 
-Times are integer milliseconds since the epoch (UTC). What is derived from one state of a listing is cached with it (`RevisionCache`): the catalog
+Times are integer milliseconds since the epoch (UTC). Values derived from one state of a listing are cached with it (`RevisionCache`): the catalog
 returns the same object until the listing changes. The payment options are the same in a listing's details, in agent documents and in a 402.
 """
 
@@ -18,23 +18,23 @@ from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_o
 from tollway.registry.paths import priced_verb
 
 DESCRIBED_CHARACTERS_MAX = 100_000
-"""So much of what a document describes a version of the terms records: its methods and paths together."""
+"""The maximum length of the methods and paths of a document, together, that a version of the terms records."""
 
 
 class ChargeOn(StrEnum):
-    """Which answers of the upstream cost."""
+    """The responses of the upstream for which the caller is charged."""
 
     SUCCESS = "success"
     """2xx and 304."""
     ANSWERED = "answered"
-    """2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429: those say that the gateway or its load was refused."""
+    """2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429: with those the upstream refuses the gateway or its load."""
 
 
 _UNCHARGED_STATUSES = frozenset({401, 402, 403, 407, 408, 425, 429})
 
 
 def is_charged(charge_on: ChargeOn, upstream_status: int) -> bool:
-    """Whether an upstream's answer with that status costs."""
+    """Whether the caller is charged for an upstream's response with that status."""
     if 200 <= upstream_status <= 299 or upstream_status == 304:
         return True
     if charge_on is ChargeOn.SUCCESS:
@@ -53,15 +53,15 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamAuth:
-    """A secret that each upstream call carries. Written once, never shown again. `value` None: it is stored, and opens with
-    none of the gateway's keys; without it nothing may be called."""
+    """A secret that each upstream request carries. No response ever contains it. `value` None: it is stored, and none of the
+    gateway's keys decrypts it; then the listing must not be called."""
 
     location: Literal["header", "query"]
     name: str
     value: str | None = field(repr=False)
 
     def reveal(self) -> str:
-        """Of a listing that is served."""
+        """The secret. The listing is served, so it is decrypted."""
         assert self.value is not None
         return self.value
 
@@ -75,18 +75,18 @@ class RateLimit:
 
 
 ForwardSignature = Literal["ed25519", "none"]
-"""How the gateway signs the calls that it forwards. `none`: their upstream cannot verify that they come from the gateway."""
+"""The signature of forwarded calls. `none`: the upstream cannot verify that they come from the gateway."""
 
 TermsStatus = Literal["active", "paused", "suspended", "retired", "unrecorded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """One version of what a listing sells and for how much, and the time in which it was in force.
+    """One version of a listing's operations, prices and payee, and the time in which it was in force.
 
-    `until_ms` is None while it still is. `networks` stand in the listing's order of preference. `described`: method and
-    path of each operation of the provider's document, where `other_paths` makes it decide what is served; else empty.
-    `status`: `unrecorded` for a version of older tables, which do not say what was sold.
+    `until_ms` is None for the version in force. `networks` are in the listing's order of preference. `described`: method and
+    path of each operation of the provider's document, where `other_paths` is `refuse`; else empty.
+    `status`: `unrecorded` for a version of older tables, which do not record it.
     """
 
     price: Price
@@ -104,19 +104,19 @@ class Terms:
 
     @property
     def is_active(self) -> bool:
-        """False for a version that refused each call: it sets no price."""
+        """False for a version that refused all calls: its price does not count."""
         return self.status == "active"
 
     def is_in_force_since(self, moment_ms: int) -> bool:
-        """True when this version was in force at any time from `moment_ms` until now."""
+        """True when this version was in force at some time from `moment_ms` until now."""
         return self.until_ms is None or self.until_ms >= moment_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Listing:
-    """One API for sale, as it is now. `endpoint` is the URL as the provider gave it.
+    """The current state of one API for sale. `endpoint` is the URL as the provider wrote it.
 
-    `revision` grows with every change. `retired_ms` and `suspended_ms` are None for a listing that is served.
+    `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served.
     """
 
     id: ListingId
@@ -149,7 +149,7 @@ class Listing:
     suspended_ms: int | None = None
 
     def current_terms(self, *, since_ms: int) -> Terms:
-        """The version that this state of the listing puts in force at `since_ms`."""
+        """The version of the terms that this state of the listing puts in force at `since_ms`."""
         return Terms(
             price=self.price,
             currency=self.currency,
@@ -166,7 +166,7 @@ class Listing:
         )
 
     def _list_described(self) -> tuple[tuple[str, str], ...]:
-        """In the order of the document, up to the maximum."""
+        """Operations in the order of the document, up to the maximum length."""
         if self.other_paths == "serve" or self.openapi is None:
             return ()
         remaining, found = DESCRIBED_CHARACTERS_MAX, []
@@ -185,28 +185,28 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """A listing with the versions of its terms that may still count, newest first (the current one is the first)."""
+    """A listing with the versions of its terms that can still price a payment, newest first; the first is in force."""
 
     listing: Listing
     versions: tuple[Terms, ...]
 
 
 ConfirmationsFor = Callable[[Asset, int], int]
-"""How deep a payment of so many ledger units of an asset must lie."""
+"""The confirmations that a payment of so many ledger units of an asset needs."""
 
 
 IsOffered = Callable[[Asset, int], bool]
-"""Whether an authorisation over so many ledger units of an asset can be settled here, now."""
+"""Whether this gateway can settle an authorisation over so many ledger units of an asset now."""
 
 SETTLEMENT_MARGIN_S = 60
-"""How much longer than the upstream's own time an authorisation is asked to be valid: half to reach us, half to settle."""
+"""The time beyond the upstream's timeout for which an authorisation must be valid: half to reach the gateway, half to settle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentOption:
     """One way to pay: one transfer of `amount_base_units` of `asset` to `pay_to`.
 
-    Rail `tx`: by a transaction of the caller's own, that deep. Rail `x402`: by a signed authorisation, valid for
+    Rail `tx`: a transaction of the caller's own, with so many confirmations. Rail `x402`: a signed authorisation, valid for
     `max_timeout_s` from now.
     """
 
@@ -227,8 +227,8 @@ def list_payment_options(
     timeout_s: int,
     is_offered: IsOffered,
 ) -> tuple[PaymentOption, ...]:
-    """Every way to pay `price`: in the order of the listing's networks, then of `assets`; for each asset a transaction
-    of the caller's own, then an authorisation where the token takes one and `is_offered` says so."""
+    """All ways to pay `price`, in the order of the listing's networks, then of `assets`: for each asset a transaction
+    of the caller's own, then an authorisation where the token supports it and `is_offered` is true."""
     found: list[PaymentOption] = []
     for option in list_transaction_options(terms, price, assets=assets, confirmations_for=confirmations_for):
         found.append(option)
@@ -240,9 +240,9 @@ def list_payment_options(
 def list_transaction_options(
     terms: Terms | Listing, price: Price, *, assets: Iterable[Asset], confirmations_for: ConfirmationsFor
 ) -> tuple[PaymentOption, ...]:
-    """Every asset in which `price` can be paid by a transaction of the caller's own.
+    """The ways to pay `price` by a transaction of the caller's own, one for each asset.
 
-    In the order of the listing's networks, then of `assets`. Empty for a free price: nothing is to be paid.
+    In the order of the listing's networks, then of `assets`. Empty for a price of zero.
     """
     if price.is_free:
         return ()
@@ -262,7 +262,7 @@ def list_transaction_options(
 def payable_assets(
     assets: Iterable[Asset], *, currency: str, networks: Iterable[ChainId]
 ) -> tuple[Asset, ...]:
-    """The assets that count as that currency, in the order of the networks."""
+    """The assets of that currency, in the order of the networks."""
     known = tuple(assets)
     return tuple(
         asset
@@ -273,16 +273,16 @@ def payable_assets(
 
 
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
-"""OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
+"""OpenAPI 3.1 §4.8.12.1: parameters with these names are ignored."""
 
 
 def accepts_method(methods: Sequence[str], method: str) -> bool:
-    """`methods`: a listing's. HEAD is where GET is."""
+    """Whether a listing with those `methods` serves the method. GET includes HEAD; empty `methods` include all."""
     return not methods or method in methods or priced_verb(method) in methods
 
 
 def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
-    """Not what the gateway adds by itself, nor a header that belongs to HTTP or to the gateway."""
+    """Whether the caller sends this parameter: the gateway does not add it, and it is not a reserved header."""
     auth, lower = listing.upstream_auth, parameter.name.lower()
     if auth is not None and lower == auth.name.lower():
         return False
@@ -292,13 +292,13 @@ def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
 
 
 def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
-    """Whether a document names anything that a listing of those methods would serve."""
+    """Whether a document has an operation that a listing with those methods serves."""
     operations = ProviderDocument(content or {}).operations
     return any(accepts_method(methods, operation.method) for operation in operations)
 
 
 def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
-    """Headers that the document has a caller send, and that would not reach the upstream: the first few."""
+    """The first headers that the document has a caller send and that the gateway does not forward, at most `most`."""
     passed = {name.lower() for name in (*STANDARD_HEADERS, *listing.forward_headers)}
     document = ProviderDocument(listing.openapi or {})
     found: dict[str, str] = {}
@@ -316,7 +316,7 @@ T = TypeVar("T")
 
 
 class RevisionCache(Generic[T]):
-    """Keeps at most `entries_max` things; who was not asked for longest goes first. For one event loop."""
+    """A cache of values derived from listings, of at most `entries_max`; the least recently used goes first. For one event loop."""
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -326,7 +326,7 @@ class RevisionCache(Generic[T]):
         return len(self._entries)
 
     def find(self, listing: Listing, key: Hashable) -> T | None:
-        """What was kept of this state of the listing under that key."""
+        """The value of this state of the listing under that key; None when it is not cached."""
         place = (listing.id, key)
         entry = self._entries.get(place)
         if entry is None or entry[0]() is not listing:
@@ -335,7 +335,7 @@ class RevisionCache(Generic[T]):
         return entry[1]
 
     def put(self, listing: Listing, key: Hashable, made: T) -> T:
-        """Remembers it, in place of what an older state had there; gives it back."""
+        """Stores the value in place of that of an older state; returns it."""
         place = (listing.id, key)
         self._entries[place] = (weakref.ref(listing), made)
         self._entries.move_to_end(place)

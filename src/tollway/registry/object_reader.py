@@ -1,6 +1,6 @@
-"""Reads one JSON object: takes its members one by one and collects every error. Pure.
+"""A reader of a JSON object: it returns the members one by one and collects all errors. Pure.
 
-The rules of a listing's body use it (`draft.py`); it knows no member by name.
+The rules of a listing's body use it (`draft.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ ERRORS_MAX = 100
 
 
 class ObjectReader:
-    """An object at `pointer` (RFC 6901). Forms of nested objects share the list of errors."""
+    """A reader of the object at `pointer` (RFC 6901). Readers of nested objects share its list of errors."""
 
     def __init__(
         self, members: Mapping[str, Any], *, pointer: str = "", errors: list[FieldError] | None = None
@@ -27,7 +27,7 @@ class ObjectReader:
         self.errors: list[FieldError] = [] if errors is None else errors
 
     def refuse(self, name: str | None, code: str, detail: str) -> None:
-        """Notes what is wrong with a member, or with the object itself when `name` is None."""
+        """Adds an error of a member, or of the object itself when `name` is None."""
         pointer = self._pointer if name is None else f"{self._pointer}/{_escape(name)}"
         self.refuse_at(pointer, code, detail)
 
@@ -36,7 +36,7 @@ class ObjectReader:
             self.errors.append(FieldError(code=code, detail=detail, pointer=pointer))
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
-        """Members that nobody knows are mistakes: a misspelt `payTo` must not silently pay somebody else."""
+        """Adds an error for each member that is not `known`: a misspelt `payTo` must not silently pay another wallet."""
         for member in [member for member in self._members if member not in known][:UNKNOWN_NAMED_MAX]:
             name = member[:POINTER_NAME_MAX]
             near = get_close_matches(name, known, n=1)
@@ -54,8 +54,7 @@ class ObjectReader:
         return self._members.get(name) == []
 
     def text(self, name: str, *, length_max: int, length_min: int = 0) -> str | None:
-        """The text of a member; None (and an error noted) when it is no text of that length. The caller asked
-        `has` before."""
+        """The text of a member; None, and an error, when it is not a text of that length. The member must exist (`has`)."""
         return self._text_at(f"{self._pointer}/{_escape(name)}", self._members[name], length_min, length_max)
 
     def required_text(self, name: str, *, length_max: int, length_min: int = 1) -> str | None:
@@ -65,7 +64,7 @@ class ObjectReader:
         return self.text(name, length_max=length_max, length_min=length_min)
 
     def integer(self, name: str, *, least: int, most: int) -> int | None:
-        """An integer in `least..most`. A JSON `true` or `1.0` is none."""
+        """An integer in `least..most`. A JSON `true` or `1.0` is an error."""
         number = self._members.get(name)
         if type(number) is not int:
             self.refuse(name, "type", "must be an integer")
@@ -83,7 +82,7 @@ class ObjectReader:
         return value
 
     def parsed(self, name: str, parse: Callable[[str], T], *, code: str, length_max: int) -> T | None:
-        """What `parse` makes of a text; its ValueError becomes an error with `code`."""
+        """The result of `parse` for a text; a ValueError of it becomes an error with `code`."""
         text = self.text(name, length_max=length_max)
         if text is None:
             return None
@@ -103,14 +102,14 @@ class ObjectReader:
         for pointer, element in elements:
             text = self._text_at(pointer, element, 1, length_max)
             if text is not None and text.casefold() in seen:
-                self.refuse_at(pointer, "duplicate", "stands in the list twice")
+                self.refuse_at(pointer, "duplicate", "is in the list twice")
             elif text is not None:
                 seen.add(text.casefold())
                 found.append((pointer, text))
         return found
 
     def readers(self, name: str, *, count_max: int) -> "list[tuple[str, ObjectReader]] | None":
-        """`(pointer, form)` of each element of a list of objects."""
+        """`(pointer, reader)` of each element of a list of objects."""
         elements = self._elements(name, count_max)
         if elements is None:
             return None
@@ -123,7 +122,7 @@ class ObjectReader:
         return found
 
     def object(self, name: str) -> dict[str, Any] | None:
-        """The members of a nested object as they are."""
+        """The members of a nested object, unread."""
         value = self._members.get(name)
         if not isinstance(value, dict):
             self.refuse(name, "type", "must be an object")

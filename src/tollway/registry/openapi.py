@@ -1,8 +1,8 @@
-"""A provider's OpenAPI document (3.0, 3.1, 3.2), from JSON or YAML: which operations it has, and what they take. Pure.
+"""A provider's OpenAPI document (3.0, 3.1, 3.2), from JSON or YAML: its operations and their parameters. Pure.
 
-The document is untrusted: no content of it raises an error here, references are followed within the document only and to a bounded depth, and what
-cannot be read is left out. YAML is read as if it were JSON, from the parser's events: no tag makes an object, no alias multiplies anything, and nesting
-is bounded; only such a document raises `YamlRefused`.
+The document is untrusted: its content raises no error here, references are followed only within the document and to a bounded depth, and unreadable parts
+are left out. YAML is read from the parser's events with the data model of JSON: tags and aliases are refused, and nesting is bounded; a document that breaks
+these rules raises `YamlRefused`.
 """
 
 import math
@@ -33,8 +33,8 @@ _VARIABLES_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentParameter:
-    """`name` as the document writes it, but for a path's variable, which has a plain name. `content`: the parameter as
-    it stands there, untrusted."""
+    """A parameter. `name` is the document's, but for a path variable, which has a plain name. `content`: the parameter
+    object, untrusted."""
 
     name: str
     place: Place
@@ -44,8 +44,8 @@ class DocumentParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentOperation:
-    """`method` in upper case. `path`: a template whose variables have plain names. `content`: the operation as it stands
-    in the document, untrusted; `shared`: the parameters of its whole path, as untrusted."""
+    """An operation. `method` in upper case. `path`: a template whose variables have plain names. `content`: the operation
+    object, untrusted; `shared`: the parameters of its path item, untrusted."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class DocumentOperation:
 
 
 class ProviderDocument:
-    """One document, read once."""
+    """A document whose operations are read once."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
@@ -62,15 +62,15 @@ class ProviderDocument:
 
     @property
     def is_older(self) -> bool:
-        """True for OpenAPI 3.0, whose schemas are a dialect of their own."""
+        """True for OpenAPI 3.0, whose schemas are not JSON Schema 2020-12."""
         return str(self.content.get("openapi", "")).startswith("3.0")
 
     def resolve(self, raw: object) -> Mapping[str, Any] | None:
-        """An object of the document, through references within it; None for anything else."""
+        """An object of the document, through references within it; None for another value."""
         return resolve_in(self.content, raw)
 
     def list_parameters(self, operation: DocumentOperation) -> Iterator[DocumentParameter]:
-        """No two have one name at one place."""
+        """The parameters of an operation; name and place together are unique."""
         variables = _VARIABLE.findall(operation.path)
         raw = [*operation.shared, *list_in(operation.content, "parameters")]
         found: dict[tuple[str, str], DocumentParameter] = {}
@@ -91,14 +91,14 @@ class ProviderDocument:
                 is_required=place == "path" or parameter.get("required") is True,
                 content=parameter,
             )
-        for name in variables:  # a template cannot be filled without them, whether they are declared or not
+        for name in variables:  # required also where the document does not declare them
             if (name, "path") not in found:
                 yield DocumentParameter(name=name, place="path", is_required=True, content={})
         yield from list(found.values())[:PARAMETERS_MAX]
 
 
 def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
-    """In the order of the document."""
+    """The readable operations, in the order of the document, at most `DOCUMENT_OPERATIONS_MAX`."""
     remaining = DOCUMENT_OPERATIONS_MAX
     paths = content.get("paths")
     for path, raw in paths.items() if isinstance(paths, Mapping) else ():
@@ -118,7 +118,7 @@ def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
 
 
 def count_operations(content: Mapping[str, Any]) -> int:
-    """How many a document names, those that cannot be read included."""
+    """The number of operations of a document, unreadable ones included."""
     paths = content.get("paths")
     entries = (resolve_in(content, raw) for raw in (paths.values() if isinstance(paths, Mapping) else ()))
     return sum(method in entry for entry in entries if entry is not None for method in METHODS)
@@ -136,7 +136,7 @@ def resolve_in(content: Mapping[str, Any], raw: object) -> Mapping[str, Any] | N
 
 
 def resolve_pointer(content: Mapping[str, Any], reference: object) -> object:
-    """What a reference within the document names (RFC 6901); None for one that leads elsewhere or nowhere."""
+    """The value that a reference within the document names (RFC 6901); None for another reference, or without such a value."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: object = content
@@ -152,7 +152,7 @@ def list_in(raw: object, name: str) -> Sequence[object]:
 
 
 def _read_path(path: object) -> str | None:
-    """The template with plain names for its variables; None for one that no request could be matched with."""
+    """The template with plain names for its variables; None for a template that no request can match."""
     if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_LENGTH_MAX:
         return None
     segments = path[1:].split("/")
@@ -186,14 +186,14 @@ _TAGS = frozenset(_TAG + name for name in ("str", "map", "seq", "int", "float", 
 
 
 class YamlRefused(ValueError):
-    """The text is not such a document; the message says why."""
+    """The text is not an accepted YAML document; the message is the reason."""
 
 
 def parse_yaml_object(raw: bytes) -> dict[str, Any]:
-    """The members of the one document in UTF-8 text. Takes a moment for a long one: not for an event loop.
+    """The members of the one document in UTF-8 text. A long text takes most of a second: do not run it in the event loop.
 
-    Raises YamlRefused for what is not YAML, for aliases, for tags beyond those of JSON, for a key that is no scalar or that
-    comes twice, for more than one document, and for nesting deeper than 64.
+    Raises YamlRefused for text that is not YAML, aliases, tags beyond those of JSON, a key that is not a scalar or is
+    repeated, more than one document, and nesting deeper than `DEPTH_MAX`.
     """
     import yaml  # noqa: PLC0415 - only documents that are not JSON need it
 
@@ -256,7 +256,7 @@ def _read_object(events: Iterator[Any], depth: int) -> dict[str, Any]:
             break
         if type(event).__name__ != "ScalarEvent":
             raise YamlRefused("must have plain texts as keys")
-        key = event.value  # as it is written: `200:` and `on:` are names here
+        key = event.value  # the text: `200:` and `on:` are names, not a number and a boolean
         if key in found:
             raise YamlRefused("repeats a key")
         found[key] = _read_node(next(events), events, depth + 1)

@@ -1,8 +1,7 @@
-"""Who owns the origin that a listing leads to: what its provider is asked to put there, and what becomes of a proof.
+"""Ownership of a listing's origin: the content that its provider publishes there, the result of a check, and the port of their store. Pure.
 
-Pure, and a port. An origin is proved by what its server or its name says, never by what somebody sends to us: whoever
-can only sign may sign the name of any origin. A proof is about one wallet, one origin and one gateway, so that a copy of
-it proves nothing for anybody else.
+A proof is read from the origin's server or from DNS, never from a request: a client can sign the name of any origin. A proof is about one wallet, one
+origin and one gateway, so a copy of it proves nothing for another wallet.
 """
 
 import base64
@@ -18,15 +17,15 @@ from tollway.registry.listing import Listing
 
 Method = Literal["wellKnown", "dns", "signature"]
 METHODS: tuple[Method, ...] = ("wellKnown", "dns", "signature")
-"""Where several proofs are there, the first of them is named."""
+"""In order of preference: with several proofs the first of them is reported."""
 
 WELL_KNOWN_PATH = "/.well-known/tollway-verification"
 DOCUMENT_PATH = "/openapi.json"
 DOCUMENT_MEMBERS = ("x-discovery", "x-agentcash-provenance")
-"""Members of an OpenAPI document that hold `ownershipProofs`, as crawlers of paid APIs read them; the first is ours."""
+"""Members of an OpenAPI document that contain `ownershipProofs`, as crawlers of paid APIs read them. The gateway's own document has the first."""
 DNS_LABEL = "_tollway"
 PROOFS_MAX = 8
-"""Signatures of one document that are looked at: a contract wallet is asked on its chain about each."""
+"""The maximum number of signatures of one document that are verified: each can cost a call to a contract wallet on its chain."""
 
 _TAG = "tollway-verification="
 _PURPOSE = b"tollway ownership\n"
@@ -34,10 +33,10 @@ _PURPOSE = b"tollway ownership\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """What proves that `origin` is `provider`'s. `host` None: the origin is an address, which has no name to ask about.
-    `origin` empty: the endpoint is none by today's rules, and nothing proves it.
+    """The content that proves that `origin` belongs to `provider`. `host` None: the origin is an IP address, which has no DNS name.
+    `origin` empty: today's rules refuse the endpoint, and no proof is possible.
 
-    `content`: a line of the file or a text of the name. `networks`: where a contract wallet at `pay_to` may stand.
+    `content`: a line of the file or a DNS TXT record. `networks`: the chains on which `pay_to` may be a contract wallet.
     """
 
     listing_id: ListingId
@@ -61,20 +60,20 @@ class Challenge:
         return None if self.host is None else f"{DNS_LABEL}.{self.host}"
 
     def is_met_by(self, texts: Iterable[str]) -> bool:
-        """Whether one of the lines of a file, or of the texts of a name, is ours. Others may stand beside it."""
+        """Whether one of the lines of a file or of the TXT records is `content`. Others may be beside it."""
         return any(text.strip() == self.content for text in texts)
 
 
 def make_content(gateway: str, *, provider: Address, origin: str) -> str:
-    """The line that a provider puts at an origin. `gateway`: its public origin. No secret is in it, so that none has to be
-    kept for it: whoever can put up a line has the origin, and anybody may ask for one about himself."""
+    """The line that a provider publishes at an origin. `gateway`: its public origin. It contains no secret: to publish
+    it takes control of the origin, and each wallet has a line of its own."""
     message = _PURPOSE + f"{gateway}\n{provider}\n{origin}".encode()
     token = base64.urlsafe_b64encode(hashlib.sha256(message).digest()).rstrip(b"=")
     return _TAG + token.decode()
 
 
 def find_signatures(document: object) -> tuple[str, ...]:
-    """The ownership proofs of an OpenAPI document, as texts of any kind."""
+    """The ownership proofs of an OpenAPI document. Their form is not checked."""
     if not isinstance(document, Mapping):
         return ()
     found: list[str] = []
@@ -88,8 +87,8 @@ def find_signatures(document: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """What is known about the origin of a listing. `verified_ms`: when it was last proved; None when it is not, or not any
-    more. `failures`: checks in a row that found no proof. `signer`: who signed, where `method` is a signature.
+    """The result of the checks of a listing's origin. `verified_ms`: the time of the last proof; None without a valid
+    one. `failures`: consecutive checks that found no proof. `signer`: the signer, where `method` is a signature.
     """
 
     origin: str
@@ -112,7 +111,7 @@ def apply_check(
     now_ms: int,
     failures_max: int,
 ) -> Ownership:
-    """What is known after a look. A proof that is missing for the `failures_max`th time in a row is no more."""
+    """The ownership after a check. A proof ends when `failures_max` consecutive checks do not find it."""
     found = frozenset(proved)
     method = next((method for method in METHODS if method in found), None)
     if before is not None and before.origin != challenge.origin:
@@ -140,13 +139,13 @@ def apply_check(
 
 
 def is_still_of(ownership: Ownership, *, origin: str, pay_to: Address) -> bool:
-    """Whether what is known holds for a listing that leads there and pays that wallet."""
+    """Whether the ownership applies to a listing with that origin and that payee."""
     return ownership.origin == origin and ownership.signer in (None, pay_to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipClaim:
-    """Of a listing, what a proof is about."""
+    """The part of a listing that a proof is about."""
 
     listing_id: ListingId
     provider: Address
@@ -166,44 +165,44 @@ class OwnershipClaim:
 
 
 class Ownerships(Protocol):
-    """Where it is kept. Every method is atomic, durable when it returns, and raises `StorageUnavailable`."""
+    """The store of ownerships. Every method is atomic, durable when it returns, and raises `StorageUnavailable`."""
 
     async def find(self, listing_id: ListingId) -> Ownership | None:
-        """None: never checked, or there is no such listing."""
+        """The ownership; None when it was never checked, or when there is no such listing."""
         ...
 
     async def record_check(
         self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
     ) -> Ownership | None:
-        """Writes what a check found. None, and nothing written, when the listing has changed since in what the proof is
-        about, or is retired."""
+        """Writes the result of a check. None, and nothing written, when the listing is retired or has changed since in
+        a member of its `OwnershipClaim`."""
         ...
 
     async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
-        """Proved listings that were last checked before that, the longest ago first."""
+        """Proved listings whose last check is older than `before_ms`, oldest check first."""
         ...
 
     async def find_owner(self, origin: str) -> Address | None:
-        """The provider of the oldest listing for which this origin is proved."""
+        """The provider of the oldest listing with a proof of this origin."""
         ...
 
     async def is_verified(self, listing_id: ListingId) -> bool:
-        """Cheap; for every call. A change counts within a second."""
+        """Cheap: every call reads it. A change counts within a second."""
         ...
 
 
 UNVERIFIED = Problem(
     code=Code.OWNERSHIP_UNVERIFIED,
-    detail="The provider has not proved yet that this API's endpoint is theirs; until then nothing is sold here.",
+    detail="The provider has not proved the ownership of this API's endpoint. The gateway does not sell it until then.",
     payment_state="none",
 )
 OWNED_BY_ANOTHER = Problem(
     code=Code.ALREADY_EXISTS,
-    detail="Another wallet has proved that this origin is theirs. Publish with that wallet, or let its proof end.",
+    detail="Another wallet has proved the ownership of this origin. Publish with that wallet, or remove its proof from the origin.",
 )
 UNVERIFIED_WARNING = ListingWarning(
     code="ownership_unverified",
-    detail="The listing is neither shown nor called until you have proved that the endpoint's origin is yours: "
-    "GET /api/v2/apis/{apiId}/ownership says how.",
+    detail="The listing is neither listed nor called until you prove the ownership of the endpoint's origin. "
+    "GET /api/v2/apis/{apiId}/ownership returns the ways to prove it.",
     pointer="/endpoint",
 )

@@ -1,6 +1,4 @@
-"""Looks daily at every origin whose ownership is proved; in the one gateway that has this duty. When a proof is no more is
-decided in `registry/ownership.py`.
-"""
+"""The daily check of every proved origin. One gateway, the leader of this duty, runs it; `registry/ownership.py` decides when a proof ends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OriginCheck:
-    """What one look answers for: a provider's listings at one origin, with one payee."""
+    """The key of one check: a provider's listings at one origin, with one payee."""
 
     origin: str
     provider: Address
@@ -29,7 +27,7 @@ class _OriginCheck:
 
 
 class OwnershipRecheck:
-    """`challenge`: what would prove a stake. `check`: which proofs an origin shows now."""
+    """The periodic check. `challenge`: the content that proves a claim. `check`: the proofs that an origin has now."""
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class OwnershipRecheck:
         self._batch_max = batch_max
 
     async def check_due(self) -> None:
-        """Everything that is due now, round by round. Raises StorageUnavailable: what was not written stays due."""
+        """Checks all due listings, batch by batch. Raises StorageUnavailable: listings without a written result stay due."""
         while True:
             before_ms = self._now_ms() - int(self._limits.ownership_recheck_s * 1000)
             claims = await self._ownerships.find_due(before_ms=before_ms, limit=self._batch_max)
@@ -58,7 +56,7 @@ class OwnershipRecheck:
                 return
 
     async def _check(self, claims: tuple[OwnershipClaim, ...]) -> int:
-        """How many listings it could write about."""
+        """Checks the claims; returns the number of written results."""
         by_origin: dict[_OriginCheck, list[Challenge]] = {}
         for claim in claims:
             challenge = self._challenge(claim)
@@ -70,7 +68,7 @@ class OwnershipRecheck:
             async with semaphore:
                 try:
                     return await self._check_origin(challenge)
-                except Exception as exc:  # noqa: BLE001 - a task root: logged; one origin must not stop the others' turn
+                except Exception as exc:  # noqa: BLE001 - a task root: logged; the failure of one origin must not stop the others
                     _log.error("ownership_look_failed", origin=challenge.origin, **describe_failure(exc))
                     return ()
 
@@ -85,7 +83,7 @@ class OwnershipRecheck:
         return recorded
 
     async def _record_check(self, challenge: Challenge, proved: tuple[Method, ...]) -> bool:
-        """False when the listing has changed meanwhile; it is due as what it is now."""
+        """False when the listing has changed since; its new state is due then."""
         known = await self._ownerships.record_check(
             challenge,
             proved,

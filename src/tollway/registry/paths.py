@@ -1,7 +1,7 @@
 """The path of a call and the path templates of operations: normal form, matching, a tree of many templates, and the grammar of a
-template that a provider writes. Pure.
+provider's template. Pure.
 
-Nothing here is forwarded. Templates match segment by segment from the left: text before text with a variable in it, and that before a bare variable.
+The gateway does not forward these forms. Templates match segment by segment from the left: plain text comes before text with a variable, and that before a bare variable.
 """
 
 import re
@@ -18,8 +18,8 @@ _SLASHES = re.compile(r"/{2,}")
 
 
 def normal_path(rest: str) -> str:
-    """The form in which prices are matched: unreserved characters decoded, matrix parameters and double slashes gone,
-    no final slash. The root is `/`.
+    """The normal form in which prices are matched: unreserved characters are decoded; matrix parameters, double slashes and the
+    final slash are removed. The root is `/`.
     """
     if "%" in rest:
         rest = _ESCAPE.sub(_decode_unreserved, rest)
@@ -40,12 +40,12 @@ def tidy_path(path: str) -> str:
 
 
 def loose_path(normal: str) -> str:
-    """What a server makes of it that decodes twice."""
+    """The path as a server that decodes twice reads it."""
     return tidy_path(unquote_to_bytes(unquote_to_bytes(normal)).decode("utf-8", "surrogateescape"))
 
 
 class PricedOperation(Protocol):
-    """`registry.listing.Operation`, as far as matching needs it."""
+    """The members of `registry.listing.Operation` that matching needs."""
 
     @property
     def method(self) -> str: ...
@@ -59,7 +59,7 @@ PricedOperationT = TypeVar("PricedOperationT", bound=PricedOperation)
 
 
 def filter_by_method(operations: Sequence[PricedOperationT], method: str) -> list[PricedOperationT]:
-    """HEAD costs what GET costs; a method is compared in upper case, as it is sent."""
+    """The operations of a method. HEAD counts as GET; methods are compared in upper case."""
     verb = priced_verb(method)
     return [operation for operation in operations if priced_verb(operation.method) == verb]
 
@@ -72,10 +72,10 @@ def priced_verb(method: str) -> str:
 def find_most_specific(
     operations: Sequence[PricedOperationT], path: str, *, is_loose: bool = False
 ) -> PricedOperationT | None:
-    """The most specific operation whose template is `path`, in normal form. `is_loose`: as a server reads it that ignores
-    case and decodes."""
+    """The most specific operation whose template matches `path`, in normal form. `is_loose`: as a server matches that ignores
+    case and decodes twice."""
     found = [one for one in operations if compile_template(one.path).find(is_loose=is_loose).fullmatch(path)]
-    # Segment by segment from the left: text before text with a variable in it before a bare variable.
+    # Segment by segment from the left: plain text, then text with a variable, then a bare variable.
     return min(found, key=lambda operation: compile_template(operation.path).rank, default=None)
 
 
@@ -127,13 +127,13 @@ class _PathNode(Generic[T]):
 
 
 class PathTree(Generic[T]):
-    """No two variables of a template stand next to each other."""
+    """A tree of path templates with a value each. Two variables of a template must not be adjacent."""
 
     def __init__(self) -> None:
         self._root: _PathNode[T] = _PathNode()
 
     def add(self, template: str, value: T) -> None:
-        """`template` in normal form. Of two of one shape, the first counts."""
+        """Adds a template in normal form. Of two templates of one shape the first counts."""
         node = self._root
         for segment in template.split("/"):
             text = _TREE_VARIABLE.sub("", segment)
@@ -148,7 +148,7 @@ class PathTree(Generic[T]):
         node.values.append(value)
 
     def find(self, path: str) -> T | None:
-        """`path` in normal form."""
+        """The value of the most specific template that matches `path`, in normal form; None without one."""
         return _find_value(self._root, path.split("/"), 0)
 
 
@@ -158,7 +158,7 @@ def _find_value(node: _PathNode[T], segments: list[str], depth: int) -> T | None
     segment = segments[depth]
     following = [node.plain[segment]] if segment in node.plain else []
     if segment:
-        # The longer the text around a variable, the more it says.
+        # The longer the text around a variable, the more specific the template.
         mixed = sorted(node.mixed.items(), key=lambda one: -len(one[0]))
         following += [inner for _, (pattern, inner) in mixed if pattern.fullmatch(segment)]
         following += [node.bare] if node.bare else []
@@ -170,7 +170,7 @@ def _find_value(node: _PathNode[T], segments: list[str], depth: int) -> T | None
 
 
 def _segment_pattern(shape: str) -> re.Pattern[str]:
-    """A variable ends at the first character of the text after it: so no text is slow to match."""
+    """The pattern of a segment. A variable ends at the first character of the text after it, so that matching takes linear time."""
     texts = shape.split("{}")
     written = re.escape(texts[0])
     for text in texts[1:]:
@@ -180,7 +180,7 @@ def _segment_pattern(shape: str) -> re.Pattern[str]:
 
 PATH_PARAMETERS_MAX = 16
 
-# RFC 3986 `pchar` without `;`: matrix parameters are dropped before matching, so they could never match.
+# RFC 3986 `pchar` without `;`: matrix parameters are removed before matching, so a template with one never matches.
 _LITERAL = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-F]{2})+")
 _PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 _DOTS = re.compile(r"(?:\.|%2[eE]){1,2}")
@@ -190,7 +190,7 @@ _SEPARATORS = frozenset(b"/\\;%")
 
 
 def find_path_fault(path: str) -> str | None:
-    """What is wrong with a template; None when nothing is."""
+    """The error of a template; None when it is valid."""
     if not path.startswith("/"):
         return "must begin with /"
     if path == "/":
@@ -209,7 +209,7 @@ def find_path_fault(path: str) -> str | None:
 
 
 def path_shape(path: str) -> str:
-    """The template without the names of its parameters: two operations of one shape would match the same calls."""
+    """The template without the names of its parameters: two operations of one shape match the same calls."""
     return _PARAMETER.sub("{}", path)
 
 

@@ -1,8 +1,8 @@
-"""The quality of a listing, measured from its paid calls: which outcome counts as what, counts by day in buckets, sums over 30 days, and
+"""The quality of a listing, measured from its paid calls: the class of an outcome, counts by day in buckets, sums over 30 days, and
 the port of their store. Pure.
 
-A failure counts only where it is the upstream's own, or where it cost the caller something: otherwise a competitor could lower the rate for free.
-No call depends on anything here.
+A failure counts only where the upstream caused it, or where the caller was charged: otherwise a competitor could lower the rate without cost.
+No call depends on this module.
 """
 
 import math
@@ -15,15 +15,15 @@ from tollway.ids import Address, ListingId
 from tollway.registry.listing import ChargeOn, Listing, is_charged
 
 RANK_WEIGHT_MIN, RANK_WEIGHT_SPAN = 0.5, 0.75
-"""Relevance is multiplied by `RANK_WEIGHT_MIN + RANK_WEIGHT_SPAN * rate²`, for a success rate from 0 to 1: by 1.25 where no call failed,
-by 1 at a rate of 0.82 and for a listing that is not measured, by 0.5 where every call failed. So measured quality decides
-among listings that fit about as well, and never makes one fit that does not."""
+"""The weight of relevance is `RANK_WEIGHT_MIN + RANK_WEIGHT_SPAN * rate²`, for a success rate from 0 to 1: 1.25 where no call failed,
+1 at a rate of 0.82 and for a listing without measurement, 0.5 where every call failed. So measured quality orders listings of
+similar relevance and does not outweigh relevance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Measured from the paid calls of 30 days, without those that the provider paid for. `success_ppm`: millionths of
-    the calls. The latencies are those of the upstream, of the calls that succeeded; None when none did."""
+    """The quality of the paid calls of 30 days, without those that the provider paid for. `success_ppm`: successful calls per
+    million. The latencies are those of the upstream in successful calls; None without any."""
 
     calls: int
     success_ppm: int
@@ -33,8 +33,8 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reputation:
-    """`quality` None: too few calls to say anything. `verified_ms`: when the ownership of the endpoint's origin was last
-    proved; None when it is not, or not any more."""
+    """The quality and the ownership of a listing. `quality` None: too few calls. `verified_ms`: the time of the last proof of the
+    endpoint's origin; None without a valid one."""
 
     quality: Quality | None = None
     verified_ms: int | None = None
@@ -48,7 +48,7 @@ UNKNOWN_REPUTATION = Reputation()
 
 
 def rank_weight(quality: Quality | None) -> float:
-    """By what the relevance of a listing is multiplied."""
+    """The factor of a listing's relevance."""
     return 1.0 if quality is None else rate_weight(quality.success_ppm)
 
 
@@ -58,25 +58,25 @@ def rate_weight(success_ppm: int) -> float:
 
 
 def round_up_ppm(rate: float) -> int:
-    """The least `success_ppm` that is not below a rate. Rounded first: 0.29 is no binary number."""
+    """The least `success_ppm` that is not below a rate. It is rounded first, because 0.29 has no exact binary form."""
     return math.ceil(round(rate * 1_000_000, 6))
 
 
 DAYS = 30
-"""UTC days that count, today included."""
+"""The UTC days that count, today included."""
 CALLS_MIN = 20
-"""Fewer say nothing."""
+"""The least number of calls for which a quality is shown."""
 TALLY_KEYS_MAX = 50_000
-"""Listings and buckets that a tally holds while nobody can write them down; what is more is not counted."""
+"""The maximum number of counters in memory, which is reached when the store is unavailable; further ones are not counted."""
 
 Bucket = NewType("Bucket", int)
-"""How a call ended: 0 failed; above, it succeeded, within a range of latencies."""
+"""The class of an ended call: 0 for a failure; a number above 0 for a success within a range of latencies."""
 QualityCounts = Mapping[tuple[ListingId, Bucket], int]
 
 FAILED = Bucket(0)
 
 _EXACT = 16  # milliseconds up to here have a bucket each
-_PARTS_BITS = 3  # from there on, each doubling has 8: what a bucket says is at most a sixteenth off
+_PARTS_BITS = 3  # beyond, each doubling has 8 buckets: the error of a latency is at most a sixteenth
 _DAY_MS = 86_400_000
 
 
@@ -110,7 +110,7 @@ def latency_of(bucket: Bucket) -> int:
 
 
 def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
-    """What the calls of 30 days say; None when they are too few."""
+    """The quality of the calls of 30 days; None when they are fewer than `CALLS_MIN`."""
     calls = sum(counts.values())
     if calls < CALLS_MIN:
         return None
@@ -124,7 +124,7 @@ def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
 
 
 def _percentile(ordered: Mapping[Bucket, int], percent: int) -> int | None:
-    """The least latency that so many per cent of the calls do not exceed (nearest rank)."""
+    """The least latency that is not exceeded in so many per cent of the calls (nearest rank)."""
     rank = -(-sum(ordered.values()) * percent // 100)
     for bucket, count in ordered.items():
         rank -= count
@@ -134,7 +134,7 @@ def _percentile(ordered: Mapping[Bucket, int], percent: int) -> int | None:
 
 
 class QualityTally:
-    """What one process has counted and not yet written down. Only of one event loop."""
+    """The counts of one process that are not written yet. For one event loop."""
 
     __slots__ = ("_counts",)
 
@@ -142,7 +142,7 @@ class QualityTally:
         self._counts: dict[tuple[ListingId, Bucket], int] = {}
 
     def count_call(self, listing_id: ListingId, bucket: Bucket) -> None:
-        """One call more. It is on every paid call's way."""
+        """Counts one call. Every paid call runs it."""
         key = (listing_id, bucket)
         known = self._counts.get(key)
         if known is not None:
@@ -151,36 +151,36 @@ class QualityTally:
             self._counts[key] = 1
 
     def take_counts(self) -> QualityCounts:
-        """Everything; from now on it is the taker's."""
+        """Returns all counts and resets them."""
         taken, self._counts = self._counts, {}
         return taken
 
     def restore_counts(self, counts: QualityCounts) -> None:
-        """What could not be written down."""
+        """Adds counts that could not be written."""
         for key, count in counts.items():
             if key in self._counts or len(self._counts) < TALLY_KEYS_MAX:
                 self._counts[key] = self._counts.get(key, 0) + count
 
 
 class QualityRecords(Protocol):
-    """Safe to call from many gateways at once. Every method is atomic and raises `StorageUnavailable` when the store is
-    away. What a crash of the machine takes of it is lost: nothing here is worth a flush."""
+    """The store of counts. Safe to call from many gateways at once. Every method is atomic and raises `StorageUnavailable` when
+    the store is unavailable. Writes are not flushed: a crash of the machine may lose them."""
 
     async def add(self, counts: QualityCounts, *, day: int) -> None:
-        """More calls, of that day. `Catalog.standing` and lists show them after `update_sums`."""
+        """Adds calls of that day. `Catalog.reputation` and lists show them after `update_sums`."""
         ...
 
     async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
-        """Makes what is shown of these listings what the days up to today say. Gives how many calls that were; those that
-        are no listings are left out. Of several at once, the last knows what all had added before."""
+        """Sums the days up to today into the shown quality of these listings. Returns the number of calls of each; unknown
+        listings are left out. Of concurrent updates the last one includes all counts added before it."""
         ...
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
-        """Listings whose sums are of an earlier day."""
+        """Listings whose sums are those of an earlier day."""
         ...
 
     async def forget(self, *, today: int, rows_max: int) -> int:
-        """Drops what is older than counts any more; how much was dropped."""
+        """Deletes counts of days that do not count any more; returns the number of deleted rows."""
         ...
 
 
@@ -199,16 +199,16 @@ def classify(
     upstream_latency_ms: int | None,
     error: str | None,
 ) -> Bucket | None:
-    """`payer`: of a paid call that repeats no other; None for any other call. `payment_state`: `charged`, `released` or
-    `held`, where the call has ended. `upstream_status` None: no answer came, for the reason that `error` names.
+    """The bucket of an ended call; None when it says nothing about the upstream.
 
-    None for what says nothing: a call that was free, that its own provider paid for, or that repeats another; whose
-    caller left, or whose gateway failed; and an answer that is the caller's own fault and that the caller did not pay.
+    `payer`: that of a paid call that repeats no other; None for any other call. `payment_state`: `charged`, `released` or
+    `held`. `upstream_status` None: no response, for the reason `error`. None for a call that was free, that its own provider paid
+    for, that repeats another, whose caller disconnected or whose gateway failed; and for an uncharged response that the caller caused.
     """
     if payer is None or payer in (listing.provider, listing.pay_to):
         return None
     if upstream_status is None:
-        # With the price given back, the request was not whole: that is in the caller's power too.
+        # A released price means an incomplete request, which a caller can cause too.
         return FAILED if payment_state == "held" and error in _UPSTREAM_FAULTS else None
     if payment_state == "charged":
         return bucket_of(upstream_latency_ms or 0) if upstream_status < _GOOD_BELOW else FAILED

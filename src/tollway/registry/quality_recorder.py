@@ -1,7 +1,4 @@
-"""Writes the counts of calls to the store every few seconds, and renews the sums of listings without new calls every day.
-
-No call waits for it.
-"""
+"""The task that writes the counts of calls to the store every few seconds, and updates the sums of listings without new calls every day. No call waits for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +8,14 @@ from tollway.ids import ListingId
 from tollway.registry.quality import QualityRecords, QualityTally, day_of
 
 BATCH = 10
-"""Listings that are summed up in one transaction: calls wait for the one writer of a SQLite file."""
+"""Listings whose sums one transaction updates: on SQLite, calls wait for the same writer."""
 ADDED_MAX = 200
-"""Counts that are written in one transaction, for the same reason."""
+"""Counts that one transaction writes, for the same reason."""
 BATCHES_MAX = 20
-"""In a row; what is left is due at the next turn."""
+"""Batches of one run; the remaining listings are due at the next run."""
 BUSY_CALLS = 500
 BUSY_WAIT_MS = 60_000
-"""A listing with so many calls is summed up this often at most: another call more hardly moves it."""
+"""The least time between two updates of a listing with `BUSY_CALLS` or more: one more call hardly changes its sums."""
 WAITING_MAX = 10_000
 STOP_DEADLINE_S = 2.0
 RENEW_INTERVAL_S = 600.0
@@ -27,7 +24,7 @@ DELETED_MAX = 1_000
 
 
 class QualityRecorder:
-    """One per process. Every gateway has to `write_counts` again and again, and one of them all to `refresh_sums`."""
+    """The recorder of one process. Every gateway runs `write_counts` periodically; only the leader runs `refresh_sums`."""
 
     def __init__(self, records: QualityRecords, *, tally: QualityTally, now_ms: Callable[[], int]) -> None:
         self._records = records
@@ -37,16 +34,16 @@ class QualityRecorder:
         self._not_before_ms: dict[ListingId, int] = {}
 
     async def finish(self) -> None:
-        """The last turn: a stop loses nothing."""
+        """Writes all counts before the process stops."""
         try:
             async with asyncio.timeout(STOP_DEADLINE_S):
                 await self.write_counts(is_last=True)
         except (TimeoutError, StorageUnavailable):
-            pass  # a database that is away: what it does not know by now is lost
+            pass  # the database is unavailable: the counts that it does not have are lost
 
     async def write_counts(self, *, is_last: bool = False) -> None:
-        """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait.
-        Raises StorageUnavailable: what was not written is due at the next turn."""
+        """Writes the new counts and updates the sums that are due. `is_last`: also those of busy listings.
+        Raises StorageUnavailable: the rest is due at the next run."""
         now_ms = self._now_ms()
         counts = list(self._tally.take_counts().items())
         for start in range(0, len(counts), ADDED_MAX):
@@ -54,7 +51,7 @@ class QualityRecorder:
             try:
                 await self._records.add(batch, day=day_of(now_ms))
             except StorageUnavailable:
-                # It may have been written all the same: counted twice is better than a good day lost to an outage.
+                # The batch may have been written all the same: counts written twice are better than the loss of a day.
                 self._tally.restore_counts(dict(counts[start:]))
                 raise
             for listing_id, _ in batch:
@@ -74,8 +71,8 @@ class QualityRecorder:
                 self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
 
     async def refresh_sums(self) -> None:
-        """Sums of an earlier day are made anew, and what counts no more is dropped; in small pieces. Raises
-        StorageUnavailable: it goes on at the next turn."""
+        """Updates the sums of earlier days and deletes counts that are too old, in small transactions. Raises
+        StorageUnavailable: the next run continues."""
         today = day_of(self._now_ms())
         while outdated := await self._records.find_outdated(today=today, count_max=BATCH):
             await self._records.update_sums(outdated, today=today)

@@ -1,7 +1,7 @@
-"""The tokens of full-text search: one rule for both databases and for the catalog in memory, so that all find the same. Pure.
+"""The tokens of full-text search: one rule for both databases and for the catalog in memory, so that all find the same listings. Pure.
 
 A word is a run of letters, digits and marks after compatibility folding: case, width and accents do not count
-(`Ｃafé` is `cafe`). Scripts that are written without spaces give one word per character. Words match whole.
+(`Ｃafé` is `cafe`). In scripts without spaces each character is a word. Only whole words match.
 """
 
 import re
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from tollway.registry.listing import Listing
 
 WORD_LENGTH_MAX = 64
-"""Characters of a word that count; the rest is cut off, in texts and in queries alike."""
+"""The length to which a word is cut, in texts and in queries."""
 
 QUERY_WORDS_MAX = 16
-"""Words of a query that count."""
+"""The maximum number of words of a query; further words are ignored."""
 
 FIELDS = ("name", "description", "tags")
 FIELD_WEIGHTS = (10, 1, 5)
-"""By which a field counts in the order of relevance."""
+"""The weight of each field in the order of relevance."""
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
-"""What a word is among folded ASCII characters: a tenth of the time of looking at each of them."""
+"""A word of folded ASCII text: ten times faster than a check of each character."""
 
-# Scripts that do not put spaces between words: kana, CJK ideographs, Thai, Lao, Khmer, Myanmar.
+# Scripts without spaces between words: kana, CJK ideographs, Thai, Lao, Khmer, Myanmar.
 _UNSPACED = (
     (0x0E00, 0x0EFF),
     (0x1000, 0x109F),
@@ -36,7 +36,7 @@ _UNSPACED = (
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of a text in their order, folded."""
+    """The folded words of a text, in order."""
     folded = fold(text)
     if folded.isascii():
         return tuple(word[:WORD_LENGTH_MAX] for word in _ASCII_WORD.findall(folded))
@@ -56,7 +56,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def query_words(text: str) -> tuple[str, ...]:
-    """The distinct words that a query asks for; empty when it holds none."""
+    """The distinct words of a query; empty when it has none."""
     return tuple(dict.fromkeys(split_words(text)))[:QUERY_WORDS_MAX]
 
 
@@ -70,20 +70,20 @@ def fold(text: str) -> str:
 
 
 def searched_texts(listing: Listing) -> tuple[str, str, str]:
-    """What is searched, in the order of `FIELDS`."""
+    """The searched texts of a listing, in the order of `FIELDS`."""
     return listing.name, listing.description, " ".join(listing.tags)
 
 
 def matched_fields(listing: Listing, words: Sequence[str]) -> tuple[str, ...]:
-    """The fields in which any of the words stands."""
+    """The fields that contain any of the words."""
     wanted = frozenset(words)
     texts = zip(FIELDS, searched_texts(listing), strict=True)
     return tuple(field for field, text in texts if wanted & frozenset(split_words(text)))
 
 
 def rank_fields(fields: Iterable[Sequence[str]], words: Sequence[str]) -> float:
-    """How well texts fit: the split words of each of `FIELDS`. A word counts for more the more often it stands in a field,
-    and twice as much as once at the most."""
+    """The rank of a listing for the words. `fields`: the split words of each of `FIELDS`. A word that occurs often in a field
+    counts at most twice as much as one that occurs once."""
     rank = 0.0
     for weight, field in zip(FIELD_WEIGHTS, fields, strict=True):
         for word in words:
@@ -93,6 +93,6 @@ def rank_fields(fields: Iterable[Sequence[str]], words: Sequence[str]) -> float:
 
 
 def contains_all(texts: Iterable[str], words: Sequence[str]) -> bool:
-    """True when there is a word to look for and each one stands in some of the texts."""
+    """True when there is at least one word and each word is in one of the texts."""
     present = {word for text in texts for word in split_words(text)}
     return bool(words) and present.issuperset(words)

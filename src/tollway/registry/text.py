@@ -1,13 +1,13 @@
-"""Provider text that people and machines read: which characters it may contain. Pure.
+"""The characters that a provider's text may contain. Pure.
 
-Refused are characters that hide or reorder text: controls, bidirectional overrides, invisible ones. Accepted text is returned exactly as it was given.
+Characters that hide or reorder text are refused: controls, bidirectional overrides, invisible characters. Accepted text is not changed.
 """
 
 import unicodedata
 
 _LINE_BREAKS = frozenset("\n\r\t")
 
-# Not in the categories below, and still invisible or reordering.
+# Invisible or reordering characters outside the categories below.
 _HIDING = frozenset(
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2060\u2061\u2062\u2063\u2064\u3164\ufeff\uffa0"
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -15,13 +15,13 @@ _HIDING = frozenset(
 )
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _HIDING_RANGES = (
-    range(0xE0000, 0xE1000),  # tags, a whole hidden alphabet, and the selectors that can spell any byte
+    range(0xE0000, 0xE1000),  # tags, an invisible alphabet, and selectors that can encode any byte
     range(0xFFF0, 0xFFF9),
     range(0x1D173, 0x1D17B),
     range(0x2065, 0x2066),
 )
 
-# One shapes the character before it, as emoji and some scripts need; a row of them is hidden text.
+# A single one shapes the character before it, as emoji and some scripts need; a sequence of them can be hidden text.
 _SELECTORS = frozenset(
     "\ufe00\ufe01\ufe02\ufe03\ufe04\ufe05\ufe06\ufe07\ufe08\ufe09\ufe0a\ufe0b\ufe0c\ufe0d\ufe0e\ufe0f"
     "\u180b\u180c\u180d\u180f"
@@ -30,7 +30,7 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 def find_unclean(text: str, *, is_multiline: bool) -> str | None:
-    """The first character that may not stand in the text, as `U+202E`; None when the text is clean."""
+    """The first refused character of the text, as `U+202E`; None when there is none."""
     if text.isascii() and text.isprintable():
         return None
     before = ""
@@ -42,7 +42,7 @@ def find_unclean(text: str, *, is_multiline: bool) -> str | None:
 
 
 def drop_unclean(text: str) -> str:
-    """The text without what `find_unclean` refuses; line breaks stay."""
+    """The text without the characters that `find_unclean` refuses; line breaks stay."""
     if text.isascii() and text.isprintable():
         return text
     kept: list[str] = []
@@ -55,7 +55,7 @@ def drop_unclean(text: str) -> str:
 
 
 def _is_refused(char: str, before: str) -> bool:
-    """`before`: the character in front of it, empty for the first."""
+    """Whether a character is refused. `before`: the previous character, empty for the first."""
     if char in _SELECTORS:
         return before in _SELECTORS or before in _JOINERS
     if char in _JOINERS:
