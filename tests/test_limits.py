@@ -79,12 +79,12 @@ HELD_BY = {
     "facilitator_answer_bytes_max": "payments/test_facilitator_transport.py::test_an_answer_has_a_maximum",
     "free_calls_per_minute": "gateway/test_access_rates.py::test_free_calls_count_per_address_and_listing",
     "registrations_per_hour": "web/test_listing_routes.py::"
-    "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
-    "edits_per_hour": "web/test_listing_routes.py::test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts",
+    "test_creates_per_wallet_and_hour_are_limited_and_only_created_listings_count",
+    "edits_per_hour": "web/test_listing_routes.py::test_edits_per_wallet_and_hour_are_limited_and_only_valid_ones_count",
     "signed_requests_per_minute": "identity/test_authenticator.py::"
     "test_a_wallet_and_an_address_sign_so_many_requests_and_no_more",
     "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_so_many_keys_and_no_more",
-    "ownership_checks_per_hour": "web/test_listing_routes_ownership.py::test_a_wallet_has_so_many_checks_an_hour",
+    "ownership_checks_per_hour": "web/test_listing_routes_ownership.py::test_checks_per_wallet_and_hour_are_limited",
     "nonces_per_minute": "web/test_auth_routes.py::test_is_metered_per_client",
     "failed_calls_per_window": "gateway/test_access_failures.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_window_s": "gateway/test_access_failures.py::test_bears_so_many_failures_of_a_key_and_no_more",
@@ -94,10 +94,9 @@ HELD_BY = {
     "ownership_deadline_s": "outbound/test_probes_ownership.py::"
     "test_an_origin_that_hangs_is_left_at_the_deadline",
     "ownership_file_bytes_max": "outbound/test_probes_ownership.py::test_the_file_has_our_line",
-    "ownership_recheck_s": "registry/test_ownership_recheck.py::"
-    "test_nothing_is_looked_at_before_its_day_is_over",
+    "ownership_recheck_s": "registry/test_ownership_recheck.py::test_an_origin_is_checked_after_a_day",
     "ownership_failures_max": "registry/test_ownership_recheck.py::"
-    "test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_failures",
+    "test_a_proof_stays_while_it_is_found_and_ends_after_its_failures",
     "nonce_ttl_s": "identity/test_sessions.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signatures.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_sessions.py::test_a_session_ends_after_a_day",

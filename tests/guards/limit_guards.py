@@ -369,7 +369,7 @@ LIMIT_GUARDS = (
         "web.listing_routes:ListingRoutes._create",
         "        await self._limits.charge(provider, client_address=client_address_of(request))\n        location",
         "        location",
-        test="web/test_listing_routes.py::test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
+        test="web/test_listing_routes.py::test_creates_per_wallet_and_hour_are_limited_and_only_created_listings_count",
     ),
     guard(
         "X5",
@@ -377,7 +377,7 @@ LIMIT_GUARDS = (
         "web.listing_routes:ListingRoutes.update",
         "                await self._limits.charge_edit(provider, client_address=client_address_of(request))\n",
         "                pass\n",
-        test="web/test_listing_routes.py::test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts",
+        test="web/test_listing_routes.py::test_edits_per_wallet_and_hour_are_limited_and_only_valid_ones_count",
     ),
     guard(
         "X5",
@@ -385,7 +385,7 @@ LIMIT_GUARDS = (
         "web.listing_routes:ListingRoutes._read_draft",
         "            await self._limits.charge_probe(client_address_of(request))\n            await self._services.check_endpoint",
         "            await self._services.check_endpoint",
-        test="web/test_listing_routes.py::test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it",
+        test="web/test_listing_routes.py::test_checks_for_a_draft_count_also_when_the_draft_is_refused",
     ),
     guard(
         "X5",
@@ -417,7 +417,7 @@ LIMIT_GUARDS = (
         "web.listing_routes:ListingRoutes._read_draft",
         "            await self._services.check_endpoint(endpoint)\n",
         "",
-        test="web/test_listing_routes.py::test_refuses_an_endpoint_that_leads_inside",
+        test="web/test_listing_routes.py::test_refuses_an_endpoint_in_a_private_network",
     ),
     guard(
         "X8",

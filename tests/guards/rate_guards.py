@@ -19,7 +19,7 @@ RATE_GUARDS = (
         "web.listing_routes:OwnershipRoutes.check_ownership",
         "        await self._quota.charge(provider, client_address=client_address_of(request))\n",
         "",
-        test="web/test_listing_routes_ownership.py::test_a_wallet_has_so_many_checks_an_hour",
+        test="web/test_listing_routes_ownership.py::test_checks_per_wallet_and_hour_are_limited",
     ),
     guard(
         "X5",
@@ -27,7 +27,7 @@ RATE_GUARDS = (
         "web.listing_routes:OwnershipRoutes.check_ownership",
         "self._quota.charge(provider, client_address=client_address_of(request))",
         "self._quota.charge(provider, client_address=str(provider))",
-        test="web/test_listing_routes_ownership.py::test_checks_count_by_address_too_with_however_many_wallets",
+        test="web/test_listing_routes_ownership.py::test_checks_are_limited_by_client_address_across_wallets",
     ),
     guard(
         "X5",

@@ -6,9 +6,9 @@ from tests.guards.guard import guard
 
 MARKDOWN = "discovery/test_listing_documents_text.py::test_no_markup_of_the_providers_survives"
 ONE_LINE = "discovery/test_safe_text.py::test_one_line"
-NO_JSON = "web/test_json.py::test_refuses_what_is_not_clean_json"
-NO_YAML = "registry/test_openapi_yaml.py::test_refuses_the_rest"
-HIDDEN = "registry/test_text.py::test_what_hides_or_reorders_is_named_and_dropped"
+NO_JSON = "web/test_json.py::test_refuses_json_beyond_the_limits"
+NO_YAML = "registry/test_openapi_yaml.py::test_refuses_yaml_beyond_json"
+HIDDEN = "registry/test_text.py::test_characters_that_hide_or_reorder_are_named_and_dropped"
 
 TEXT_GUARDS = (
     # ---- Pages and documents.
@@ -186,7 +186,7 @@ TEXT_GUARDS = (
         "web.json:encode_visible_json",
         "return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape_char, text)",
         "return text",
-        test="web/test_json_encoding.py::test_nothing_unseen_is_left_and_nothing_is_lost",
+        test="web/test_json_encoding.py::test_invisible_characters_are_escaped_and_the_value_stays",
     ),
     # ---- Logs, terminals, secrets.
     guard(

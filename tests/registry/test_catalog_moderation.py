@@ -1,4 +1,4 @@
-"""Who may publish: a table."""
+"""The wallets that may publish: a table."""
 
 import pytest
 
@@ -21,7 +21,9 @@ ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
         ((), False, Code.NOT_PROVIDER),
     ],
 )
-def test_who_may_publish(allowlist: tuple[Address, ...] | None, is_blocked: bool, code: Code | None) -> None:
+def test_registration_is_refused_by_block_and_allowlist(
+    allowlist: tuple[Address, ...] | None, is_blocked: bool, code: Code | None
+) -> None:
     problem = check_registration(ALICE, allowlist=allowlist, is_blocked=is_blocked)
     assert (problem.code if problem else None) == code
     assert (problem.reason if problem else None) == (

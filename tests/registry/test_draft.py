@@ -1,4 +1,4 @@
-"""Every rule of the create and update body as a row: what is accepted, and what is refused with which pointer."""
+"""The rules of the create and update body as tables: accepted bodies, and refused bodies with the pointers and codes of their errors."""
 
 from dataclasses import replace
 from typing import Any
@@ -131,7 +131,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"tags": []},
     {"tags": ["t" * 32, "b", "c", "d", "e"]},
     {"operations": []},
-    {"operations": [], "otherPaths": "refuse"},  # serves nothing, as it says
+    {"operations": [], "otherPaths": "refuse"},  # serves nothing, explicitly
     {"timeoutSeconds": 1},
     {"forwardHeaders": [f"X-{number}" for number in range(20)]},
     {"forwardHeaders": ["authorization"]},
@@ -376,7 +376,7 @@ def test_refuses(changes: dict[str, Any], errors: list[str]) -> None:
 
 
 @pytest.mark.parametrize("field", ["name", "pricePerRequest", "currency", "endpoint"])
-def test_what_is_required(field: str) -> None:
+def test_a_required_field_is_reported(field: str) -> None:
     body = {name: value for name, value in BODY.items() if name != field}
     assert refused(body) == [f"/{field} required"]
 
@@ -386,7 +386,7 @@ def test_a_body_is_an_object(body: object) -> None:
     assert refused(body) == [" type"]
 
 
-def test_all_problems_are_told_at_once_but_not_without_end() -> None:
+def test_all_errors_are_reported_at_once_up_to_a_limit() -> None:
     errors = refused({"name": "", "timeoutSeconds": 0, "pricePerRequest": "x", "status": 1, "extra": 1})
     assert len(errors) == 7
     flood = refused({f"unknown{number}": 1 for number in range(10_000)})
@@ -439,7 +439,7 @@ def test_absent_secret_and_document_stay_in_an_update() -> None:
     assert not draft.is_document_wanted
 
 
-def test_null_removes_them() -> None:
+def test_null_removes_a_secret_and_a_document() -> None:
     draft = accepted(
         {**BODY, "upstreamAuth": None, "openapi": None, "openapiUrl": None}, previous=published()
     )
@@ -478,17 +478,17 @@ def test_a_kept_secret_still_excludes_its_header() -> None:
         ({"openapiUrl": None}, False),
     ],
 )
-def test_when_a_document_is_to_be_fetched(changes: dict[str, Any], is_wanted: bool) -> None:
+def test_a_document_is_fetched_for_a_url_without_a_document(changes: dict[str, Any], is_wanted: bool) -> None:
     assert accepted({**BODY, **changes}).is_document_wanted is is_wanted
 
 
-def test_a_new_listing_is_its_providers() -> None:
+def test_a_new_listing_belongs_to_and_pays_its_provider() -> None:
     listing = published()
     assert (listing.provider, listing.pay_to) == (ALICE, ALICE)
     assert (listing.created_ms, listing.updated_ms, listing.revision) == (1_000, 1_000, 1)
 
 
-def test_an_edit_keeps_who_and_when_and_a_suspension() -> None:
+def test_an_edit_keeps_the_provider_the_creation_time_and_a_suspension() -> None:
     previous = replace(published(), suspended_ms=1_500, revision=7)
     listing = edit_listing(accepted({**BODY, "name": "New"}, previous=previous), previous, now_ms=2_000)
     assert (listing.id, listing.provider, listing.created_ms) == (previous.id, ALICE, 1_000)

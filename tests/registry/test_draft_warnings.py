@@ -1,4 +1,4 @@
-"""What a provider is warned about although the listing is well formed."""
+"""The warnings about a valid listing."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_warnings(subject: Listing, codes: list[str]) -> None:
     assert [warnings.code for warnings in list_warnings(subject, ASSETS)] == codes
 
 
-def test_headers_that_would_not_arrive_are_named() -> None:
+def test_a_warning_names_headers_that_are_not_forwarded() -> None:
     names = ["X-Lang", "x-lang", "Accept", "Range", "X-Known", "X-Payment", "X-Tenant"]
     parameters = [{"name": name, "in": "header"} for name in names]
     document = {
@@ -61,4 +61,4 @@ def test_headers_that_would_not_arrive_are_named() -> None:
     }
     (warnings,) = list_warnings(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
     assert (warnings.code, warnings.pointer) == ("header_not_forwarded", "/forwardHeaders")
-    assert warnings.detail.endswith("name: X-Lang, X-Tenant.")
+    assert warnings.detail.endswith("contain: X-Lang, X-Tenant.")

@@ -1,4 +1,4 @@
-"""Which answers cost, and when a version of terms counts."""
+"""Charged responses, and the time in which a version of the terms counts."""
 
 import pytest
 
@@ -11,19 +11,19 @@ NEVER = [100, 199, 401, 402, 403, 407, 408, 425, 429, 500, 502, 503, 599]
 
 @pytest.mark.parametrize("status", [200, 201, 204, 206, 299, 304])
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
-def test_success_costs(status: int, charge_on: ChargeOn) -> None:
+def test_a_success_is_charged(status: int, charge_on: ChargeOn) -> None:
     assert is_charged(charge_on, status)
 
 
 @pytest.mark.parametrize("status", [300, 301, 307, 400, 404, 409, 410, 415, 422, 451, 499])
-def test_other_answers_cost_only_where_the_listing_says_so(status: int) -> None:
+def test_other_responses_are_charged_only_with_charge_on_answered(status: int) -> None:
     assert not is_charged(ChargeOn.SUCCESS, status)
     assert is_charged(ChargeOn.ANSWERED, status)
 
 
 @pytest.mark.parametrize("status", NEVER)
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
-def test_failures_never_cost(status: int, charge_on: ChargeOn) -> None:
+def test_failures_are_never_charged(status: int, charge_on: ChargeOn) -> None:
     assert not is_charged(charge_on, status)
 
 

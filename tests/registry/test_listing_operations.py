@@ -1,4 +1,4 @@
-"""What of a document a listing offers."""
+"""The operations and parameters of a document that a listing offers."""
 
 import pytest
 
@@ -27,7 +27,7 @@ PROVIDER = Address.parse("0x" + "11" * 20)
         (("GET",), "POST", False),
     ],
 )
-def test_head_is_where_get_is(methods: tuple[str, ...], method: str, is_taken: bool) -> None:
+def test_get_includes_head(methods: tuple[str, ...], method: str, is_taken: bool) -> None:
     assert accepts_method(methods, method) == is_taken
 
 
@@ -47,7 +47,9 @@ def test_head_is_where_get_is(methods: tuple[str, ...], method: str, is_taken: b
         ("header", "a_b", False),
     ],
 )
-def test_a_caller_is_asked_for_what_only_he_can_say(place: Place, name: str, is_asked: bool) -> None:
+def test_a_caller_sends_parameters_that_the_gateway_does_not_add(
+    place: Place, name: str, is_asked: bool
+) -> None:
     listing = sample_listing(
         provider=PROVIDER, upstream_auth=UpstreamAuth(location="query", name="key", value="1")
     )
@@ -55,7 +57,7 @@ def test_a_caller_is_asked_for_what_only_he_can_say(place: Place, name: str, is_
     assert is_sent_by_caller(listing, parameter) == is_asked
 
 
-def test_a_document_counts_when_something_of_it_is_served() -> None:
+def test_a_document_counts_when_one_of_its_operations_is_served() -> None:
     document = {"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}
     assert has_documented_operations(document, ())
     assert has_documented_operations(document, ("GET",))

@@ -1,4 +1,4 @@
-"""The options to pay, in numbers that a client can send as they are."""
+"""The payment options, with amounts in base units."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_options(
     assert options(price, currency, *networks) == expected
 
 
-def test_confirmations_are_asked_for_the_value_in_ledger_units() -> None:
+def test_confirmations_depend_on_the_value_in_ledger_units() -> None:
     asked: list[tuple[Asset, int]] = []
 
     def confirmations_for(asset: Asset, units: int) -> int:
@@ -85,7 +85,7 @@ def test_confirmations_are_asked_for_the_value_in_ledger_units() -> None:
     assert asked == [(SIX, 2 * 10**6), (EIGHTEEN, 2 * 10**9)]
 
 
-def test_an_authorisation_stands_behind_each_asset_that_takes_one_and_can_be_settled() -> None:
+def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled() -> None:
     domain = TokenDomain(name="USDC", version="2")
     signed, unsettled = replace(SIX, domain=domain), replace(BRIDGED, domain=domain)
     terms = Terms(

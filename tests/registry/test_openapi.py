@@ -1,4 +1,4 @@
-"""Which operations a stranger's document has, and what they take."""
+"""The operations and parameters of an untrusted document."""
 
 from typing import Any
 
@@ -45,11 +45,11 @@ def names(paths: Any, **more: Any) -> list[str]:
         ("/" + "a" * 3_000, None),
     ],
 )
-def test_a_path_is_one_that_a_request_could_have(path: str, read: str | None) -> None:
+def test_only_paths_that_a_request_can_match_are_read(path: str, read: str | None) -> None:
     assert names({path: {"get": {}}}) == ([] if read is None else [f"GET {read}"])
 
 
-def test_methods_are_those_that_pass_a_gateway() -> None:
+def test_only_methods_that_a_gateway_forwards_are_read() -> None:
     methods = ("get", "head", "post", "trace", "query", "GET", "x-get")
     entry: dict[str, Any] = {method: {} for method in methods}
     assert names({"/a": entry, "/b": {"head": {}}}) == ["GET /a", "POST /a", "HEAD /b"]
@@ -61,7 +61,7 @@ def test_a_path_may_be_a_reference_within_the_document() -> None:
     assert names(paths, components=items) == ["GET /a"]
 
 
-def test_parameters_of_the_operation_come_over_those_of_the_path() -> None:
+def test_parameters_of_the_operation_override_those_of_the_path() -> None:
     shared = [{"name": "a", "in": "query"}, {"name": "X-B", "in": "header", "required": True}]
     own = [{"name": "a", "in": "query", "required": True}, {"name": "c", "in": "cookie", "required": True}]
     read = document({"/q/{id}": {"parameters": shared, "get": {"parameters": own}}})
@@ -80,7 +80,7 @@ def test_a_variable_and_its_parameter_keep_one_name() -> None:
     assert [(one.name, one.is_required) for one in found] == [("user_id", True)]
 
 
-def test_no_more_operations_are_read_than_a_document_may_have() -> None:
+def test_operations_are_read_up_to_the_maximum() -> None:
     paths: dict[str, Any] = {f"/a{number}": {"get": {}} for number in range(10_000)}
     assert len(document(paths).operations) == DOCUMENT_OPERATIONS_MAX
     assert count_operations({"paths": paths}) == 10_000
@@ -104,7 +104,7 @@ json = st.recursive(
 
 
 @given(content=st.dictionaries(st.sampled_from(names_of_members), json, max_size=3), entry=json)
-def test_no_document_makes_it_fail(content: Any, entry: Any) -> None:
+def test_no_document_raises_an_error(content: Any, entry: Any) -> None:
     for one in (content, {"paths": {"/a/{b}": entry}}, {"paths": {"/a/{b}": {"get": entry}}}):
         read = ProviderDocument(one)
         for operation in read.operations:

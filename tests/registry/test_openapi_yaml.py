@@ -1,4 +1,4 @@
-"""YAML as if it were JSON, and nothing that a long or sly text could do with the rest of it."""
+"""YAML with the data model of JSON; tags, aliases and deep nesting are refused."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from tollway.registry.openapi import YamlRefused, parse_yaml_object
         ("openapi: 3.0.1\ninfo:\n  version: 1.0\n", {"openapi": "3.0.1", "info": {"version": 1.0}}),
     ],
 )  # fmt: skip
-def test_reads_what_json_could_say(text: str, found: dict[str, Any]) -> None:
+def test_reads_the_data_model_of_json(text: str, found: dict[str, Any]) -> None:
     assert parse_yaml_object(text.encode()) == found
 
 
@@ -53,7 +53,7 @@ def test_reads_what_json_could_say(text: str, found: dict[str, Any]) -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_refuses_the_rest(text: str, said: str) -> None:
+def test_refuses_yaml_beyond_json(text: str, said: str) -> None:
     with pytest.raises(YamlRefused, match=said):
         parse_yaml_object(text.encode())
 

@@ -1,4 +1,4 @@
-"""What proves an origin, and what becomes of a proof."""
+"""The proofs of an origin, and the ownership after a check."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def check(
     return apply_check(before, about or challenge(), proved, now_ms=now_ms, failures_max=7)
 
 
-def test_what_is_put_there_is_of_one_wallet_one_origin_and_one_gateway() -> None:
+def test_the_content_is_of_one_wallet_one_origin_and_one_gateway() -> None:
     mine = make_content(GATEWAY, provider=ALICE, origin=ORIGIN)
     assert mine == make_content(GATEWAY, provider=ALICE, origin=ORIGIN)
     others = {
@@ -67,12 +67,12 @@ def test_what_is_put_there_is_of_one_wallet_one_origin_and_one_gateway() -> None
         ([], False),
     ],
 )
-def test_a_whole_line_is_the_proof_and_others_may_stand_beside_it(texts: list[str], is_met: bool) -> None:
+def test_a_whole_line_is_a_proof_also_beside_other_lines(texts: list[str], is_met: bool) -> None:
     about = challenge()
     assert about.is_met_by(text.replace("{}", about.content) for text in texts) is is_met
 
 
-def test_where_the_proofs_are_looked_for() -> None:
+def test_a_challenge_has_the_places_of_its_proofs() -> None:
     about = challenge()
     assert about.file_url == "https://api.example.com/.well-known/tollway-verification"
     assert about.document_url == "https://api.example.com/openapi.json"
@@ -94,29 +94,29 @@ def test_where_the_proofs_are_looked_for() -> None:
         (None, ()),
     ],
 )
-def test_signatures_stand_where_crawlers_look_for_them(document: object, found: tuple[str, ...]) -> None:
+def test_signatures_are_read_from_the_members_of_crawlers(document: object, found: tuple[str, ...]) -> None:
     assert find_signatures(document) == found
 
 
-def test_one_proof_is_enough_and_the_first_of_several_is_named() -> None:
+def test_one_proof_is_enough_and_the_first_of_several_is_reported() -> None:
     for method in METHODS:
         known = check(None, method, now_ms=5)
         assert (known.method, known.verified_ms, known.checked_ms, known.failures) == (method, 5, 5, 0)
     assert check(None, "signature", "dns", "wellKnown").method == "wellKnown"
 
 
-def test_only_a_signature_is_somebodys() -> None:
+def test_only_a_signature_has_a_signer() -> None:
     assert check(None, "signature").signer == ALICE
     assert check(None, "dns").signer is None
 
 
-def test_what_was_never_proved_is_not_verified_and_its_checks_are_counted() -> None:
+def test_without_a_proof_checks_are_counted() -> None:
     once = check(None, now_ms=5)
     assert (once.is_verified, once.method, once.checked_ms, once.failures) == (False, None, 5, 1)
     assert check(once).failures == 2
 
 
-def test_a_proof_outlives_six_failures_in_a_row_and_not_the_seventh() -> None:
+def test_a_proof_ends_at_the_seventh_consecutive_failure() -> None:
     known = check(None, "dns", now_ms=1)
     for day in range(1, 7):
         known = check(known, now_ms=day * DAY_MS)
@@ -125,14 +125,14 @@ def test_a_proof_outlives_six_failures_in_a_row_and_not_the_seventh() -> None:
     assert (known.is_verified, known.failures, known.checked_ms) == (False, 7, 7 * DAY_MS)
 
 
-def test_a_proof_that_is_found_again_starts_the_count_anew() -> None:
+def test_a_proof_resets_the_count_of_failures() -> None:
     known = check(check(None, "dns"))
     assert known.failures == 1
     again = check(known, "wellKnown", now_ms=9)
     assert (again.failures, again.verified_ms, again.method) == (0, 9, "wellKnown")
 
 
-def test_what_was_known_of_another_origin_does_not_count() -> None:
+def test_the_ownership_of_another_origin_does_not_count() -> None:
     elsewhere = check(check(None, "dns"), about=challenge(OTHER))
     assert (elsewhere.is_verified, elsewhere.origin, elsewhere.failures) == (False, OTHER, 1)
 

@@ -1,4 +1,4 @@
-"""When origins are looked at again, and how often one origin is asked for many listings."""
+"""The daily check of origins: when it is due, and one check for several listings of one origin."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -69,7 +69,7 @@ def play() -> Play:
     return Play()
 
 
-async def test_nothing_is_looked_at_before_its_day_is_over(play: Play) -> None:
+async def test_an_origin_is_checked_after_a_day(play: Play) -> None:
     await play.prove("api_1")
     play.now_ms = 100_000
     await play.recheck.check_due()
@@ -80,7 +80,7 @@ async def test_nothing_is_looked_at_before_its_day_is_over(play: Play) -> None:
     assert play.looked == [ORIGIN]
 
 
-async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_failures(play: Play) -> None:
+async def test_a_proof_stays_while_it_is_found_and_ends_after_its_failures(play: Play) -> None:
     kept, lost = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
     play.proved = {ORIGIN: ("wellKnown",)}
     for day, is_lost in ((1, False), (2, True)):
@@ -98,7 +98,7 @@ async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_f
     assert play.looked == [ORIGIN], "what is proved no more is not looked at either"
 
 
-async def test_many_listings_at_one_origin_are_one_look_a_wallet(play: Play) -> None:
+async def test_listings_of_one_origin_and_wallet_share_a_check(play: Play) -> None:
     for number in range(7):
         await play.prove(f"api_{number}")
     await play.prove("api_bob", provider=BOB)
@@ -115,7 +115,7 @@ async def test_many_listings_at_one_origin_are_one_look_a_wallet(play: Play) -> 
     assert len(play.looked) == 3 + 1
 
 
-async def test_what_changed_while_it_was_looked_at_is_not_written_and_ends_the_round(play: Play) -> None:
+async def test_the_result_for_a_changed_listing_is_not_written(play: Play) -> None:
     listing = await play.prove("api_1")
     play.now_ms = 100_001
 
@@ -128,7 +128,7 @@ async def test_what_changed_while_it_was_looked_at_is_not_written_and_ends_the_r
     assert (play.looked, await play.ownerships.is_verified(listing.id)) == ([ORIGIN], False)
 
 
-async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play) -> None:
+async def test_a_batch_without_a_written_result_ends_the_run(play: Play) -> None:
     """Its listing is edited whenever it is looked at, and stays due."""
     await play.prove("api_1")
     play.now_ms = 100_001
@@ -146,7 +146,7 @@ async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play)
     assert play.looked == [ORIGIN]
 
 
-async def test_a_look_that_fails_in_a_way_nobody_thought_of_stops_no_other(play: Play) -> None:
+async def test_an_unexpected_failure_of_one_check_stops_no_other(play: Play) -> None:
     odd, kept = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
     play.now_ms = 100_001
 

@@ -1,4 +1,4 @@
-"""How a path is read; what a gateway does with it is tested there (tests/gateway/test_target.py)."""
+"""The normal form of a path and the most specific template. (The use in a call: tests/gateway/test_target.py.)"""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Priced:
         ("/caf%c3%a9", "/caf%C3%A9", "/café"),
     ],
 )
-def test_a_path_has_a_normal_form_and_a_loose_one(rest: str, normal: str, loose: str) -> None:
+def test_normal_and_loose_form_of_a_path(rest: str, normal: str, loose: str) -> None:
     assert normal_path(rest) == normal
     assert loose_path(normal) == loose
 

@@ -1,4 +1,4 @@
-"""Path templates are written in the form in which calls are matched, or refused."""
+"""The grammar of path templates."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which of many templates a path is."""
+"""The most specific of many templates for a path."""
 
 import pytest
 
@@ -41,7 +41,7 @@ TEMPLATES = (
         ("/x/y/z/w", None),
     ],
 )
-def test_plain_text_goes_before_variables_from_the_left(path: str, found: str | None) -> None:
+def test_plain_text_comes_before_variables_from_the_left(path: str, found: str | None) -> None:
     tree: PathTree[str] = PathTree()
     for template in TEMPLATES:
         tree.add(template, template)
@@ -55,7 +55,7 @@ def test_of_two_of_one_shape_the_first_counts() -> None:
     assert tree.find("/a/b") == 1
 
 
-def test_no_text_is_slow_to_match() -> None:
+def test_matching_takes_linear_time() -> None:
     tree: PathTree[int] = PathTree()
     tree.add("/" + "{x}a" * 16 + "z", 1)
     assert tree.find("/" + "ba" * 4_000) is None

@@ -1,4 +1,4 @@
-"""Buckets, percentiles, and what is said of how many calls."""
+"""Buckets, percentiles, and the least number of calls of a quality."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tollway.registry.quality import (
 ONE, TWO = ListingId("api_1"), ListingId("api_2")
 
 
-def test_a_bucket_is_at_most_a_sixteenth_off_and_buckets_stand_in_order() -> None:
+def test_the_error_of_a_bucket_is_at_most_a_sixteenth() -> None:
     before = FAILED
     for latency_ms in [*range(2_000), *range(2_000, 400_000, 37)]:
         bucket = bucket_of(latency_ms)
@@ -32,7 +32,7 @@ def test_a_bucket_is_at_most_a_sixteenth_off_and_buckets_stand_in_order() -> Non
     assert before < 150  # so few rows a day
 
 
-def test_no_two_buckets_say_the_same() -> None:
+def test_buckets_have_distinct_latencies() -> None:
     told = [latency_of(Bucket(number)) for number in range(1, 150)]
     assert told == sorted(set(told))
     assert [bucket_of(latency_ms) for latency_ms in told] == list(range(1, 150))
@@ -64,7 +64,7 @@ def test_sums(counts: dict[Bucket, int], quality: Quality | None) -> None:
     assert summarise(counts) == quality
 
 
-def test_thirty_days_count_today_included() -> None:
+def test_thirty_days_count_including_today() -> None:
     today = day_of(1_800_000_000_000)
     assert today - first_day(today) == 29
     assert day_of(today * 86_400_000) == today == day_of((today + 1) * 86_400_000 - 1)
@@ -85,7 +85,7 @@ def test_a_tally_counts_until_it_is_taken() -> None:
     assert tally.take_counts() == {(ONE, FAST): 4, (ONE, FAILED): 1, (TWO, FAST): 1}
 
 
-def test_a_tally_that_nobody_takes_is_bounded() -> None:
+def test_a_tally_that_is_not_written_is_bounded() -> None:
     tally = QualityTally()
     for number in range(TALLY_KEYS_MAX + 10):
         tally.count_call(ListingId(f"api_{number}"), FAST)

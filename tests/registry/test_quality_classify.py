@@ -1,4 +1,4 @@
-"""What a call says of its listing once it has ended."""
+"""The class of an ended call in the quality of its listing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
-async def test_an_answer_counts_by_its_status_and_by_whether_it_cost(
+async def test_a_response_counts_by_its_status_and_its_charge(
     gateway: InProcessGateway, charge_on: ChargeOn
 ) -> None:
     await gateway.publish(charge_on=charge_on)
@@ -85,12 +85,12 @@ async def test_the_latency_is_the_upstreams(gateway: InProcessGateway) -> None:
 @pytest.mark.parametrize(
     "answer", [hang_up, say_nothing, raw(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")], ids=["reset", "silence", "no HTTP"]
 )
-async def test_a_call_without_an_answer_failed(gateway: InProcessGateway, answer: Answerer) -> None:
+async def test_a_call_without_a_response_is_a_failure(gateway: InProcessGateway, answer: Answerer) -> None:
     await gateway.publish(timeout_s=0.05)
     assert await ask_paid(gateway, answer) == [BAD]
 
 
-async def test_a_repeat_counts_no_second_time(gateway: InProcessGateway) -> None:
+async def test_a_repeat_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay()
     proof = gateway.plain_proof(payment.tx_hash)
@@ -101,7 +101,7 @@ async def test_a_repeat_counts_no_second_time(gateway: InProcessGateway) -> None
     assert told(gateway) == [BAD]
 
 
-async def test_a_stored_answer_counts_no_second_time(gateway: InProcessGateway) -> None:
+async def test_a_stored_response_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay(50_000)
     proof = [*gateway.plain_proof(payment.tx_hash), ("Idempotency-Key", "one")]
@@ -112,7 +112,7 @@ async def test_a_stored_answer_counts_no_second_time(gateway: InProcessGateway) 
 
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("own", ["provider", "pay_to"])
-async def test_calls_that_the_provider_pays_for_count_nothing(
+async def test_calls_that_the_provider_pays_for_are_not_counted(
     gateway: InProcessGateway, own: str, status: int
 ) -> None:
     await gateway.publish(**{own: gateway.wallet.address})
@@ -126,7 +126,7 @@ async def test_calls_that_the_provider_pays_for_count_nothing(
     assert told(gateway) == []
 
 
-async def test_free_unpaid_and_refused_calls_count_nothing(gateway: InProcessGateway) -> None:
+async def test_free_unpaid_and_refused_calls_are_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
     assert (await gateway.ask()).status == 402
     await gateway.publish("api_free", price=Price.parse("0"))
@@ -134,7 +134,7 @@ async def test_free_unpaid_and_refused_calls_count_nothing(gateway: InProcessGat
     assert gateway.tally.take_counts() == {}
 
 
-async def test_a_caller_that_left_says_nothing(gateway: InProcessGateway) -> None:
+async def test_a_disconnected_caller_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
@@ -149,7 +149,7 @@ async def test_a_caller_that_left_says_nothing(gateway: InProcessGateway) -> Non
     assert told(gateway) == []
 
 
-async def test_books_that_break_off_say_nothing(gateway: InProcessGateway) -> None:
+async def test_a_failure_of_the_ledger_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay()
 
@@ -185,7 +185,7 @@ async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
 
 
 @pytest.mark.parametrize("error", ["upstream_timeout", "upstream_bad_response", "upstream_unreachable"])
-async def test_a_request_that_was_not_wholly_sent_says_nothing(gateway: InProcessGateway, error: str) -> None:
+async def test_an_incomplete_request_is_not_counted(gateway: InProcessGateway, error: str) -> None:
     """Its price is given back, and that it was not may have been its caller's doing."""
     listing = await gateway.publish()
 

@@ -1,4 +1,4 @@
-"""When what was counted is written down and summed up."""
+"""The times at which counts are written and summed."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ NOW_MS = 1_800_000_000_000
 
 @dataclass
 class Notebook:
-    """A `QualityRecords` that remembers what it was asked."""
+    """A `QualityRecords` that records its calls."""
 
     calls: dict[ListingId, int] = field(default_factory=dict)
     added: list[tuple[dict[tuple[ListingId, int], int], int]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Harness:
         self.recorder = QualityRecorder(self.records, tally=self.tally, now_ms=lambda: self.now_ms)
 
 
-async def test_what_was_counted_is_written_once_and_summed_up() -> None:
+async def test_counts_are_written_once_and_summed() -> None:
     harness = Harness()
     await harness.recorder.write_counts()
     assert harness.records.summed == []
@@ -99,7 +99,7 @@ async def test_an_outage_loses_nothing() -> None:
     assert harness.records.summed == [ONE]
 
 
-async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
+async def test_counts_are_written_in_batches_and_the_rest_is_kept() -> None:
     harness = Harness()
     for number in range(2 * ADDED_MAX + 1):
         harness.tally.count_call(ListingId(f"api_{number:04}"), FAST)
@@ -113,7 +113,7 @@ async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
     assert set(harness.records.calls.values()) == {1}
 
 
-async def test_a_sum_that_failed_is_due_again() -> None:
+async def test_a_failed_sum_stays_due() -> None:
     harness = Harness()
     harness.tally.count_call(ONE, FAST)
     harness.records.is_adding = False
@@ -140,13 +140,13 @@ async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> No
     harness.now_ms += BUSY_WAIT_MS - 1
     assert await call() == 2
     harness.now_ms += 1
-    assert await call(0) == 3  # it was due, though nobody called since
+    assert await call(0) == 3  # it was due, without a new call
     assert await call() == 3
     await harness.recorder.finish()
     assert len(harness.records.summed) == 4
 
 
-async def test_many_listings_are_summed_up_in_turns() -> None:
+async def test_many_listings_are_summed_in_batches() -> None:
     harness = Harness()
     listings = [ListingId(f"api_{number}") for number in range(BATCH * BATCHES_MAX + 5)]
     for listing_id in listings:
@@ -157,7 +157,7 @@ async def test_many_listings_are_summed_up_in_turns() -> None:
     assert harness.records.summed == listings
 
 
-async def test_outdated_sums_are_made_anew_and_old_days_forgotten(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_outdated_sums_are_updated_and_old_days_deleted(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("tollway.registry.quality_recorder.RENEW_PAUSE_S", 0)
     outdated = [ListingId(f"api_{number}") for number in range(25)]
     harness = Harness(records=Notebook(outdated=list(outdated), old_rows=2_500))

@@ -1,4 +1,4 @@
-"""What a word is, and what matches it."""
+"""The words of a text, and their match."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_split_words_hold_no_character_that_a_database_reads() -> None:
         assert not set(word) & set("\"'\\:*&|!()<>- \x00")
 
 
-def test_all_words_must_stand_somewhere() -> None:
+def test_each_word_must_be_in_one_of_the_texts() -> None:
     assert contains_all(["red door", "blue"], ("blue", "red"))
     assert not contains_all(["red door"], ("red", "blue"))
     assert not contains_all(["red door"], ("re",))
@@ -64,7 +64,7 @@ def test_all_words_must_stand_somewhere() -> None:
 
 
 @pytest.mark.parametrize("text", ["Éclair", "ECLAIR", "ｅclair", "e\u0301clair"])
-def test_folding_forgets_case_width_and_accents(text: str) -> None:
+def test_folding_removes_case_width_and_accents(text: str) -> None:
     assert fold(text) == "eclair"
 
 

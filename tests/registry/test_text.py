@@ -1,4 +1,4 @@
-"""What may stand in a provider's text: what hides or reorders words is refused, and what scripts and emoji need is not."""
+"""The characters of a provider's text: those that hide or reorder text are refused, those that scripts and emoji need are accepted."""
 
 import pytest
 
@@ -39,13 +39,13 @@ def test_scripts_and_emoji_keep_what_they_need(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "named", "left"), UNCLEAN.values(), ids=UNCLEAN)
-def test_what_hides_or_reorders_is_named_and_dropped(text: str, named: str, left: str) -> None:
+def test_characters_that_hide_or_reorder_are_named_and_dropped(text: str, named: str, left: str) -> None:
     assert find_unclean(text, is_multiline=True) == named
     assert drop_unclean(text) == left
     assert find_unclean(left, is_multiline=True) is None
 
 
-def test_line_breaks_stand_only_where_lines_may() -> None:
+def test_line_breaks_are_allowed_in_multiline_texts_only() -> None:
     assert find_unclean("a\r\n\tb", is_multiline=True) is None
     assert find_unclean("a\nb", is_multiline=False) == "U+000A"
     assert drop_unclean("a\r\n\tb") == "a\r\n\tb"

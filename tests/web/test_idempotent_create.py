@@ -1,4 +1,4 @@
-"""The idempotency key of a creation: how it is read, who goes on, who gets what was answered, who is refused."""
+"""The idempotency key of a create: its form, the request that creates, stored responses, refusals."""
 
 import os
 from hashlib import sha256
@@ -74,7 +74,7 @@ def test_a_key_is_any_text_with_or_without_quotes(keys: tuple[str, ...], key: st
 
 
 @pytest.mark.parametrize("keys", [("",), ('""',), ("x" * 256,), ("é" * 256,)])
-def test_a_key_that_is_none_is_refused(keys: tuple[str, ...]) -> None:
+def test_a_malformed_key_raises_a_refusal(keys: tuple[str, ...]) -> None:
     with pytest.raises(Refusal) as refused:
         read_creation_key(request_with(*keys))
     problem = refused.value.problem
@@ -82,7 +82,7 @@ def test_a_key_that_is_none_is_refused(keys: tuple[str, ...]) -> None:
     assert problem.errors[0].parameter == "Idempotency-Key"
 
 
-async def test_without_a_key_nothing_is_asked(
+async def test_without_a_key_the_store_is_not_used(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     stores.creation_database.is_away = True
@@ -91,7 +91,7 @@ async def test_without_a_key_nothing_is_asked(
         pass
 
 
-async def test_the_key_stands_for_the_bytes_of_the_body(
+async def test_a_key_is_bound_to_the_bytes_of_the_body(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     await begin(idempotent_create, body=b"one")
@@ -100,13 +100,15 @@ async def test_the_key_stands_for_the_bytes_of_the_body(
     assert (await refusal(idempotent_create, body=b"two")).problem.code is Code.IDEMPOTENCY_KEY_REUSED
 
 
-async def test_the_same_request_waits_for_the_one_that_runs(idempotent_create: IdempotentCreate) -> None:
+async def test_a_repeat_of_a_running_request_is_refused_with_a_wait(
+    idempotent_create: IdempotentCreate,
+) -> None:
     await begin(idempotent_create)
     problem = (await refusal(idempotent_create)).problem
     assert (problem.code, problem.retry_after_s) == (Code.IDEMPOTENCY_IN_PROGRESS, 60)
 
 
-async def test_what_was_answered_comes_again_and_says_so(
+async def test_a_repeat_returns_the_stored_response_with_its_header(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     await finish(stores, await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789")))
@@ -118,7 +120,7 @@ async def test_what_was_answered_comes_again_and_says_so(
     assert [again.headers[name] for name in names] == told
 
 
-async def test_an_answer_too_long_to_keep_names_what_exists(
+async def test_without_a_stored_body_the_refusal_names_the_listing(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     await finish(stores, await begin(idempotent_create), idempotent_create.keep(answer_with(b"0123456789+")))
@@ -127,7 +129,9 @@ async def test_an_answer_too_long_to_keep_names_what_exists(
     assert problem.members == {"apiId": "api_1", "location": "/there"}
 
 
-async def test_a_wallet_with_too_many_keys_is_told_the_rate(idempotent_create: IdempotentCreate) -> None:
+async def test_too_many_keys_of_a_wallet_are_refused_with_the_rate(
+    idempotent_create: IdempotentCreate,
+) -> None:
     await begin(idempotent_create, "1")
     await begin(idempotent_create, "2")
     problem = (await refusal(idempotent_create, "3")).problem
@@ -144,7 +148,7 @@ async def test_a_creation_that_fails_frees_its_key(idempotent_create: Idempotent
     assert (await refusal(idempotent_create)).problem.code is Code.IDEMPOTENCY_IN_PROGRESS
 
 
-async def test_a_key_that_cannot_be_freed_hides_no_failure(
+async def test_a_failure_to_free_the_key_hides_no_other_failure(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     begun = await begin(idempotent_create)
@@ -154,7 +158,7 @@ async def test_a_key_that_cannot_be_freed_hides_no_failure(
             raise ZeroDivisionError
 
 
-async def test_a_store_that_is_away_lets_nobody_create_under_a_key(
+async def test_an_unavailable_store_refuses_a_creation_with_a_key(
     idempotent_create: IdempotentCreate, stores: ControlStores
 ) -> None:
     stores.creation_database.is_away = True

@@ -1,4 +1,4 @@
-"""A body is parsed to one meaning or refused; nothing hurts the parser."""
+"""Bodies with one meaning are parsed, all others refused; limits protect the parser."""
 
 import json
 
@@ -43,14 +43,14 @@ UNPARSABLE = {
 
 
 @pytest.mark.parametrize("raw", UNPARSABLE.values(), ids=UNPARSABLE.keys())
-def test_refuses_what_is_not_clean_json(raw: bytes) -> None:
+def test_refuses_json_beyond_the_limits(raw: bytes) -> None:
     with pytest.raises(Refusal) as refused:
         parse_json_object(raw)
     assert refused.value.problem.code is Code.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"null", b"1", b'"text"', b"true", b"[{}]"])
-def test_refuses_json_that_is_no_object(raw: bytes) -> None:
+def test_refuses_json_that_is_not_an_object(raw: bytes) -> None:
     with pytest.raises(Refusal) as refused:
         parse_json_object(raw)
     assert refused.value.problem.code is Code.VALIDATION_FAILED
@@ -94,7 +94,7 @@ def test_a_flood_of_small_values_reaches_no_parser(value: bytes) -> None:
         parse_json_object(b'{"a":[' + (value + b",") * (VALUES_MAX * 2))
 
 
-def test_members_that_nobody_knows_are_told_up_to_a_few() -> None:
+def test_unknown_members_are_reported_up_to_a_limit() -> None:
     many = {"known": 1, **{f"a/{number}~" + "x" * 100: 0 for number in range(10_000)}}
     errors = find_unknown_members(many, ("known",))
     assert len(errors) == UNKNOWN_NAMED_MAX

@@ -1,4 +1,4 @@
-"""The options to pay as JSON. (Lists and details are tested with their routes.)"""
+"""The payment options as JSON. (Lists and details are tested with their routes.)"""
 
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
@@ -30,7 +30,7 @@ def test_a_transaction_of_the_callers_own() -> None:
     }
 
 
-def test_an_authorisation_says_the_same_numbers_and_what_to_sign() -> None:
+def test_an_authorisation_has_the_same_amounts_and_its_signing_domain() -> None:
     option = PaymentOption(
         rail="x402", asset=USDC, amount_base_units=10_000, pay_to=PAYEE, confirmations=2, max_timeout_s=90
     )
@@ -64,7 +64,7 @@ def test_links_name_every_document_of_the_listing() -> None:
     }
 
 
-def test_the_link_header_says_what_each_document_is() -> None:
+def test_the_link_header_has_a_relation_for_each_document() -> None:
     api = "https://gw.example.com/api/v2/apis/api_7"
     assert SHAPE.link_header(LISTING).split(", ") == [
         f'<{api}/agent>; rel="describedby"; type="application/json"',

@@ -1,4 +1,4 @@
-"""The registry's routes over a catalog in memory: who may do what, what is answered, and in which order it is refused."""
+"""The routes of listings over a catalog in memory: permissions, responses, and the order of refusals."""
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -56,7 +56,7 @@ class Wallet:
 
 @dataclass
 class Harness:
-    """The routes with everything around them faked, and what the fakes were asked."""
+    """The routes with fakes around them, and the recorded calls of the fakes."""
 
     client: httpx.AsyncClient
     stores: ControlStores
@@ -262,7 +262,7 @@ async def test_create_answers_the_created_api(harness: Harness) -> None:
     assert harness.probed == ["https://api.example.com/v1/"]
 
 
-async def test_details_tell_what_is_known_of_the_listing(harness: Harness) -> None:
+async def test_details_contain_the_reputation(harness: Harness) -> None:
     created = await harness.publish()
     url = f"{APIS}/{created['id']}"
     before = await harness.client.get(url)
@@ -292,7 +292,7 @@ async def test_a_free_listing_has_no_options(harness: Harness) -> None:
     assert created["pricing"]["options"] == []
 
 
-async def test_nobody_ever_sees_the_secret(harness: Harness) -> None:
+async def test_no_response_contains_the_secret(harness: Harness) -> None:
     secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
     created = await harness.send("POST", APIS, {**BODY, "upstreamAuth": secret})
     listing_id = created.json()["id"]
@@ -310,7 +310,7 @@ async def test_nobody_ever_sees_the_secret(harness: Harness) -> None:
     assert kept.value == "hush-hush"
 
 
-async def test_a_secret_that_is_lost_is_told_and_set_again(harness: Harness) -> None:
+async def test_a_secret_that_cannot_be_decrypted_is_reported_and_can_be_set_again(harness: Harness) -> None:
     secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
     listing_id = (await harness.send("POST", APIS, {**BODY, "upstreamAuth": secret})).json()["id"]
     stored = await harness.stored(listing_id)
@@ -371,14 +371,14 @@ async def test_refuses_a_body_with_every_pointer(
     assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_refuses_an_endpoint_that_leads_inside(harness: Harness) -> None:
+async def test_refuses_an_endpoint_in_a_private_network(harness: Harness) -> None:
     harness.denied_hosts.add("api.example.com")
     answer = await harness.send("POST", APIS, BODY)
     assert (answer.status_code, code_of(answer)) == (422, "endpoint_not_allowed")
     assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_the_wallet_is_asked_before_the_body_is_judged(harness: Harness) -> None:
+async def test_authentication_comes_before_the_body(harness: Harness) -> None:
     for method, path in (("POST", APIS), ("PUT", f"{APIS}/api_x"), ("DELETE", f"{APIS}/api_x")):
         answer = await harness.send(method, path, raw=b"{rubbish", wallet=None)
         assert (answer.status_code, code_of(answer)) == (401, "authentication_required")
@@ -406,7 +406,9 @@ async def test_an_allowlist_lets_only_its_wallets_publish(harness: Harness) -> N
     await harness.publish(wallet=BOB)
 
 
-async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(harness: Harness) -> None:
+async def test_creates_per_wallet_and_hour_are_limited_and_only_created_listings_count(
+    harness: Harness,
+) -> None:
     for _ in range(5):
         assert (await harness.send("POST", APIS, {})).status_code == 422
         assert (await harness.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
@@ -421,7 +423,7 @@ async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(ha
     assert (await harness.send("GET", APIS)).json()["total"] == 4
 
 
-async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(harness: Harness) -> None:
+async def test_checks_for_a_draft_count_also_when_the_draft_is_refused(harness: Harness) -> None:
     harness.denied_hosts.add("inside.example.com")
     inside = {**BODY, "endpoint": "https://inside.example.com/"}
     for _ in range(15):  # ten looks for each of three listings
@@ -435,7 +437,7 @@ async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(h
     assert len(harness.probed) == 30
 
 
-async def test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts(harness: Harness) -> None:
+async def test_edits_per_wallet_and_hour_are_limited_and_only_valid_ones_count(harness: Harness) -> None:
     created = await harness.publish()
     place = f"{APIS}/{created['id']}"
     for number in range(45):
@@ -451,14 +453,14 @@ async def test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts(h
     assert (await harness.send("GET", place)).json()["name"] == "Weather 39"
 
 
-async def test_an_edit_that_looks_nothing_up_is_no_look(harness: Harness) -> None:
+async def test_an_edit_without_a_check_of_the_endpoint_is_not_counted_as_one(harness: Harness) -> None:
     created = await harness.publish()
     for number in range(35):
         answer = await harness.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": f"Weather {number}"})
         assert answer.status_code == 200
 
 
-async def test_a_dry_run_checks_and_makes_nothing(harness: Harness) -> None:
+async def test_a_dry_run_checks_the_draft_and_writes_nothing(harness: Harness) -> None:
     answer = await harness.send("POST", APIS + "?dryRun=true", BODY)
     assert answer.status_code == 200
     assert answer.json()["id"] is None
@@ -523,7 +525,7 @@ async def test_a_document_may_be_yaml(harness: Harness) -> None:
         (b"{}", "OpenAPI"),
     ],
 )
-async def test_says_why_a_document_is_refused(harness: Harness, document: bytes, said: str) -> None:
+async def test_the_refusal_of_a_document_has_its_reason(harness: Harness, document: bytes, said: str) -> None:
     url = "https://api.example.com/openapi.json"
     harness.documents[url] = document
     answer = await harness.send("POST", APIS, {**BODY, "openapiUrl": url})
@@ -541,7 +543,7 @@ async def test_a_listing_of_documented_operations_only_needs_one(harness: Harnes
 @pytest.mark.parametrize(
     "document", [None, b"<html>", b"[]", b"{}", b'{"openapi": "2.0"}', b'{"a":' * 10_000]
 )
-async def test_refuses_a_document_that_cannot_be_had(harness: Harness, document: bytes | None) -> None:
+async def test_refuses_a_document_that_cannot_be_fetched(harness: Harness, document: bytes | None) -> None:
     url = "https://api.example.com/openapi.json"
     if document is not None:
         harness.documents[url] = document
@@ -584,7 +586,7 @@ async def test_an_unknown_id_is_404(harness: Harness, method: str, listing_id: s
     assert (answer.status_code, code_of(answer)) == (404, "api_not_found")
 
 
-async def test_a_suspended_api_is_not_shown(harness: Harness) -> None:
+async def test_a_suspended_api_is_refused(harness: Harness) -> None:
     created = await harness.publish()
     listing = await harness.stored(created["id"])
     await harness.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
@@ -669,13 +671,13 @@ async def test_if_match_guards_an_edit(harness: Harness, method: str) -> None:
     assert answer.status_code == (200 if method == "PUT" else 204)
 
 
-async def test_if_match_star_matches_what_is_there(harness: Harness) -> None:
+async def test_if_match_star_matches_any_revision(harness: Harness) -> None:
     created = await harness.publish()
     answer = await harness.send("PUT", f"{APIS}/{created['id']}", BODY, headers={"if-match": "*"})
     assert answer.status_code == 200
 
 
-async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(harness: Harness) -> None:
+async def test_an_edit_is_repeated_on_the_newer_state(harness: Harness) -> None:
     created = await harness.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
     path, listing = f"{APIS}/{created['id']}", await harness.stored(created["id"])
 
@@ -786,14 +788,14 @@ BAD_QUERIES = [
 
 
 @pytest.mark.parametrize(("query", "parameter"), BAD_QUERIES)
-async def test_a_bad_parameter_is_named(harness: Harness, query: str, parameter: str) -> None:
+async def test_a_wrong_parameter_is_reported(harness: Harness, query: str, parameter: str) -> None:
     answer = await harness.send("GET", f"{APIS}?{query}")
     assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
     assert places_of(answer) == [parameter]
     assert harness.stores.database.reads == 0
 
 
-async def test_all_bad_parameters_are_named_together(harness: Harness) -> None:
+async def test_all_wrong_parameters_are_reported_at_once(harness: Harness) -> None:
     answer = await harness.send("GET", APIS + "?page=0&limit=10000&colour=red")
     assert sorted(places_of(answer)) == ["colour", "limit", "page"]
 
@@ -848,7 +850,7 @@ async def test_the_same_creation_twice_is_one_listing_and_one_answer(harness: Ha
     assert len(harness.probed) == 1, "nothing is looked at again"
 
 
-async def test_a_repeat_of_a_creation_counts_for_no_rate_and_knows_of_no_edit(harness: Harness) -> None:
+async def test_a_repeat_of_a_creation_is_not_counted_and_returns_the_first_response(harness: Harness) -> None:
     first = await harness.send("POST", APIS, BODY, headers=keyed())
     await harness.send("PUT", f"{APIS}/{first.json()['id']}", {**BODY, "name": "Other"})
     for _ in range(5):  # three may be created in an hour
@@ -885,7 +887,7 @@ async def test_a_dry_run_keeps_nothing_under_its_key(harness: Harness) -> None:
     assert (await harness.send("POST", path, BODY, headers=keyed())).json()["dryRun"] is True
 
 
-async def test_while_a_creation_runs_its_repeat_is_told_so(harness: Harness) -> None:
+async def test_a_repeat_of_a_running_creation_is_refused(harness: Harness) -> None:
     answers = []
 
     async def ask_again(endpoint: Endpoint) -> None:
@@ -909,7 +911,7 @@ async def test_a_creation_that_lost_its_key_creates_nothing(harness: Harness) ->
     assert (await harness.send("GET", APIS)).json()["total"] == 0
 
 
-async def test_where_keys_are_not_known_yet_only_creations_with_a_key_are_refused(harness: Harness) -> None:
+async def test_without_the_table_of_keys_only_creations_with_a_key_are_refused(harness: Harness) -> None:
     harness.stores.creation_database.is_away = True
     answer = await harness.send("POST", APIS, BODY, headers=keyed())
     assert (answer.status_code, code_of(answer)) == (503, "storage_unavailable")
@@ -963,7 +965,7 @@ async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved
 
 
 @pytest.mark.parametrize("harness", [{"find_owner": find_owner}], indirect=True)
-async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(harness: Harness) -> None:
+async def test_a_create_without_a_proof_warns_that_the_listing_is_not_served(harness: Harness) -> None:
     created = await harness.publish()
     assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
     await harness.stores.set_reputation(ListingId(created["id"]), Reputation(verified_ms=1))
@@ -971,6 +973,6 @@ async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(harness: H
     assert edited.json()["warnings"] == []
 
 
-async def test_without_the_setting_an_origin_is_nobodys_and_nobody_is_warned(harness: Harness) -> None:
+async def test_without_the_setting_an_origin_has_no_owner_and_there_is_no_warning(harness: Harness) -> None:
     created = await harness.publish(endpoint="https://held.example.com/v1")
     assert created["warnings"] == []

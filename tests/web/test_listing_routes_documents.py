@@ -1,4 +1,4 @@
-"""The document behind an `openapiUrl`, from its bytes to what can be listed; its routes are tested with the listings."""
+"""The document at an `openapiUrl`: fetched, parsed, checked. (Its routes are tested with the listings.)"""
 
 import pytest
 

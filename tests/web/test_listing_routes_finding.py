@@ -1,4 +1,4 @@
-"""Which listing a request means: one that is there and not withdrawn, or a refusal that says why."""
+"""The listing of a request: the current one, or a refusal with its reason."""
 
 from dataclasses import replace
 
@@ -19,26 +19,26 @@ def catalog() -> Catalog:
     return open_catalog(now_ms=lambda: 0)
 
 
-async def test_one_that_is_there_is_found(catalog: Catalog) -> None:
+async def test_returns_a_listing(catalog: Catalog) -> None:
     await catalog.publish(LISTING)
     assert await find_listing(catalog, LISTING.id) == LISTING
     assert await find_public_listing(catalog, LISTING.id) == LISTING
 
 
-async def test_an_unknown_one_is_refused(catalog: Catalog) -> None:
+async def test_refuses_an_unknown_listing(catalog: Catalog) -> None:
     with pytest.raises(Refusal) as refused:
         await find_public_listing(catalog, ListingId("api_none"))
     assert refused.value.problem.code is Code.API_NOT_FOUND
 
 
-async def test_a_retired_one_is_gone(catalog: Catalog) -> None:
+async def test_refuses_a_retired_listing(catalog: Catalog) -> None:
     await catalog.publish(replace(LISTING, retired_ms=5))
     with pytest.raises(Refusal) as refused:
         await find_listing(catalog, LISTING.id)
     assert refused.value.problem.code is Code.API_RETIRED
 
 
-async def test_a_suspended_one_is_shown_to_nobody_and_stays_its_providers(catalog: Catalog) -> None:
+async def test_a_suspended_listing_is_not_public_and_its_provider_can_edit_it(catalog: Catalog) -> None:
     suspended = replace(LISTING, suspended_ms=5)
     await catalog.publish(suspended)
     assert await find_listing(catalog, LISTING.id) == suspended

@@ -1,5 +1,5 @@
-"""The two routes of ownership: what is told to anybody, and what a provider's check does. Origins are dialled for real, on
-loopback; wallets and names are fakes."""
+"""The two routes of ownership: the public state, and the check by the provider. Origins are real servers on loopback;
+wallets and DNS are fakes."""
 
 import asyncio
 import json
@@ -157,7 +157,7 @@ async def harness() -> AsyncIterator[Harness]:
         await http_client.close()
 
 
-async def test_anybody_may_read_what_is_known_and_what_would_prove_it(harness: Harness) -> None:
+async def test_every_client_may_read_the_ownership_and_its_challenge(harness: Harness) -> None:
     await harness.publish(endpoint="https://api.example.com:8443/v1")
     answer = await harness.get()
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
@@ -188,12 +188,12 @@ async def test_anybody_may_read_what_is_known_and_what_would_prove_it(harness: H
     assert (head.status_code, head.content) == (200, b"")
 
 
-async def test_an_address_has_no_name_to_put_a_text_at(harness: Harness) -> None:
+async def test_an_ip_address_has_no_dns_challenge(harness: Harness) -> None:
     await harness.publish()
     assert (await harness.get()).json()["challenge"]["dns"] is None
 
 
-async def test_a_check_that_finds_the_file_verifies_and_says_so_to_everybody(harness: Harness) -> None:
+async def test_a_check_that_finds_the_file_verifies_the_listing_for_every_client(harness: Harness) -> None:
     await harness.publish()
     await harness.put_up_file()
     answer = await harness.check()
@@ -219,7 +219,7 @@ async def test_a_name_and_a_signed_document_verify_too(harness: Harness) -> None
     assert (told["method"], told["state"]) == ("signature", "verified")
 
 
-async def test_a_check_that_finds_nothing_counts_and_keeps_what_was_proved(harness: Harness) -> None:
+async def test_a_check_without_a_proof_counts_and_keeps_the_last_proof(harness: Harness) -> None:
     await harness.publish()
     told = (await harness.check()).json()
     assert (told["state"], told["failures"], told["verifiedAt"]) == ("unverified", 1, None)
@@ -241,7 +241,7 @@ async def test_an_edit_of_the_origin_ends_the_proof(harness: Harness) -> None:
     assert (told["state"], told["checkedAt"]) == ("unverified", None)
 
 
-async def test_a_check_of_a_listing_that_is_edited_meanwhile_is_made_of_what_it_is_then(
+async def test_a_check_is_repeated_when_the_listing_is_edited(
     harness: Harness,
 ) -> None:
     await harness.publish()
@@ -257,7 +257,7 @@ async def test_a_check_of_a_listing_that_is_edited_meanwhile_is_made_of_what_it_
     assert (told["state"], told["checks"]["wellKnown"]) == ("unverified", "not_found")
 
 
-async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_others(
+async def test_only_the_provider_may_request_a_check_and_others_cause_no_request(
     harness: Harness,
 ) -> None:
     await harness.publish()
@@ -277,7 +277,7 @@ async def test_only_the_provider_may_have_it_checked_and_nothing_is_called_for_o
         ({"status": "paused"}, (200, None), (200, None)),
     ],
 )
-async def test_what_is_closed_is_told_as_everywhere(
+async def test_closed_listings_have_the_same_codes_as_elsewhere(
     harness: Harness, changes: Mapping[str, Any], shown: Any, checked: Any
 ) -> None:
     await harness.publish()
@@ -315,7 +315,7 @@ async def test_a_query_is_refused_by_name(harness: Harness) -> None:
         assert (answer.status_code, answer.json()["errors"][0]["parameter"]) == (422, "method")
 
 
-async def test_a_wallet_has_so_many_checks_an_hour(harness: Harness) -> None:
+async def test_checks_per_wallet_and_hour_are_limited(harness: Harness) -> None:
     await harness.publish()
     for _ in range(LIMITS.ownership_checks_per_hour):
         assert (await harness.check()).status_code == 200
@@ -327,8 +327,8 @@ async def test_a_wallet_has_so_many_checks_an_hour(harness: Harness) -> None:
     assert (await harness.get()).status_code == 200
 
 
-async def test_checks_count_by_address_too_with_however_many_wallets(harness: Harness) -> None:
-    """Listings and wallets cost nothing, and each check calls a server that somebody has named."""
+async def test_checks_are_limited_by_client_address_across_wallets(harness: Harness) -> None:
+    """Listings and wallets are free, and each check calls a server that a provider names."""
     codes = []
     for number in range(WALLETS_PER_ADDRESS + 1):
         wallet, api_id = Address(bytes([number + 1]) * 20), f"api_{number + 2}"
@@ -342,7 +342,7 @@ async def test_checks_count_by_address_too_with_however_many_wallets(harness: Ha
     assert answer.headers["ratelimit-policy"] == f'"ownership-checks-address";q={most};w=3600'
 
 
-async def test_the_answers_are_what_the_contract_of_the_site_says(harness: Harness) -> None:
+async def test_the_responses_match_the_contract_of_the_site(harness: Harness) -> None:
     contract = load_contract(CONTRACT_PATH.read_bytes(), Site(public_url="", version=""))
 
     def validate(name: str, told: object) -> None:

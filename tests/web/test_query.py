@@ -1,4 +1,4 @@
-"""Values on the wire: times to the millisecond, and queries that say what is wrong with them."""
+"""Times to the millisecond, and all errors of a query at once."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_reads_other_spellings_of_a_time(text: str, same: str) -> None:
         "1795252500",
     ],
 )
-def test_refuses_what_is_no_time(text: str) -> None:
+def test_refuses_a_text_that_is_not_a_time(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)
 
@@ -101,7 +101,7 @@ def test_a_bad_query_is_a_validation_failure() -> None:
         (b"limit=x&sort=y", [("limit", "not_a_number"), ("sort", "unknown_value")]),
     ],
 )
-def test_a_query_names_everything_wrong_with_it(raw: bytes, errors: list[tuple[str, str]]) -> None:
+def test_a_query_reports_all_errors(raw: bytes, errors: list[tuple[str, str]]) -> None:
     assert refused(raw) == errors
 
 

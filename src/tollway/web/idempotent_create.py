@@ -1,6 +1,6 @@
-"""The `Idempotency-Key` of `POST /apis`: who may go on and create, and who gets the answer of the first time.
+"""The `Idempotency-Key` of `POST /apis`: one request creates, repeats get the response of that request.
 
-It knows nothing of listings. That key, listing and answer are one is for `Catalog.publish_once` to keep.
+`Catalog.publish_once` writes key, listing and response in one transaction.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ CLAIM_BYTES = 16
 
 
 class IdempotentCreate:
-    """Safe to call from many tasks at once."""
+    """The idempotency of creates. Safe to call from many tasks at once."""
 
     def __init__(self, creations: Creations, *, limits: Limits, entropy: Callable[[int], bytes]) -> None:
         self._creations = creations
@@ -38,8 +38,8 @@ class IdempotentCreate:
         self._entropy = entropy
 
     async def begin(self, request: Request, wallet: Address) -> CreationBegun | Response | None:
-        """The key is held from here on; or the first answer again; or None: the request came without a key. Raises
-        Refusal where the same request is running, or the key was another's."""
+        """Takes the key of the request. Returns its lease, or the stored response of the first request, or None for a request
+        without a key. Raises Refusal when the same request is running, or when the key was used with another body."""
         key = read_creation_key(request)
         if key is None:
             return None
@@ -62,7 +62,7 @@ class IdempotentCreate:
 
     @contextlib.asynccontextmanager
     async def holding(self, begun: CreationBegun | None) -> AsyncIterator[None]:
-        """Frees the key when the creation fails. Where that fails too, or this process dies, the lease ends it."""
+        """Frees the key when the creation fails. If that fails too, or the process dies, the key is free when its lease ends."""
         try:
             yield
         except BaseException:
@@ -72,7 +72,7 @@ class IdempotentCreate:
             raise
 
     def keep(self, answer: CreationResponse) -> CreationResponse:
-        """What of an answer is kept: a long one without its body."""
+        """The response to store; a long one without its body."""
         most = min(self._limits.answer_bytes_max, self._limits.creation_answers_bytes_max)
         is_short = answer.body is not None and len(answer.body) <= most
         return answer if is_short else replace(answer, body=None)
@@ -81,14 +81,15 @@ class IdempotentCreate:
         most, window_s = self._limits.creation_keys_max, self._limits.creation_key_ttl_s
         return Problem(
             code=Code.RATE_LIMITED,
-            detail=f"A wallet may create {most} listings with an Idempotency-Key in {window_s // 3600} hours.",
+            detail=f"A wallet may use {most} Idempotency-Keys in {window_s // 3600} hours. Send the request later, or without a key.",
             retry_after_s=3600,
             members=describe_rate("creation-keys", limit=most, window_s=window_s),
         )
 
 
 def read_creation_key(request: Request) -> str | None:
-    """The rule is that of gateway calls. The check of the request head has left one value at most, and it is UTF-8."""
+    """The key of the request, by the rule of gateway calls; None without one. The check of the request head has refused a second
+    value and invalid UTF-8. Raises Refusal for a malformed key."""
     name = b"idempotency-key"
     given = next((value for key, value in request.headers.raw if key == name), None)
     if given is None:
@@ -102,13 +103,13 @@ def read_creation_key(request: Request) -> str | None:
 
 
 def lost_key_refusal() -> Refusal:
-    """The creation took longer than its lease, and a repeat of it has the key now. Nothing was created here."""
+    """The refusal of a creation that took longer than its lease: a repeat holds the key now. This request created nothing."""
     return Refusal(_in_progress(None))
 
 
 def _replay(answer: CreationResponse) -> Response:
     if answer.body is None:
-        detail = "The listing was created under this key; its answer is not kept."
+        detail = "The listing was created with this key, but its response is not stored. Read the listing at `location`."
         members = {"apiId": answer.listing_id, "location": answer.location}
         raise Refusal(Problem(code=Code.ALREADY_EXISTS, detail=detail, members=members))
     headers = {
@@ -121,11 +122,11 @@ def _replay(answer: CreationResponse) -> Response:
 
 
 def _in_progress(wait_s: int | None) -> Problem:
-    detail = "A request with this Idempotency-Key is running; ask again for its answer."
+    detail = "A request with this Idempotency-Key is running. Repeat the request after Retry-After to get its response."
     return Problem(code=Code.IDEMPOTENCY_IN_PROGRESS, detail=detail, retry_after_s=wait_s)
 
 
 _KEY_REUSED = Problem(
     code=Code.IDEMPOTENCY_KEY_REUSED,
-    detail="This wallet has used the Idempotency-Key for another body; nothing was created.",
+    detail="This wallet has used the Idempotency-Key with another body. Nothing was created: use a new key.",
 )

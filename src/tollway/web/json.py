@@ -1,5 +1,5 @@
-"""JSON of the control plane, in and out. Request bodies: nesting, size of numbers and number of values are bounded, and a repeated member is
-refused. Responses: characters that hide or reorder text are escaped; the value of the JSON stays the same.
+"""JSON of the control plane. Request bodies: nesting, length of numbers and number of values are bounded, and a repeated member is
+refused. Responses: characters that hide or reorder text are escaped; the value of the JSON does not change.
 """
 
 import json
@@ -13,14 +13,14 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# JSON itself escapes what lies below U+0020.
+# JSON itself escapes characters below U+0020.
 _INVISIBLE = re.compile(
     "[\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 
 
 def encode_visible_json(content: Mapping[str, Any]) -> str:
-    """Compact JSON. Halves of surrogate pairs stay as they are: what becomes of them is for who writes the bytes."""
+    """Compact JSON. Lone surrogates stay; the encoder of the bytes decides about them."""
     text = _encode(content)
     return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape_char, text)
 
@@ -31,17 +31,17 @@ def _escape_char(unseen: re.Match[str]) -> str:
 
 DEPTH_MAX = 64
 NUMBER_LENGTH_MAX = 128
-"""Characters of one number. Python converts longer ones in quadratic time, and no field means them."""
+"""The maximum length of a number. Python converts longer ones in quadratic time, and no field needs them."""
 
 VALUES_MAX = 65_536
-"""As many as there are in 1 MiB when each takes sixteen bytes; in documents of real APIs it takes more. A value of two bytes
-costs Python a hundred, and time as if it were long."""
+"""The maximum number of values: 1 MiB of sixteen bytes each; a value of a real API's document takes more. A value of two bytes
+costs Python a hundred bytes, and as much time as a long one."""
 
 UNKNOWN_NAMED_MAX = 20
-"""Of members that nobody knows so many are told."""
+"""The maximum number of unknown members that are reported."""
 
-# Strings are taken out whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
-# otherwise each of its escaped quotes would start the search anew, in quadratic time.
+# Strings are removed whole, so that a bracket inside one does not count. An unterminated string matches to the end:
+# otherwise each of its escaped quotes would start the search again, in quadratic time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _OPENING = frozenset(b"[{")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -51,8 +51,8 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
     """The members of a JSON object (RFC 8259, UTF-8 without a byte-order mark).
 
-    Raises `Refusal`: `invalid_request` for what is not JSON, nests deeper than `depth_max`, holds more than `VALUES_MAX`
-    values or a number beyond reason, or repeats a member; `validation_failed` for JSON that is not an object.
+    Raises `Refusal`: `invalid_request` for text that is not JSON, nests deeper than `depth_max`, has more than `VALUES_MAX`
+    values or a number that is too long or too large, or repeats a member; `validation_failed` for JSON that is not an object.
     """
     parsed = _parse_json(raw, depth_max=depth_max)
     if not isinstance(parsed, dict):
@@ -71,7 +71,9 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
             parse_float=_bounded_float,
             parse_constant=_refuse_constant,
         )
-        if _SURROGATE_ESCAPE.search(raw):  # half a pair has no UTF-8 form: it could never be written again
+        if _SURROGATE_ESCAPE.search(
+            raw
+        ):  # a lone surrogate has no UTF-8 form: it could not be written to a response
             json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeError as exc:
         raise _invalid_json("the body is not valid UTF-8 text") from exc
@@ -86,7 +88,7 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
 
 
 def find_unknown_members(members: Iterable[str], known: Container[str]) -> tuple[FieldError, ...]:
-    """What is wrong with the members that nobody knows: the first of them, for there may be as many as bytes."""
+    """The errors of the unknown members, for the first `UNKNOWN_NAMED_MAX` of them: a body can hold thousands."""
     unknown = (name for name in members if name not in known)
     return tuple(
         FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape_pointer(name))
@@ -95,13 +97,13 @@ def find_unknown_members(members: Iterable[str], known: Container[str]) -> tuple
 
 
 def _escape_pointer(name: str) -> str:
-    """As a JSON pointer writes it (RFC 6901 §3), where it is short enough to be told."""
+    """A member name in a JSON pointer (RFC 6901 §3), cut to 64 characters."""
     return name[:64].replace("~", "~0").replace("/", "~1")
 
 
 def check_json_limits(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
-    """Raises `Refusal` (`invalid_request`) for JSON that nests deeper or holds too many values, before any parser sees it."""
-    # What stands inside texts is counted too: to tell it apart would cost what is to be saved.
+    """Raises `Refusal` (`invalid_request`) for JSON that nests too deep or has too many values, before a parser reads it."""
+    # Commas and brackets inside strings count too: to exclude them would take as long as the parser.
     openings = raw.count(b"[") + raw.count(b"{")
     if raw.count(b",") + openings > VALUES_MAX:
         raise _invalid_json(f"the body holds more than {VALUES_MAX} values")

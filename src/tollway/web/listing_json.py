@@ -1,4 +1,4 @@
-"""Listings as JSON: the seven fields of a list, the details, and the options to pay. Shapes only; it decides nothing."""
+"""Listings as JSON: the seven fields of a list, the details, the payment options, the links of a page and the entity tags."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ DOCUMENTS = (
     ("openapi", "service-desc", "application/openapi+json"),
     ("llms", "service-doc", "text/markdown"),
 )
-"""The documents of a listing: their names in `links`, what they are to it, and their media types."""
+"""The documents of a listing: their names in `links`, their link relations and their media types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingEncoder:
-    """What the JSON of a listing needs beyond the listing. `public_url` without a final slash.
+    """An encoder of listings. `public_url` without a final slash.
 
-    `is_offered`: which authorisations can be settled now; none by default.
+    `is_offered`: whether an authorisation can be settled now; False by default.
     """
 
     public_url: str
@@ -43,14 +43,14 @@ class ListingEncoder:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
 
     def item(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
-        """One element of a list: exactly the seven fields, and `match` when words were asked for."""
+        """One element of a list: exactly the seven fields, and `match` for a query with words."""
         item = _summary_fields(found.listing)
         if has_match:
             item["match"] = list(found.match)
         return item
 
     def details(self, listing: Listing, reputation: Reputation) -> dict[str, Any]:
-        """Everything that may be shown to anybody; the upstream secret only as set or not."""
+        """All public members. Of the upstream secret only whether it is set."""
         auth, limit = listing.upstream_auth, listing.rate_limit
         return {
             **_summary_fields(listing),
@@ -93,7 +93,7 @@ class ListingEncoder:
         }
 
     def options(self, listing: Listing, price: Price) -> list[dict[str, Any]]:
-        """Every way to pay that price of the listing's."""
+        """All ways to pay that price of the listing."""
         options = list_payment_options(
             listing,
             price,
@@ -105,7 +105,7 @@ class ListingEncoder:
         return [option_json(option) for option in options]
 
     def links(self, listing: Listing) -> dict[str, str]:
-        """Where everything about the listing is found."""
+        """The URLs of the listing, its gateway and its documents."""
         url = self.url_of(listing.id)
         return {
             "self": url,
@@ -119,7 +119,7 @@ class ListingEncoder:
         }
 
     def link_header(self, listing: Listing) -> str:
-        """`Link` of the details (RFC 8288, RFC 8631): its documents, for whoever follows relations."""
+        """The `Link` header of the details (RFC 8288, RFC 8631): the documents by relation."""
         links = self.links(listing)
         return ", ".join(
             f'<{links[name]}>; rel="{rel}"; type="{media_type}"' for name, rel, media_type in DOCUMENTS
@@ -139,8 +139,8 @@ def _summary_fields(listing: Listing) -> dict[str, Any]:
 
 
 def quality_json(quality: Quality | None) -> dict[str, Any]:
-    """Measured from paid calls; all null until there are enough of them. The rate is a number from 0 to 1, rounded down
-    to six places: only a listing without a failure shows 1."""
+    """The measured quality; all members null without enough paid calls. The rate is a number from 0 to 1, rounded down
+    to six decimals: it is 1 only without a failure."""
     if quality is None:
         return {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
     return {
@@ -152,7 +152,7 @@ def quality_json(quality: Quality | None) -> dict[str, Any]:
 
 
 def option_json(option: PaymentOption) -> dict[str, Any]:
-    """One way to pay, the same in details, in a 402 and in agent documents. A native asset has no `token`."""
+    """One payment option, the same in details, in a 402 and in agent documents. A native asset has no `token`."""
     if option.rail == "tx":
         return {
             "rail": "tx",
@@ -203,9 +203,9 @@ def page_json(encoder: ListingEncoder, page: ListingPage, query: ListingQuery) -
 
 
 def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, query: ListingQuery) -> str:
-    """The `Link` header of a page (RFC 8288). `given`: the request's parameters, kept but for `page`.
+    """The `Link` header of a page (RFC 8288). `given`: the request's parameters; each link has them, with its own `page`.
 
-    `last` is left out while the total is only a lower bound.
+    There is no `last` when the total is only a lower bound.
     """
     last = max(1, -(-page.total // query.limit))
     numbers = {"first": 1}
@@ -228,21 +228,21 @@ def render_json(content: Mapping[str, Any]) -> bytes:
 
 
 def etag_of(listing: Listing, body: bytes) -> str:
-    """A strong validator: the revision, and a digest of what is shown (the operator's settings show in it too)."""
+    """A strong validator: the revision and a digest of the content, which depends on the operator's settings too."""
     return f'"r{listing.revision}-{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
 def has_etag(header: str, etag: str, *, same: Callable[[str, str], bool]) -> bool:
-    """Whether a list of entity tags (RFC 9110 §13.1) holds this one, as `same` compares them; `*` is any."""
+    """Whether a list of entity tags (RFC 9110 §13.1) contains this one, compared by `same`; `*` matches any."""
     return any(tag == "*" or same(tag, etag) for tag in (part.strip() for part in header.split(",")))
 
 
 def is_same_content(tag: str, etag: str) -> bool:
-    """For If-None-Match: a weak tag names the same content."""
+    """The comparison of If-None-Match: weak."""
     return tag.removeprefix("W/") == etag
 
 
 def is_same_revision(tag: str, etag: str) -> bool:
-    """For If-Match: a strong tag of the same revision. What the operator's settings show does not belong to the
-    provider's edit."""
+    """The comparison of If-Match: strong, by the revision only. A change of the operator's settings changes the content and
+    must not refuse a provider's edit."""
     return tag.partition("-")[0] == etag.partition("-")[0]

@@ -1,6 +1,6 @@
 """The routes of listings: list, publish, read, edit, retire, and prove the ownership of the endpoint.
 
-Each request runs in order: authentication, listing, permission, body, endpoint checks. The rules are in `registry`. A response never contains the
+A request runs in this order: authentication, listing, permission, body, checks of the endpoint. The rules are in `registry`. A response never contains the
 upstream secret.
 """
 
@@ -87,13 +87,15 @@ from tollway.web.listing_json import (
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryParameters, format_time
 
-_NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API with this id.")
+_NOT_FOUND = Problem(
+    code=Code.API_NOT_FOUND, detail="There is no API with this id. GET /api/v2/apis lists all."
+)
 _RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
 _SUSPENDED = Problem(code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended")
 
 
 async def find_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
-    """As it is now, suspended or not. Raises Refusal: `api_not_found`, `api_retired`."""
+    """The current listing, also a suspended one. Raises Refusal: `api_not_found`, `api_retired`."""
     entry = await catalog.find(listing_id)
     if entry is None:
         raise Refusal(_NOT_FOUND)
@@ -103,7 +105,7 @@ async def find_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
 
 
 async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
-    """One that may be shown to anybody. Raises Refusal: also `api_paused` for what the operator has suspended."""
+    """The current listing, for every client. Raises Refusal: also `api_paused` for a listing that the operator has suspended."""
     listing = await find_listing(catalog, listing_id)
     if listing.suspended_ms is not None:
         raise Refusal(_SUSPENDED)
@@ -132,7 +134,7 @@ _RATE = re.compile(r"0(?:\.[0-9]{1,9})?|1(?:\.0{1,9})?")
 
 
 def parse_listing_query(raw: bytes) -> ListingQuery:
-    """Raises Refusal (422 naming each parameter). An empty `q` asks for nothing, like an absent one."""
+    """The query of `GET /apis`. An empty `q` counts as absent. Raises Refusal (422) with all errors."""
     query = QueryParameters(raw, known=_LISTING_PARAMETERS)
     words = query.text("q", length_max=SEARCH_LENGTH_MAX)
     max_price = query.parsed("maxPrice", Price.parse)
@@ -178,15 +180,15 @@ def _parse_rate(text: str) -> float:
 
 
 class ProviderDocuments:
-    """Safe to call from many tasks at once."""
+    """The reader of OpenAPI documents at an `openapiUrl`. Safe to call from many tasks at once."""
 
     def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
-        """`fetch` bounds what it reads; it raises `EndpointNotAllowed` and the failures of an upstream."""
+        """`fetch` bounds the length of a response; it raises `EndpointNotAllowed` and the failures of an upstream."""
         self._fetch = fetch
         self._yaml_semaphore = asyncio.Semaphore(1)
 
     async def read(self, url: str) -> Mapping[str, Any]:
-        """Raises Refusal (`validation_failed`) when there is no such document, or it cannot be listed."""
+        """The document at that URL. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
         try:
             raw = await self._fetch(url)
         except (EndpointNotAllowed, UpstreamUnreachable, UpstreamBadResponse, UpstreamTimeout) as exc:
@@ -203,7 +205,7 @@ class ProviderDocuments:
                 return parse_json_object(raw)
             except Refusal as exc:
                 raise refuse_document("could not be read as a JSON object") from exc
-        # A long YAML text takes the better part of a second: beside the loop, and one at a time.
+        # A long YAML text takes most of a second: it is parsed in a thread, one at a time.
         async with self._yaml_semaphore:
             try:
                 return await asyncio.to_thread(parse_yaml_object, raw)
@@ -217,16 +219,16 @@ def refuse_document(detail: str) -> Refusal:
 
 
 EDITS_MAX = 3
-"""An edit without `If-Match` that somebody else overtakes is tried again on the newer state."""
+"""Attempts of an edit. When another edit comes first, the edit is tried again on the newer state; `If-Match` refuses it then."""
 
 DRY_RUN_ID = ListingId("api_00000000000000000000000000")
-"""Stands for the id that a dry run does not make; it is shown as null."""
+"""The placeholder for the id in a dry run; its response has `id` null."""
 
 _POLICY_REASONS = frozenset({"address", "port"})
 
 
 class ProvenWallet(Protocol):
-    """What the routes need of a proven identity."""
+    """The part of an identity that the routes need."""
 
     @property
     def address(self) -> Address: ...
@@ -236,11 +238,11 @@ class ProvenWallet(Protocol):
 class ListingServices:
     """The collaborators of the routes.
 
-    `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint` resolves and judges an endpoint, or
-    raises `EndpointNotAllowed`. `is_unprotected` asks an endpoint whether it answers without the listing's secret.
-    `fetch_document` reads an `openapiUrl` through the outbound dialer. The last two may be absent.
-    `allowlist` None: anybody may publish. `find_owner`: who has proved that an origin is theirs, where the operator
-    requires that.
+    `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint` resolves and checks an endpoint, or
+    raises `EndpointNotAllowed`. `is_unprotected` requests an endpoint without the listing's secret and returns whether it
+    answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
+    `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
+    requires the proof; else None.
     """
 
     catalog: Catalog
@@ -261,7 +263,7 @@ class ListingServices:
 
 
 def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
-    """`DraftRules.judge_endpoint` from the outbound policy."""
+    """`DraftRules.check_endpoint` by the outbound policy."""
 
     def check(endpoint: str) -> EndpointFault | None:
         parsed = parse_endpoint(endpoint, allow_private=allow_private)
@@ -287,7 +289,7 @@ def listing_router(services: ListingServices) -> Router:
 
 
 class ListingRoutes:
-    """Safe to call from many tasks at once."""
+    """The handlers of the routes of listings. Safe to call from many tasks at once."""
 
     def __init__(self, services: ListingServices) -> None:
         self._services = services
@@ -371,14 +373,14 @@ class ListingRoutes:
         for _ in range(EDITS_MAX):
             previous = await self._find_own_listing(request, provider)
             now_ms = self._services.now_ms()
-            # The secret has no use any more, so it is not kept.
+            # A retired listing needs no secret, so it is deleted.
             retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
             outcome = await self._services.catalog.revise(retired, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
                 return Response(status_code=204)
         raise _edited_meanwhile()
 
-    # ---- Who may.
+    # ---- Permission.
 
     async def _authorize_publisher(self, request: Request) -> Address:
         """The wallet that may publish here."""
@@ -392,7 +394,7 @@ class ListingRoutes:
         return provider
 
     async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
-        """The listing as it is now, when it is this provider's and is still what `If-Match` says."""
+        """The current listing of this provider. Raises Refusal when another wallet published it, or when `If-Match` names another revision."""
         listing = await find_listing(self._services.catalog, ListingId(request.path_params["apiId"]))
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
@@ -400,19 +402,21 @@ class ListingRoutes:
         wanted = request.headers.get("if-match")
         etag = etag_of(listing, b"")
         if wanted is not None and not has_etag(wanted, etag, same=is_same_revision):
-            detail = f"The API has changed; it is at revision {listing.revision} now."
+            detail = f"The API has changed; its revision is {listing.revision} now. Read it and send its ETag as If-Match."
             raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
         return listing
 
-    # ---- What the body says.
+    # ---- The body.
 
     async def _read_draft(self, request: Request, provider: Address, *, previous: Listing | None) -> Draft:
-        """The body, judged whole: its form, then its endpoint, then its document."""
+        """The draft of the body, after all its checks: its form, then its endpoint, then its document."""
         _check_media_type(request)
         parsed = parse_draft(parse_json_object(await request.body()), self._services.rules, previous=previous)
         if isinstance(parsed, tuple):
             raise Refusal(_draft_problem(parsed))
-        if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits
+        if (
+            previous is None or previous.endpoint != parsed.endpoint
+        ):  # a dead host name must not stop other edits
             endpoint = self._parse_endpoint(parsed)
             await self._limits.charge_probe(client_address_of(request))
             await self._services.check_endpoint(endpoint)
@@ -443,7 +447,7 @@ class ListingRoutes:
             raise Refusal(_draft_problem((conflict,)))
         return found
 
-    # ---- What is answered.
+    # ---- The response.
 
     async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
         services = self._services
@@ -459,7 +463,7 @@ class ListingRoutes:
         return tuple(found)
 
     async def _preview(self, draft: Draft, provider: Address) -> Response:
-        """What a create would have made. Nothing has an id yet, so nothing links to it."""
+        """The response to a dry run: the listing that a create would write, without an id and links."""
         now_ms = self._services.now_ms()
         listing = create_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
         warnings = warnings_json(await self._list_warnings(listing, UNKNOWN_REPUTATION))
@@ -505,19 +509,19 @@ def _check_media_type(request: Request) -> None:
 
 
 def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
-    """A body whose only fault is where its endpoint leads is well formed: that has a code of its own."""
+    """The problem of a draft. When the outbound policy is its only error, the body is valid: that has a code of its own."""
     if all(error.code == ENDPOINT_POLICY for error in errors):
         return Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=errors[0].detail, errors=errors)
     return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
 
 
 def _edited_meanwhile() -> Refusal:
-    detail = "The API was changed by somebody else at the same moment. Read it and try again."
+    detail = "Another request changed the API at the same time. Read it and try again."
     return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
 
 
 CHECKS_MAX = 3
-"""A check of a listing that is edited meanwhile is made again of what it is then."""
+"""Attempts of a check. When the listing is edited during a check, its new state is checked again."""
 
 _SIGNATURE_POINTER = f"/{DOCUMENT_MEMBERS[0]}/ownershipProofs"
 
@@ -537,7 +541,7 @@ class OwnershipServices:
 
 
 def ownership_router(services: OwnershipServices) -> Router:
-    """Two routes: anybody may read, the provider may have it checked."""
+    """Two routes: every client may read the ownership, the provider may have it checked."""
     routes = OwnershipRoutes(services)
     path = "/api/v2/apis/{apiId}/ownership"
     return Router(
@@ -549,11 +553,11 @@ def ownership_router(services: OwnershipServices) -> Router:
 
 
 class OwnershipRoutes:
-    """Safe to call from many tasks at once."""
+    """The handlers of the routes of ownership. Safe to call from many tasks at once."""
 
     def __init__(self, services: OwnershipServices) -> None:
         self._services = services
-        # Each calls a server that somebody has named.
+        # Each check calls a server that a provider names.
         self._quota = Quota(
             "ownership-checks",
             "ownership checks",
@@ -594,7 +598,7 @@ class OwnershipRoutes:
     async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
         listing = await find_listing(self._services.catalog, _listing_id(request))
         if listing.provider != provider:
-            detail = "Only the wallet that published this API may have its ownership checked."
+            detail = "Only the wallet that published this API may request a check of its ownership."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
         if self._services.is_blocked(provider):
             raise Refusal(BLOCKED)
@@ -602,7 +606,7 @@ class OwnershipRoutes:
 
 
 def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:
-    """What is known, and what proves it. `method` and `verifiedAt` stand for a proof that counts."""
+    """The ownership and the challenge that proves it. `method` and `verifiedAt` are those of a valid proof; else null."""
     is_verified = known is not None and known.is_verified
     return {
         "apiId": challenge.listing_id,
@@ -642,12 +646,12 @@ def _ownership_response(content: Mapping[str, Any]) -> Response:
 
 
 def _refuse_members(raw: bytes) -> None:
-    """A check has nothing to be told. An empty object is what some clients send for that."""
+    """Refuses a body with members: a check has none. Some clients send an empty object."""
     given = parse_json_object(raw) if raw.strip() else {}
     if given:
         problem = Problem(
             code=Code.VALIDATION_FAILED,
-            detail="A check takes no members.",
+            detail="A check takes no members. Send an empty body.",
             errors=find_unknown_members(given, ()),
         )
         raise Refusal(problem)
@@ -655,5 +659,5 @@ def _refuse_members(raw: bytes) -> None:
 
 _EDITED_MEANWHILE = Problem(
     code=Code.PRECONDITION_FAILED,
-    detail="The API was changed at the same moment. Read it and try again.",
+    detail="The API was changed at the same time. Read it and try again.",
 )

@@ -1,6 +1,6 @@
-"""How plain values are written on the wire and read from a query: times, numbers, closed sets of parameters.
+"""Times on the wire, and a reader of query strings: texts, numbers, closed sets, all errors at once. Pure.
 
-Pure. It reads text and refuses what it does not know; it never guesses what an unknown parameter meant.
+An unknown parameter is an error.
 """
 
 import re
@@ -29,18 +29,18 @@ def format_time(ms: int) -> str:
     return f"{_format_second(seconds)}.{rest_ms:03d}Z"
 
 
-@lru_cache(maxsize=64)  # many are asked for in one second
+@lru_cache(maxsize=64)  # many times within one second are formatted
 def _format_second(seconds: int) -> str:
     return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse_time(text: str) -> int:
-    """RFC 3339 with an offset -> milliseconds; finer fractions are cut off. Raises ValueError on anything else."""
+    """RFC 3339 with an offset, in milliseconds; finer fractions are cut off. Raises ValueError for any other text."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError("a time is written like 2026-11-21T09:15:00.000Z")
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
-    if not 1970 <= year <= 9998:  # so that an offset cannot leave what a calendar holds
+    if not 1970 <= year <= 9998:  # so that an offset cannot leave the range of datetime
         raise ValueError("a time lies between 1970 and 9998")
     moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     if match[8]:
@@ -53,9 +53,9 @@ def parse_time(text: str) -> int:
 
 
 class QueryParameters:
-    """The query of one request. Collects what is wrong; `finish` refuses with all of it (422).
+    """A reader of the query of one request. It collects all errors; `finish` refuses the request with them (422).
 
-    Each parameter may stand once, and only those named in `known` may stand at all.
+    Each parameter may occur once, and only parameters in `known` may occur.
     """
 
     def __init__(self, raw: bytes, *, known: Iterable[str]) -> None:
@@ -75,16 +75,16 @@ class QueryParameters:
         elif value is None:
             self.refuse(name, "encoding", "must be percent-encoded UTF-8")
         elif name in self._values:
-            self.refuse(name, "duplicate", "may stand only once")
+            self.refuse(name, "duplicate", "may occur only once")
         else:
             self._values[name] = value
 
     def refuse(self, parameter: str, code: str, detail: str) -> None:
-        """Notes that a parameter is wrong."""
+        """Adds an error of a parameter."""
         self._errors.append(FieldError(code=code, detail=detail, parameter=parameter))
 
     def text(self, name: str, *, length_max: int = 256) -> str | None:
-        """The value as it is; None when it is not there."""
+        """The value; None when the parameter is absent or too long."""
         value = self._values.get(name)
         if value is not None and len(value) > length_max:
             self.refuse(name, "too_long", f"must have at most {length_max} characters")
@@ -92,7 +92,7 @@ class QueryParameters:
         return value
 
     def integer(self, name: str, *, default: int, least: int, most: int) -> int:
-        """A decimal integer in `least..most`."""
+        """A decimal integer in `least..most`; the default when the parameter is absent or wrong."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -105,7 +105,7 @@ class QueryParameters:
         return default
 
     def choice(self, name: str, options: Sequence[str]) -> str | None:
-        """One of `options`."""
+        """One of `options`; None when the parameter is absent or wrong."""
         value = self._values.get(name)
         if value is not None and value not in options:
             self.refuse(name, "unknown_value", "must be one of: " + ", ".join(options))
@@ -113,7 +113,7 @@ class QueryParameters:
         return value
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """What `parse` makes of the value; its ValueError becomes the refusal."""
+        """The result of `parse` for the value; a ValueError of it becomes an error."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -127,7 +127,7 @@ class QueryParameters:
         return name in self._values
 
     def finish(self) -> None:
-        """Raises a 422 that names everything that was wrong."""
+        """Raises Refusal (422) with all errors, if there is one."""
         if self._errors:
             errors = tuple(self._errors)
             raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
