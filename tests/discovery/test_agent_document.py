@@ -1,4 +1,4 @@
-"""The agent document: always at most 8 KiB, always enough to pay; and what gives way when a provider writes too much."""
+"""The agent document: at most 8 KiB, enough to call and to pay; operations are whole or counted, and every left-out member is named."""
 
 import json
 import random
@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
-from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents
+from tollway.discovery.agent_document import (
+    AGENT_BYTES_MAX,
+    DESCRIPTION_BYTES_MIN,
+    SUMMARY_LENGTH_MAX,
+    describe_for_agents,
+    describe_operation,
+    json_size,
+)
 from tollway.discovery.listing_view import ListingView
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
@@ -20,12 +27,31 @@ WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"
 
 
+DISCOVERY = f"/api/v2/apis/{LISTING_ID}/discovery"
+
+
 def write(view: ListingView) -> dict[str, Any]:
-    """As it goes over the wire, and within its size."""
+    """The document as a client parses it, after a check of its size and of what it leaves out."""
     body = json.dumps(describe_for_agents(view, DEFAULT_LIMITS), ensure_ascii=False, separators=(",", ":"))
     assert len(body.encode()) <= AGENT_BYTES_MAX
     written: dict[str, Any] = json.loads(body)
+    check_completeness(view, written)
     return written
+
+
+def check_completeness(view: ListingView, agent: dict[str, Any]) -> None:
+    """Each operation is listed or counted, and each listed one has or names every member."""
+    listed, counted = agent["operations"], agent.get("operationsLeftOut", 0)
+    assert len(listed) + counted == len(view.operations)
+    by_tool = {operation.tool: operation for operation in view.operations}
+    left_out = [name for entry in listed for name in entry.get("leftOut", ())]
+    for entry in listed:
+        operation = by_tool[entry["tool"]]
+        whole = describe_operation(view, operation)
+        members = (set(whole) - {"leftOut"}) | set(whole["leftOut"])
+        assert sorted([*(set(entry) - {"leftOut"}), *entry.get("leftOut", ())]) == sorted(members)
+        assert entry.get("inputSchema", operation.input_schema) == operation.input_schema
+    assert agent.get("operationsAt") == (DISCOVERY if counted or left_out else None)
 
 
 def document_of(paths: int, **operation: Any) -> dict[str, Any]:
@@ -43,10 +69,10 @@ def find_keys(content: Any) -> set[str]:
     return {key for one in content for key in find_keys(one)} if isinstance(content, list) else set()
 
 
-# ---- What it tells.
+# ---- What it contains.
 
 
-def test_it_tells_all_that_is_needed_to_call_and_pay() -> None:
+def test_it_has_everything_that_a_caller_needs_to_call_and_pay() -> None:
     agent = write(show_listing(openapi=SAMPLE_DOCUMENT, description="Quotes for symbols."))
     assert (agent["id"], agent["name"], agent["status"]) == (LISTING_ID, "Weather", "active")
     assert agent["whenToUse"] == "Quotes for symbols."
@@ -69,13 +95,13 @@ def test_each_operation_has_a_price_schemas_and_an_example() -> None:
     assert quote["example"] == {"method": "GET", "url": url}
 
 
-def test_a_listing_without_a_document_is_told_as_a_whole() -> None:
+def test_a_listing_without_an_openapi_document_is_one_operation() -> None:
     (call,) = write(show_listing())["operations"]
     assert call["tool"] == "call"
     assert call["example"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}"
 
 
-def test_the_words_of_a_document_stand_in_where_the_listing_has_none() -> None:
+def test_the_description_of_the_openapi_document_replaces_a_missing_one() -> None:
     document = {**document_of(1), "info": {"title": "t", "version": "1", "description": "From <b>there</b>."}}
     assert write(show_listing(openapi=document))["whenToUse"] == "From there."
 
@@ -88,7 +114,7 @@ def test_the_words_of_a_document_stand_in_where_the_listing_has_none() -> None:
         (False, False, {"tx"}),
     ],
 )
-def test_only_rails_that_are_open_are_told(has_mpp: bool, is_offered: bool, rails: set[str]) -> None:
+def test_only_open_rails_are_listed(has_mpp: bool, is_offered: bool, rails: set[str]) -> None:
     agent = write(show_listing(has_mpp=has_mpp, is_offered=lambda asset, units, listing_id: is_offered))
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == rails
 
@@ -98,7 +124,7 @@ def test_a_free_listing_asks_for_nothing() -> None:
     assert agent["payment"] == {"required": False, "amount": "0", "currency": "USDC"}
 
 
-def test_options_are_told_for_a_price_at_which_something_is_sold() -> None:
+def test_options_are_for_a_price_of_an_operation() -> None:
     dear = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
     agent = write(show_listing(operations=(dear,), other_paths="refuse"))
     assert agent["payment"]["amount"] == "2.5"
@@ -107,11 +133,11 @@ def test_options_are_told_for_a_price_at_which_something_is_sold() -> None:
 
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
 def test_what_is_charged_follows_the_listing(charge_on: ChargeOn) -> None:
-    told = write(show_listing(charge_on=charge_on))["charged"]["for"]
-    assert ("4xx" in told) == (charge_on is ChargeOn.ANSWERED)
+    charged_for = write(show_listing(charge_on=charge_on))["charged"]["for"]
+    assert ("4xx" in charged_for) == (charge_on is ChargeOn.ANSWERED)
 
 
-def test_trust_is_what_is_known() -> None:
+def test_trust_has_the_proof_of_ownership_and_the_quality() -> None:
     quality = Quality(calls=120, success_ppm=998_100, p50_ms=120, p95_ms=480)
     known = write(show_listing(reputation=Reputation(quality=quality, verified_ms=1_795_239_000_000)))[
         "trust"
@@ -131,26 +157,38 @@ def test_limits_are_those_of_the_listing() -> None:
     assert limits["ratePerPayer"] == {"calls": 3, "perSeconds": 60}
 
 
-def test_nothing_of_the_endpoint_or_its_secret_is_told() -> None:
+def test_it_contains_nothing_of_the_endpoint() -> None:
     view = show_listing(endpoint="https://hidden.example.com/base")
     assert "hidden.example.com" not in json.dumps(write(view))
 
 
-# ---- What gives way.
+# ---- What is left out.
 
 
-def test_answers_lose_their_schemas_before_requests_do() -> None:
+def test_a_summary_is_cut() -> None:
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    quote = view.operations[0]
+    assert len(describe_operation(view, replace(quote, summary="w" * 500))["summary"]) == SUMMARY_LENGTH_MAX
+
+
+def test_a_description_replaces_a_missing_summary() -> None:
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    quote = replace(view.operations[0], summary="", description="what it does")
+    assert describe_operation(view, quote)["summary"] == "what it does"
+
+
+def test_response_schemas_are_left_out_before_request_schemas() -> None:
     answer = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(40)}}
     responses = {"200": {"description": "ok", "content": {"application/json": {"schema": answer}}}}
     query = [{"name": "q", "in": "query", "required": True, "schema": {"type": "string"}}]
     agent = write(show_listing(openapi=document_of(3, responses=responses, parameters=query)))
     assert len(agent["operations"]) == 3
     assert all("inputSchema" in one for one in agent["operations"])
-    assert any("outputSchema" not in one for one in agent["operations"])
+    assert agent["operations"][-1]["leftOut"] == ["outputSchema"]
     assert "operationsLeftOut" not in agent
 
 
-def test_remarks_go_before_demands() -> None:
+def test_an_operation_with_a_long_schema_can_be_called_by_its_example() -> None:
     query = [
         {
             "name": f"q{n}",
@@ -159,29 +197,29 @@ def test_remarks_go_before_demands() -> None:
             "description": "w" * 900,
             "schema": {"type": "string"},
         }
-        for n in range(3)
+        for n in range(9)
     ]
     (one,) = write(show_listing(openapi=document_of(1, parameters=query)))["operations"]
-    assert one["inputSchema"]["properties"] == {f"q{n}": {"type": "string"} for n in range(3)}
-    assert one["inputSchema"]["required"] == ["q0"]
+    assert one["leftOut"] == ["arguments", "inputSchema"]
+    assert one["example"]["url"].endswith("/v1/things/0?q0=text")
 
 
-def test_of_many_operations_the_first_are_whole_and_the_rest_are_named_then_counted() -> None:
+def test_the_first_of_many_operations_are_listed_and_the_rest_are_counted() -> None:
     view = show_listing(openapi=document_of(2_000))
     agent = write(view)
-    told, named = agent["operations"], agent["otherOperations"]
-    assert told[0]["inputSchema"]["type"] == "object"
-    assert named[0] == f"GET /v1/things/{len(told)}"
-    assert len(told) + len(named) + agent["operationsLeftOut"] == len(view.operations) == 2_000
-    assert len(told) >= 5
-    assert len(named) >= 20
+    listed = agent["operations"]
+    assert [one["path"] for one in listed] == [f"/v1/things/{n}" for n in range(len(listed))]
+    assert all({"method", "path", "price", "example"} <= set(one) for one in listed)
+    assert len(listed) >= 5
+    assert len(listed) + agent["operationsLeftOut"] == 2_000
 
 
-def test_a_name_with_another_price_says_it() -> None:
-    view = show_listing(openapi=document_of(400))
-    last = replace(view.operations[30], price=Price.parse("3"))
-    agent = write(replace(view, operations=(*view.operations[:30], last, *view.operations[31:])))
-    assert f"GET {last.path} (3 USDC)" in agent["otherOperations"]
+def test_an_operation_that_does_not_fit_is_counted_and_the_next_one_is_listed() -> None:
+    view = show_listing(openapi=document_of(3))
+    first, *others = view.operations
+    agent = write(replace(view, operations=(replace(first, path="/" + "x" * 4_000), *others)))
+    assert [one["path"] for one in agent["operations"]] == ["/v1/things/1", "/v1/things/2"]
+    assert agent["operationsLeftOut"] == 1
 
 
 def test_many_options_are_cut_to_the_first_of_each_rail() -> None:
@@ -189,9 +227,10 @@ def test_many_options_are_cut_to_the_first_of_each_rail() -> None:
     rails = [option["rail"] for option in agent["payment"]["options"]]
     assert set(rails) == {"tx", "x402"}
     assert agent["payment"]["optionsLeftOut"] == 24 - len(rails)
+    assert agent["payment"]["optionsAt"] == DISCOVERY
 
 
-def test_a_rail_that_only_the_last_network_has_is_told() -> None:
+def test_a_rail_of_the_last_network_alone_is_listed() -> None:
     last = 8453 + 9
     agent = write(show_listing(chains=10, is_offered=lambda asset, units, listing_id: asset.chain_id == last))
     options = agent["payment"]["options"]
@@ -268,7 +307,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("chains", [1, 12])
-def test_it_fits_and_tells_how_to_pay_whatever_the_provider_wrote(
+def test_it_fits_and_says_how_to_pay_whatever_the_provider_wrote(
     chains: int, changes: dict[str, Any]
 ) -> None:
     agent = write(show_listing(chains=chains, public_url=LONG_URL, **changes))
@@ -277,26 +316,12 @@ def test_it_fits_and_tells_how_to_pay_whatever_the_provider_wrote(
     assert set(agent) >= {"interfaces", "operations", "charged", "errors", "history"}
 
 
-def test_tags_and_descriptions_give_way_to_operations() -> None:
+def test_tags_and_descriptions_leave_room_for_operations() -> None:
     hostile = HOSTILE["wide characters everywhere"]
     agent = write(show_listing(chains=12, public_url=LONG_URL, **{**hostile, "openapi": document_of(30)}))
-    assert agent["tags"] == []
-    assert len(agent["whenToUse"]) <= 60
-    assert len(agent["operations"]) + len(agent["otherOperations"]) >= 3
-
-
-def test_a_cut_schema_tells_only_places_of_members_that_it_has() -> None:
-    many = [
-        {
-            "name": f"q{n}",
-            "in": "query",
-            "schema": {"type": "string", "enum": [f"{n}{m}" * 9 for m in range(20)]},
-        }
-        for n in range(60)
-    ]
-    (one,) = write(show_listing(openapi=document_of(1, parameters=many)))["operations"]
-    assert one["arguments"].keys() == one["inputSchema"]["properties"].keys()
-    assert 0 < len(one["arguments"]) < 60
+    assert "tags" not in agent
+    assert json_size(agent["whenToUse"]) <= DESCRIPTION_BYTES_MIN
+    assert len(agent["operations"]) >= 3
 
 
 def test_random_documents_fit() -> None:
@@ -335,5 +360,5 @@ def test_provider_words_are_told_as_untrusted_and_cleaned() -> None:
 def test_names_in_every_part_are_camel_case() -> None:
     agent = write(show_listing(openapi=SAMPLE_DOCUMENT))
     del agent["operations"]
-    told = find_keys(agent) - {"x402/payment"}
-    assert not [key for key in told if "_" in key]
+    names = find_keys(agent) - {"x402/payment"}
+    assert not [key for key in names if "_" in key]

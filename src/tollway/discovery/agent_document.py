@@ -1,138 +1,129 @@
 """The agent document of a listing: one fetch, at most 8 KiB, with everything needed to call and to pay. Pure.
 
-The document always fits. Parts are left out in this order: options to pay after the first four and the end of a long description; then schemas of responses,
-annotations in schemas, schemas except names and types; then operations are only named, then only counted. How to pay, what is charged and the links to the rest
-are never left out. No step tells a reader to pay again while a payment can still move money.
+Payment, charging, limits and links are always there. The other parts are written once, in this order, while room lasts: the description, the tags,
+further options to pay, operations, their request schemas, their response schemas. An operation is either whole or counted; a member that an
+operation leaves out is named in its `leftOut`; `operationsAt` is the path of the document that has the rest.
+
+No payment step advises a second payment while a payment can still move money.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE, ListingView, arguments_json
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.requests import example_json
-from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
+from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags, truncate
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing
 
+AGENT_BYTES_MAX = 8 * KIB
 SUMMARY_LENGTH_MAX = 200
-"""Characters of a summary in an agent document."""
+DESCRIPTION_LENGTH_MAX, DESCRIPTION_BYTES_MIN = 600, 200
+OPTIONS_MAX = 4
+OPERATIONS_BYTES_MIN = 2_000
+"""Bytes that the description, the tags and further options leave to the operations."""
 
-_MEMBERS_MAX = 16
-_NAME_LENGTH_MAX = 64
-_CHOICES_MAX = 8
-_DEPTH_MAX = 70
-
-# What a schema says beside what it demands.
-_ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "examples",
-        "example",
-        "default",
-        "$comment",
-        "deprecated",
-        "externalDocs",
-        "xml",
-    }
-)
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas"})
-_ASSERTIONS = ("type", "format", "enum", "minimum", "maximum")
+_OPERATION_BYTES_MIN = 100  # no operation is shorter
 
 
-def list_forms(view: ListingView, operation: ApiOperation) -> Iterator[dict[str, Any]]:
-    """The whole; without the schema of the answer; without the remarks in the schema; the names and types of the first
-    members only; no schema."""
-    head: dict[str, Any] = {
-        "tool": operation.tool,
-        "method": operation.method,
-        "path": operation.path,
-        "price": view.price_json(operation.price),
-    }
-    words = operation.summary or operation.description
-    if words:
-        head["summary"] = words if len(words) <= SUMMARY_LENGTH_MAX else words[: SUMMARY_LENGTH_MAX - 1] + "…"
-    example = example_json(operation, view.gateway_url)
-    tail = {"example": example} if example else {}
-    body = {"bodyType": operation.body_type} if operation.body_type else {}
-    places = {"arguments": arguments_json(operation)} if operation.arguments else {}
-    bare = strip_annotations(operation.input_schema)
-    lean = {**head, **places, **body}
-    if operation.output_schema is not None:
-        schemas = {"inputSchema": operation.input_schema, "outputSchema": operation.output_schema}
-        yield {**lean, **schemas, **tail}
-        yield {
-            **lean,
-            "inputSchema": bare,
-            "outputSchema": strip_annotations(operation.output_schema),
-            **tail,
-        }
-    yield {**lean, "inputSchema": operation.input_schema, **tail}
-    yield {**lean, "inputSchema": bare, **tail}
-    few = [one for one in operation.arguments if len(one.name) <= _NAME_LENGTH_MAX]
-    few.sort(key=lambda one: not one.is_required)
-    kept = {one.name for one in few[:_MEMBERS_MAX]}
-    places = {"arguments": {name: place for name, place in arguments_json(operation).items() if name in kept}}
-    yield {**head, **places, **body, "inputSchema": shallow_schema(operation.input_schema, kept), **tail}
-    yield head
-
-
-def strip_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Without remarks: what is demanded stays, so what it allows is the same."""
-    bare = _strip(schema, 0)
-    return bare if isinstance(bare, dict) else {}
-
-
-def _strip(schema: Any, depth: int) -> Any:
-    if isinstance(schema, list):
-        return [_strip(one, depth + 1) for one in schema]
-    if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
-        return schema
-    bare: dict[str, Any] = {}
-    for word, said in schema.items():
-        if word in _NAMED and isinstance(said, Mapping):
-            bare[word] = {name: _strip(own, depth + 1) for name, own in said.items()}
-        elif word in ("enum", "const", "required"):
-            bare[word] = said
-        elif word not in _ANNOTATIONS and not word.startswith("x-"):
-            bare[word] = _strip(said, depth + 1)
-    return bare
-
-
-def shallow_schema(schema: Mapping[str, Any], kept: set[str]) -> dict[str, Any]:
-    """The types of the members in `kept`; open, because it does not say all."""
-    properties = schema.get("properties")
-    required = schema.get("required")
-    shallow: dict[str, Any] = {
-        "type": "object",
-        "properties": {
-            name: _assertions(own)
-            for name, own in (properties.items() if isinstance(properties, Mapping) else ())
-            if name in kept
-        },
-    }
-    needed = [name for name in required if name in kept] if isinstance(required, list) else []
-    return {**shallow, "required": needed} if needed else shallow
-
-
-def _assertions(schema: Any) -> dict[str, Any]:
-    if not isinstance(schema, Mapping):
-        return {}
-    demands = {word: schema[word] for word in _ASSERTIONS if word in schema}
-    choices = demands.get("enum")
-    if isinstance(choices, list) and (len(choices) > _CHOICES_MAX or json_size(choices) > 200):
-        del demands["enum"]
-    return demands
+def describe_for_agents(view: ListingView, limits: Limits) -> dict[str, Any]:
+    """The document. Its size on the wire is at most `AGENT_BYTES_MAX`."""
+    content = _describe_all_but_operations(view, limits)
+    content.update(_list_operations(view, AGENT_BYTES_MAX - json_size(content)))
+    return content
 
 
 def json_size(content: Any) -> int:
     """Bytes on the wire."""
     return len(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
 
+
+# ---- The operations.
+
+
+def _list_operations(view: ListingView, bytes_left: int) -> dict[str, Any]:
+    """First the operations in their order, without schemas; then request schemas in that order; then response schemas."""
+    operations_at = _path_of(view, "discovery")
+    left = bytes_left - json_size({"operationsLeftOut": len(view.operations), "operationsAt": operations_at})
+    listed: list[tuple[ApiOperation, dict[str, Any]]] = []
+    for operation in view.operations:
+        if left < _OPERATION_BYTES_MIN:
+            break
+        entry = describe_operation(view, operation)
+        size = json_size(entry) + 1
+        if size <= left:
+            listed.append((operation, entry))
+            left -= size
+    for members_of in (_input_members, _output_members):
+        for operation, entry in listed:
+            members = members_of(operation)
+            # The braces go, a comma comes.
+            size = json_size(members) - 1 if members else 0
+            if size <= left:
+                left -= size
+                _add_members(entry, members)
+    entries = [entry for _, entry in listed]
+    count = len(view.operations) - len(entries)
+    content: dict[str, Any] = {"operations": entries}
+    if count:
+        content["operationsLeftOut"] = count
+    if count or any("leftOut" in entry for entry in entries):
+        content["operationsAt"] = operations_at
+    return content
+
+
+def describe_operation(view: ListingView, operation: ApiOperation) -> dict[str, Any]:
+    """An operation that can be called: how, for how much, and an example where one is short. `leftOut` names its other members."""
+    summary = operation.summary or operation.description
+    example = example_json(operation, view.gateway_url)
+    left_out = [*_input_members(operation), *_output_members(operation)]
+    return {
+        "tool": operation.tool,
+        "method": operation.method,
+        "path": operation.path,
+        "price": view.price_json(operation.price),
+        **({"summary": truncate(summary, SUMMARY_LENGTH_MAX)} if summary else {}),
+        **({"bodyType": operation.body_type} if operation.body_type else {}),
+        **({"example": example} if example else {}),
+        "leftOut": left_out,
+    }
+
+
+def _input_members(operation: ApiOperation) -> dict[str, Any]:
+    places = {"arguments": arguments_json(operation)} if operation.arguments else {}
+    return {**places, "inputSchema": operation.input_schema}
+
+
+def _output_members(operation: ApiOperation) -> dict[str, Any]:
+    return {} if operation.output_schema is None else {"outputSchema": operation.output_schema}
+
+
+_MEMBER_ORDER = (
+    "tool",
+    "method",
+    "path",
+    "price",
+    "summary",
+    "arguments",
+    "bodyType",
+    "inputSchema",
+    "outputSchema",
+    "example",
+    "leftOut",
+)
+
+
+def _add_members(entry: dict[str, Any], members: Mapping[str, Any]) -> None:
+    left_out = [name for name in entry.pop("leftOut", ()) if name not in members]
+    changed = {**entry, **members, **({"leftOut": left_out} if left_out else {})}
+    entry.clear()
+    entry.update((name, changed[name]) for name in _MEMBER_ORDER if name in changed)
+
+
+# ---- The rails: for each, its steps in words and as a form that a program fills in.
 
 _PAID_CALL = (
     "PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
@@ -145,7 +136,7 @@ _AUTHORIZATION = (
 
 
 def list_rails(view: ListingView, rails: frozenset[str], limits: Limits) -> list[dict[str, Any]]:
-    """`rails`: of the options to pay (`tx`, `x402`); MPP is added where it is open, because it settles what x402 does."""
+    """`rails`: those of the options (`tx`, `x402`). MPP has no options of its own: it is added where a 402 offers it."""
     found: list[dict[str, Any]] = []
     if "x402" in rails:
         found.append(_x402())
@@ -249,57 +240,79 @@ def _tx(view: ListingView, limits: Limits) -> dict[str, Any]:
     }
 
 
-AGENT_BYTES_MAX = 8 * KIB
-OPERATIONS_BYTES_MIN = 2_000
-"""The room that options and descriptions leave to operations, where there are many of either."""
+# ---- Everything but the operations.
 
-_OPTION_STEPS = (4, 3, 2)  # one for each rail at least
-_DESCRIPTION_STEPS = (600, 200, 60)
-_OPERATION_BYTES_MAX = 1_200  # of one among many
-_FORM_BYTES_MIN = 120  # no form of any operation is shorter
-_FORMS_MAX = 40  # more operations than that never find room with their schemas
+
+def _describe_all_but_operations(view: ListingView, limits: Limits) -> dict[str, Any]:
+    """First what every document has, with one option to pay for each rail; then the description, the tags and further options, while they leave
+    `OPERATIONS_BYTES_MIN` to the operations."""
+    options = view.options[view.quoted_price.nano]
+    chosen = _first_of_each_rail(options)
+    content = _required_members(view, limits, chosen)
+    left = AGENT_BYTES_MAX - OPERATIONS_BYTES_MIN - json_size(content)
+    description = clean_prose(_description(view.listing), DESCRIPTION_LENGTH_MAX)
+    content["whenToUse"] = _cut_bytes(description, max(left, DESCRIPTION_BYTES_MIN))
+    left -= json_size(content["whenToUse"])
+    tags = clean_tags(view.listing.tags)
+    if json_size(tags) <= left:
+        content["tags"] = tags
+        left -= json_size(tags)
+    else:
+        del content["tags"]
+    content["payment"] = _payment(view, limits, _add_options(options, chosen, left))
+    return content
+
+
+def _first_of_each_rail(options: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Their positions."""
+    return sorted(
+        {option["rail"]: position for position, option in reversed(list(enumerate(options)))}.values()
+    )
+
+
+def _add_options(options: Sequence[Mapping[str, Any]], chosen: Sequence[int], bytes_left: int) -> list[int]:
+    """`chosen`, and the positions of the next options, up to `OPTIONS_MAX` while they fit."""
+    added = list(chosen)
+    for position, option in enumerate(options):
+        if position not in chosen and len(added) < OPTIONS_MAX:
+            bytes_left -= json_size(option) + 1
+            if bytes_left < 0:
+                break
+            added.append(position)
+    return sorted(added)
+
+
+def _cut_bytes(text: str, bytes_max: int) -> str:
+    """The text, or as much of its beginning as takes `bytes_max` bytes of JSON with its quotation marks and an ellipsis."""
+    if json_size(text) <= bytes_max:
+        return text
+    left = bytes_max - json_size("…")
+    for position, character in enumerate(text):
+        left -= json_size(character) - 2
+        if left < 0:
+            return text[:position].rstrip() + "…"
+    return text
+
+
 _CHARGED_FOR = {
     ChargeOn.SUCCESS: "answers 2xx and 304",
     ChargeOn.ANSWERED: "answers 2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429",
 }
 
 
-def describe_for_agents(view: ListingView, limits: Limits) -> dict[str, Any]:
-    """The document; its size on the wire is at most `AGENT_BYTES_MAX`."""
-    content = _frame(view, limits)
-    bytes_left = AGENT_BYTES_MAX - json_size(content)
-    content.update(_operations(view, bytes_left))
-    return content
-
-
-# ---- Everything but the operations.
-
-
-def _frame(view: ListingView, limits: Limits) -> dict[str, Any]:
-    """With as many options and as much description as leave room for operations; the last try is small enough whatever
-    the provider wrote."""
-    most = AGENT_BYTES_MAX - OPERATIONS_BYTES_MIN
-    for options_max in _OPTION_STEPS:
-        for words_max in _DESCRIPTION_STEPS:
-            frame = _fill_frame(view, limits, options_max=options_max, words_max=words_max)
-            if json_size(frame) <= most:
-                return frame
-    return frame
-
-
-def _fill_frame(view: ListingView, limits: Limits, *, options_max: int, words_max: int) -> dict[str, Any]:
+def _required_members(view: ListingView, limits: Limits, chosen: Sequence[int]) -> dict[str, Any]:
     details, listing = view.details, view.listing
     return {
         "id": listing.id,
         "name": clean_line(listing.name, 120),
         "status": listing.status,
-        "whenToUse": clean_prose(_description(listing), words_max),
-        "tags": [] if words_max == _DESCRIPTION_STEPS[-1] else clean_tags(listing.tags),
+        "whenToUse": "",
+        "tags": [],
         "untrusted": UNTRUSTED_NOTICE,
         "origin": view.public_url,
         "interfaces": _interfaces(view),
         "operations": [],
-        "payment": _payment(view, limits, options_max),
+        "payment": _payment(view, limits, chosen),
         "charged": {
             "for": _CHARGED_FOR[listing.charge_on],
             "else": "nothing; Tollway-Payment-State says charged, released (yours again), held (not known yet) or none",
@@ -324,18 +337,18 @@ def _fill_frame(view: ListingView, limits: Limits, *, options_max: int, words_ma
             "qualityOf": "paid calls by others; null: fewer than 20",
         },
         "history": _history(limits),
-        "links": {
-            name: url.removeprefix(view.public_url)
-            for name, url in view.links.items()
-            if name not in _LINKS_LEFT_OUT
-        },
+        "links": {name: _path_of(view, name) for name in view.links if name not in _LINKS_LEFT_OUT},
         "updatedAt": details["updatedAt"],
         "revision": listing.revision,
     }
 
 
+def _path_of(view: ListingView, link: str) -> str:
+    return view.links[link].removeprefix(view.public_url)
+
+
 def _description(listing: Listing) -> object:
-    """The listing's description, or its document's."""
+    """The listing's description; without one, that of its OpenAPI document."""
     info = (listing.openapi or {}).get("info")
     described = info.get("description") or info.get("summary") if isinstance(info, Mapping) else ""
     return listing.description.strip() or described
@@ -368,31 +381,24 @@ _STEPS = (
 )
 
 
-def _payment(view: ListingView, limits: Limits, options_max: int) -> dict[str, Any]:
+def _payment(view: ListingView, limits: Limits, chosen: Sequence[int]) -> dict[str, Any]:
+    """`chosen`: the positions of the options that the document has."""
     price = view.quoted_price
     options = view.options[price.nano]
     payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(price)}
     if not options:
         return payment
-    chosen = _choose_options(options, options_max)
     payment["steps"] = list(_STEPS)
-    payment["options"] = chosen
+    payment["options"] = [options[position] for position in chosen]
     if len(chosen) < len(options):
         payment["optionsLeftOut"] = len(options) - len(chosen)
+        payment["optionsAt"] = _path_of(view, "discovery")
     if any(one.price.nano != price.nano for one in view.operations):
         payment["otherPrices"] = "an option's amount = price x 10^decimals"
     rails = frozenset(option["rail"] for option in options)
     payment["rails"] = list_rails(view, rails, limits)
     payment["cap"] = "Tollway-Max-Price: <decimal> refuses a dearer call, unpaid"
     return payment
-
-
-def _choose_options(options: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
-    """The first of each rail, then the next ones, in their order."""
-    firsts = {option["rail"]: number for number, option in reversed(list(enumerate(options)))}
-    numbers = sorted(firsts.values())[:most]
-    numbers += [number for number in range(len(options)) if number not in numbers][: most - len(numbers)]
-    return [options[number] for number in sorted(numbers)]
 
 
 def _is_all_free(view: ListingView) -> bool:
@@ -422,86 +428,3 @@ def _history(limits: Limits) -> dict[str, Any]:
             "or SIGN-IN-WITH-X at /x402/history",
         ],
     }
-
-
-# ---- The operations, in what room there is.
-
-_Form = tuple[int, dict[str, Any]]
-"""Bytes on the wire with its comma, and the form."""
-
-
-def _operations(view: ListingView, bytes_left: int) -> dict[str, Any]:
-    fitting = _fit_all(view, bytes_left)
-    return {"operations": fitting} if fitting is not None else _fit_some(view, bytes_left)
-
-
-def _fit_all(view: ListingView, bytes_left: int) -> list[dict[str, Any]] | None:
-    """All of them with their schemas; where room is short, the longest are shortened first."""
-    if len(view.operations) > _FORMS_MAX:
-        return None
-    forms = [_list_shorter_forms(view, operation)[:-1] for operation in view.operations]
-    chosen = [0] * len(forms)
-    while sum(forms[number][at][0] for number, at in enumerate(chosen)) > bytes_left:
-        longest = [number for number, at in enumerate(chosen) if at + 1 < len(forms[number])]
-        if not longest:
-            return None
-        chosen[max(longest, key=lambda number: forms[number][chosen[number]][0])] += 1
-    return [forms[number][at][1] for number, at in enumerate(chosen)]
-
-
-def _fit_some(view: ListingView, bytes_left: int) -> dict[str, Any]:
-    """The first ones with schemas, then names, then a number."""
-    listed: list[dict[str, Any]] = []
-    left = bytes_left - _COUNTED_BYTES
-    share = left * 2 // 3
-    operations = iter(view.operations)
-    rest: list[ApiOperation] = []
-    for operation in islice(operations, _FORMS_MAX):
-        if share < _FORM_BYTES_MIN:
-            rest.append(operation)
-            break
-        forms = _list_shorter_forms(view, operation)
-        most = min(share, _OPERATION_BYTES_MAX)
-        size, form = next((one for one in forms if one[0] <= most), (0, {}))
-        if not form:
-            rest.append(operation)
-            continue
-        listed.append(form)
-        left, share = left - size, share - size
-    names: list[str] = []
-    for operation in (*rest, *operations):
-        name = _name(view, operation)
-        size = json_size(name) + 1
-        if size > left:
-            break
-        names.append(name)
-        left -= size
-    counted = len(view.operations) - len(listed) - len(names)
-    return {
-        "operations": listed,
-        **({"otherOperations": names} if names else {}),
-        "operationsLeftOut": counted,
-        "operationsAt": "links.discovery",
-    }
-
-
-_COUNTED_BYTES = json_size(
-    {"otherOperations": [], "operationsLeftOut": 10**6, "operationsAt": "links.discovery"}
-)
-
-
-def _list_shorter_forms(view: ListingView, operation: ApiOperation) -> list[_Form]:
-    """Its forms, those that save nothing left out."""
-    found: list[_Form] = []
-    for form in list_forms(view, operation):
-        size = json_size(form) + 1
-        if not found or size < found[-1][0]:
-            found.append((size, form))
-    return found
-
-
-def _name(view: ListingView, operation: ApiOperation) -> str:
-    name = f"{operation.method} {operation.path or '/'}"
-    if operation.price.nano == view.quoted_price.nano:
-        return name
-    return f"{name} ({operation.price.text} {view.listing.currency})"
