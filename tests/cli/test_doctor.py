@@ -207,13 +207,13 @@ OLD_KEY, NEW_KEY = b"o" * 32, b"n" * 32
     [
         ((), (KEY,), "ok", "all 0 secret(s)"),
         ((KEY,), (KEY,), "ok", "all 1 secret(s)"),
-        ((KEY,), (KEY, OLD_KEY), "note", "1 more key(s) are known"),
-        ((OLD_KEY, KEY), (KEY, OLD_KEY), "note", "1 secret(s) of listings and 0 stored answer(s)"),
-        ((OLD_KEY, KEY), (KEY, NEW_KEY), "failed", "open with no key, and their calls fail"),
-        ((OLD_KEY,), (KEY,), "failed", "set them again: api_0"),
+        ((KEY,), (KEY, OLD_KEY), "note", "1 more key(s) are configured"),
+        ((OLD_KEY, KEY), (KEY, OLD_KEY), "note", "1 secret(s) of listings and 0 stored response(s)"),
+        ((OLD_KEY, KEY), (KEY, NEW_KEY), "failed", "no key opens 1 secret(s) of listings, and their calls fail"),
+        ((OLD_KEY,), (KEY,), "failed", "set the secrets again: api_0"),
     ],
 )
-async def test_what_is_sealed_must_open_and_with_the_first_key(
+async def test_the_keys_must_open_every_stored_secret(
     tmp_path: Path, sealed_with: tuple[bytes, ...], known: tuple[bytes, ...], level: str, told: str
 ) -> None:
     keys = [Secret(key) for key in known]

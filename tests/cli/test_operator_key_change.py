@@ -1,4 +1,4 @@
-"""The operator changes the secret key: told what stands under which key, and everything sealed anew."""
+"""`tollway secrets`: counts values by the key that they are encrypted with, and encrypts them again with the first key."""
 
 import asyncio
 import json
@@ -23,20 +23,21 @@ OLD, NEW, FOREIGN = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in
 URL = "sqlite:///tollway.sqlite3"
 
 
-class Office:
+class CommandLine:
+    """The operator's commands; `is_write_safe`: whether SQLite takes a second writer."""
+
     def __init__(self) -> None:
         self.is_write_safe = True
         environment = operator.OperatorEnvironment(is_write_safe=lambda: self.is_write_safe)
-        self.app, group = typer.Typer(), typer.Typer()
+        self.app = typer.Typer()
         operator.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
-        self.app.add_typer(group, name="secrets")
-        operator.register_key_change(group, environment=environment)
+        operator.register_secrets(self.app, environment=environment)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(self.app, list(arguments))
 
-    def tell(self, command: str, *, exit_code: int = operator.DONE) -> Any:
-        result = self.run("secrets", command)
+    def secrets(self, *action: str, exit_code: int = operator.DONE) -> Any:
+        result = self.run("secrets", *action)
         assert result.exit_code == exit_code, result.output
         return json.loads(result.stdout)
 
@@ -52,11 +53,11 @@ def set_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetKeys:
 
 
 @pytest.fixture
-def office(set_keys: SetKeys) -> Office:
-    office = Office()
+def commands(set_keys: SetKeys) -> CommandLine:
+    commands = CommandLine()
     set_keys(OLD)
-    assert office.run("migrate").exit_code == 0
-    return office
+    assert commands.run("migrate").exit_code == 0
+    return commands
 
 
 def publish(key: str, *names: str) -> None:
@@ -79,71 +80,74 @@ def count(current: int = 0, older: int = 0, *lost: str) -> dict[str, Any]:
     return {"current": current, "older": older, "lost": len(lost), "lostIds": list(lost)}
 
 
-def test_a_change_of_the_key_step_by_step(office: Office, set_keys: SetKeys) -> None:
+def test_a_change_of_the_key_step_by_step(commands: CommandLine, set_keys: SetKeys) -> None:
     publish(OLD, "api_1", "api_2")
-    assert office.tell("status") == {"keys": 1, "listingSecrets": count(2), "storedAnswers": count()}
+    assert commands.secrets() == {"keys": 1, "listingSecrets": count(2), "storedAnswers": count()}
     set_keys(OLD, NEW)
-    assert office.tell("status")["listingSecrets"] == count(2)
+    assert commands.secrets()["listingSecrets"] == count(2)
     set_keys(NEW, OLD)
-    assert office.tell("status") == {"keys": 2, "listingSecrets": count(0, 2), "storedAnswers": count()}
-    assert office.tell("reseal") == {
+    before = {"keys": 2, "listingSecrets": count(0, 2), "storedAnswers": count()}
+    assert commands.secrets() == commands.secrets("status") == before
+    assert commands.secrets("reencrypt") == {
         "keys": 2,
         "listingSecrets": count(2),
         "storedAnswers": count(),
-        "resealed": 2,
+        "reencrypted": 2,
     }
-    assert office.tell("reseal")["resealed"] == 0
+    assert commands.secrets("reencrypt")["reencrypted"] == 0
     set_keys(NEW)
-    assert office.tell("status")["listingSecrets"] == count(2)
+    assert commands.secrets()["listingSecrets"] == count(2)
 
 
-def test_a_key_that_was_taken_out_too_early_is_told_with_the_listings(
-    office: Office, set_keys: SetKeys
-) -> None:
+def test_a_missing_key_fails_and_names_the_listings(commands: CommandLine, set_keys: SetKeys) -> None:
     publish(OLD, "api_1")
     publish(FOREIGN, "api_2")
     set_keys(NEW)
-    told = office.tell("status", exit_code=operator.FAILED)
-    assert told["listingSecrets"] == count(0, 0, "api_1", "api_2")
+    counted = commands.secrets(exit_code=operator.FAILED)
+    assert counted["listingSecrets"] == count(0, 0, "api_1", "api_2")
     set_keys(NEW, OLD)
-    told = office.tell("reseal", exit_code=operator.FAILED)
-    assert (told["resealed"], told["listingSecrets"]) == (1, count(1, 0, "api_2"))
+    done = commands.secrets("reencrypt", exit_code=operator.FAILED)
+    assert (done["reencrypted"], done["listingSecrets"]) == (1, count(1, 0, "api_2"))
 
 
-def test_nothing_is_sealed_beside_a_gateway_where_two_may_not_write(
-    office: Office, set_keys: SetKeys
+def test_reencryption_is_refused_beside_a_gateway_where_sqlite_takes_one_writer(
+    commands: CommandLine, set_keys: SetKeys
 ) -> None:
     publish(OLD, "api_1")
     set_keys(NEW, OLD)
-    office.is_write_safe = False
+    commands.is_write_safe = False
     lock = ProcessLock(Path("tollway.sqlite3.lock"))
     assert lock.acquire()
     try:
-        assert office.run("secrets", "reseal").exit_code == operator.LATER
-        assert office.tell("status")["listingSecrets"] == count(0, 1)
-        office.is_write_safe = True
-        assert office.tell("reseal")["resealed"] == 1
+        assert commands.run("secrets", "reencrypt").exit_code == operator.LATER
+        assert commands.secrets()["listingSecrets"] == count(0, 1)
+        commands.is_write_safe = True
+        assert commands.secrets("reencrypt")["reencrypted"] == 1
     finally:
         lock.release()
 
 
-def test_without_a_key_or_a_database_nothing_is_made(
+def test_without_a_key_or_a_database_no_file_is_made(
     set_keys: SetKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    office = Office()
-    for command in ("status", "reseal"):
-        result = office.run("secrets", command)
+    commands = CommandLine()
+    for action in ((), ("reencrypt",)):
+        result = commands.run("secrets", *action)
         assert result.exit_code == operator.FAILED
         assert "no key" in result.stderr
     set_keys(OLD)
-    assert office.run("secrets", "status").exit_code == operator.FAILED
+    assert commands.run("secrets").exit_code == operator.FAILED
     assert list(Path().iterdir()) == []
 
 
-def test_no_key_is_ever_shown(office: Office, set_keys: SetKeys) -> None:
+def test_an_unknown_action_is_wrong_usage(commands: CommandLine) -> None:
+    assert commands.run("secrets", "reseal").exit_code == operator.USAGE
+
+
+def test_no_key_is_ever_printed(commands: CommandLine, set_keys: SetKeys) -> None:
     publish(OLD, "api_1")
     publish(FOREIGN, "api_2")
     set_keys(NEW, OLD)
-    shown = "".join(office.run("secrets", command).output for command in ("status", "reseal", "status"))
+    shown = "".join(commands.run("secrets", action).output for action in ("status", "reencrypt", "status"))
     for secret in (OLD, NEW, FOREIGN, "hush"):
         assert secret not in shown

@@ -1,10 +1,12 @@
-"""Sealing anew: everything comes to stand under the key in use, nothing is lost, nobody waits; on both databases."""
+"""Re-encryption on both databases: after it the first key opens every value; an interruption loses nothing; gateways do not wait."""
 
 import asyncio
 import os
 from dataclasses import replace
+from typing import Any, cast
 
-from sqlalchemy import select, update
+import pytest
+from sqlalchemy import Connection, select, update
 
 from tests.kit.ledger_records import NOW_MS, PAYER
 from tests.kit.listings import sample_listing
@@ -17,7 +19,7 @@ from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.idempotency import ResponseStore, answer_table
-from tollway.storage.key_rotation import LOST_NAMED_MAX, KeyRotation, SealCount, SealSurvey
+from tollway.storage.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32
@@ -30,7 +32,7 @@ def sealer(key: bytes, *others: bytes) -> Sealer:
 
 
 class Gateway:
-    """The rooms that seal, with these keys."""
+    """The stores of encrypted values, with these keys."""
 
     def __init__(self, database: Database, *keys: bytes) -> None:
         self.sealer = sealer(*keys)
@@ -48,7 +50,7 @@ class Gateway:
             assert await self.answers.keep(call(number), PAYER, ANSWER, now_ms=NOW_MS)
 
     async def check(self, listings: range, calls: range) -> None:
-        """Everything is there and opens."""
+        """Every value is there and opens."""
         for number in listings:
             entry = await self.catalog.find(listing(number).id)
             assert entry is not None
@@ -66,15 +68,18 @@ def call(number: int) -> CallId:
     return CallId(f"call_{number}")
 
 
-def survey(*, secrets: SealCount | None = None, answers: SealCount | None = None) -> SealSurvey:
-    return SealSurvey(secrets=secrets or SealCount(), answers=answers or SealCount())
+def counts(
+    *, secrets: SealCount | None = None, responses: SealCount | None = None, reencrypted: int = 0
+) -> KeyCounts:
+    return KeyCounts(
+        secrets=secrets or SealCount(), responses=responses or SealCount(), reencrypted=reencrypted
+    )
 
 
-async def test_nothing_sealed_is_nothing_to_do(database: Database) -> None:
+async def test_a_database_without_secrets_needs_nothing(database: Database) -> None:
     gateway = Gateway(database, NEW, OLD)
     await gateway.catalog.publish(sample_listing(provider=PROVIDER))
-    assert await gateway.rotation.reseal() == 0
-    assert await gateway.rotation.survey() == survey()
+    assert await gateway.rotation.reencrypt() == await gateway.rotation.count() == counts()
 
 
 async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Database) -> None:
@@ -82,56 +87,102 @@ async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Datab
     await before.publish(*range(110))
     await before.keep(*range(20))
     await during.publish(110)
-    assert await during.rotation.survey() == survey(
-        secrets=SealCount(current=1, older=110), answers=SealCount(older=20)
+    assert await during.rotation.count() == counts(
+        secrets=SealCount(current=1, older=110), responses=SealCount(older=20)
     )
     await during.check(range(111), range(20))
-    assert await during.rotation.reseal() == 130
-    assert await during.rotation.survey() == survey(
-        secrets=SealCount(current=111), answers=SealCount(current=20)
-    )
-    assert await during.rotation.reseal() == 0
+    new = counts(secrets=SealCount(current=111), responses=SealCount(current=20))
+    assert await during.rotation.reencrypt() == replace(new, reencrypted=130)
+    assert await during.rotation.count() == new
+    assert await during.rotation.reencrypt() == new
     await after.check(range(111), range(20))
     await Gateway(database, NEW, OLD).check(range(111), range(20))
 
 
-async def test_what_opens_with_no_key_is_told_and_left_as_it_is(database: Database) -> None:
+class InterruptedDatabase:
+    """A database whose process is killed in its second write: before the commit, or after it."""
+
+    def __init__(self, database: Database, *, after_commit: bool) -> None:
+        self._database = database
+        self._after_commit = after_commit
+        self._writes = 0
+
+    async def read(self, work: Any) -> Any:
+        return await self._database.read(work)
+
+    async def write(self, work: Any) -> Any:
+        self._writes += 1
+        if self._writes < 2:
+            return await self._database.write(work)
+        if self._after_commit:
+            await self._database.write(work)
+            raise Interrupted
+
+        def stop(connection: Connection) -> None:
+            work(connection)
+            raise Interrupted
+
+        return await self._database.write(stop)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+async def test_an_interrupted_run_loses_nothing_and_the_next_one_takes_the_rest(
+    database: Database, after_commit: bool
+) -> None:
+    before, during, after = (Gateway(database, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
+    await before.publish(*range(110))
+    await before.keep(*range(20))
+    interrupted = InterruptedDatabase(database, after_commit=after_commit)
+    with pytest.raises(Interrupted):
+        await KeyRotation(cast("Database", interrupted), sealer=during.sealer).reencrypt()
+    await during.check(range(110), range(20))
+    left = (await during.rotation.count()).older
+    assert left == (20 if after_commit else 30)
+    assert (await during.rotation.reencrypt()).reencrypted == left
+    await after.check(range(110), range(20))
+
+
+async def test_values_that_no_key_opens_are_counted_and_left_unchanged(database: Database) -> None:
     foreign, gateway = Gateway(database, b"f" * 32), Gateway(database, NEW, OLD)
     await foreign.publish(*range(30))
     await foreign.keep(1)
     await Gateway(database, OLD).publish(30)
-    assert await gateway.rotation.reseal() == 1
-    found = await gateway.rotation.survey()
+    found = await gateway.rotation.reencrypt()
+    assert found.reencrypted == 1
     assert (found.secrets.current, found.secrets.older, found.secrets.lost) == (1, 0, 30)
-    assert found.answers == SealCount(lost=1, lost_ids=("call_1",))
-    assert len(found.secrets.lost_ids) == LOST_NAMED_MAX
+    assert found.responses == SealCount(lost=1, lost_ids=["call_1"])
+    assert len(found.secrets.lost_ids) == LOST_IDS_MAX
     assert set(found.secrets.lost_ids) <= {f"api_{number}" for number in range(30)}
     await foreign.check(range(30), range(1, 2))
 
 
-async def test_a_seal_put_into_another_row_is_lost_not_sealed_anew(database: Database) -> None:
+async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(database: Database) -> None:
     await Gateway(database, OLD).publish(1, 2)
     columns = listing_table.c
     first = select(columns.auth_sealed).where(columns.id == "api_1").scalar_subquery()
     moved = update(listing_table).where(columns.id == "api_2").values(auth_sealed=first)
     await database.write(lambda connection: connection.execute(moved))
     gateway = Gateway(database, NEW, OLD)
-    assert await gateway.rotation.reseal() == 1
-    assert (await gateway.rotation.survey()).secrets == SealCount(current=1, lost=1, lost_ids=("api_2",))
+    found = await gateway.rotation.reencrypt()
+    assert found == counts(secrets=SealCount(current=1, lost=1, lost_ids=["api_2"]), reencrypted=1)
     entry = await gateway.catalog.find(ListingId("api_2"))
     assert entry is not None
     assert entry.listing.upstream_auth is not None
     assert entry.listing.upstream_auth.value is None
 
 
-async def test_a_doctor_looks_at_some_answers_only(database: Database) -> None:
+async def test_a_count_of_responses_can_be_bounded(database: Database) -> None:
     gateway = Gateway(database, OLD)
     await gateway.keep(*range(20))
-    found = await gateway.rotation.survey(answers_max=10)
-    assert 10 <= found.answers.current < 20
+    found = await gateway.rotation.count(responses_max=10)
+    assert 10 <= found.responses.current < 20
 
 
-async def test_a_reseal_changes_neither_revision_nor_anything_else(database: Database) -> None:
+async def test_reencryption_changes_the_encrypted_columns_alone(database: Database) -> None:
     await Gateway(database, OLD).publish(1)
     await Gateway(database, OLD).keep(1)
 
@@ -144,15 +195,15 @@ async def test_a_reseal_changes_neither_revision_nor_anything_else(database: Dat
         ]
 
     before = await read()
-    assert await Gateway(database, NEW, OLD).rotation.reseal() == 2
+    assert (await Gateway(database, NEW, OLD).rotation.reencrypt()).reencrypted == 2
     assert await read() == before
 
 
 async def test_providers_who_change_their_secret_meanwhile_have_the_last_word(database: Database) -> None:
-    """Revisions and reseals of the same rows at once: no deadlock, nothing undone."""
+    """Revisions and re-encryptions of the same rows at once: no deadlock, and no revision is undone."""
     count = 60
     await Gateway(database, OLD).publish(*range(count))
-    writer, resealer = Gateway(database, OLD, NEW), Gateway(database, NEW, OLD)
+    writer, rotating = Gateway(database, OLD, NEW), Gateway(database, NEW, OLD)
 
     async def revise(number: int) -> None:
         fresh = UpstreamAuth(location="header", name="X-Key", value=f"other {number}")
@@ -163,9 +214,9 @@ async def test_providers_who_change_their_secret_meanwhile_have_the_last_word(da
         for number in range(0, count, 2):
             group.create_task(revise(number))
         for _ in range(3):
-            group.create_task(resealer.rotation.reseal())
-    while (await resealer.rotation.survey()).older:
-        await resealer.rotation.reseal()
+            group.create_task(rotating.rotation.reencrypt())
+    while (await rotating.rotation.count()).older:
+        await rotating.rotation.reencrypt()
     last = Gateway(database, NEW)
     for number in range(count):
         entry = await last.catalog.find(listing(number).id)
@@ -175,8 +226,8 @@ async def test_providers_who_change_their_secret_meanwhile_have_the_last_word(da
         assert auth.value == f"{'secret' if number % 2 else 'other'} {number}"
 
 
-async def test_answers_come_and_go_while_they_are_sealed_anew(database: Database) -> None:
-    """Kept again, dropped and resealed at once: nobody waits for long, what is there opens."""
+async def test_responses_are_replaced_and_pruned_during_a_reencryption(database: Database) -> None:
+    """Every response that is left opens with the new key."""
     old, changing = Gateway(database, OLD, NEW), Gateway(database, NEW, OLD)
     await old.keep(*range(40))
     another = StoredResponse(status=201, headers=(), body=b"another")
@@ -184,12 +235,12 @@ async def test_answers_come_and_go_while_they_are_sealed_anew(database: Database
         for number in range(0, 40, 2):
             group.create_task(old.answers.keep(call(number), PAYER, another, now_ms=NOW_MS + 1))
         for _ in range(3):
-            group.create_task(changing.rotation.reseal())
+            group.create_task(changing.rotation.reencrypt())
         group.create_task(old.answers.prune(now_ms=NOW_MS + DAY_MS))
-    while (await changing.rotation.survey()).older:
-        await changing.rotation.reseal()
+    while (await changing.rotation.count()).older:
+        await changing.rotation.reencrypt()
     last = Gateway(database, NEW)
-    assert (await last.rotation.survey()).answers.lost == 0
+    assert (await last.rotation.count()).responses.lost == 0
     for number in range(0, 40, 2):
         found = await last.answers.find(call(number), now_ms=NOW_MS + 1)
         assert found == another

@@ -195,10 +195,10 @@ async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
         await harness.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
         await harness.change(0, NEW, OLD)
 
-        code, told = await cluster.operate(harness.gateways[0], "secrets", "status")
+        code, told = await cluster.operate(harness.gateways[0], "secrets")
         assert (code, told["listingSecrets"]["older"]) == (0, 1)
         assert told["storedAnswers"]["older"] >= 1
-        code, told = await cluster.operate(harness.gateways[0], "secrets", "reseal")
+        code, told = await cluster.operate(harness.gateways[0], "secrets", "reencrypt")
         assert (code, told["listingSecrets"]) == (0, {"current": 1, "older": 0, "lost": 0, "lostIds": []})
         assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
         await harness.check()

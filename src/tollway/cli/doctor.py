@@ -163,35 +163,35 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
 
 
 async def _examine_seals(settings: Settings, database: Database) -> Finding:
-    """Whether what is sealed opens, and with the key in use: after a restore, or while the key is changed."""
+    """Whether the keys open the stored secrets, and whether the first key alone does: a check after a restore and while the key changes."""
     check = "seals"
     key, *others = [key.get_secret_value() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:
-        survey = await rotation.survey(answers_max=_RESPONSES_CHECKED_MAX)
+        counts = await rotation.count(responses_max=_RESPONSES_CHECKED_MAX)
     except StorageUnavailable:
         return Finding(
-            check=check, level="failed", detail="nobody can tell while the database does not answer"
+            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
         )
-    if survey.secrets.lost:
-        listings = ", ".join(survey.secrets.lost_ids)
+    if counts.secrets.lost:
+        listings = ", ".join(counts.secrets.lost_ids)
         detail = (
-            f"{survey.secrets.lost} secret(s) of listings open with no key, and their calls fail: put the key back that "
-            f"they were sealed with, or have the providers set them again: {listings}"
+            f"no key opens {counts.secrets.lost} secret(s) of listings, and their calls fail: put the missing key behind the "
+            f"first one, or ask the providers to set the secrets again: {listings}"
         )
         return Finding(check=check, level="failed", detail=detail)
-    if survey.older:
+    if counts.older:
         detail = (
-            f"{survey.secrets.older} secret(s) of listings and {survey.answers.older} stored answer(s) stand under a key "
-            "that is not the first; when every gateway has the new key first, run tollway secrets reseal"
+            f"{counts.secrets.older} secret(s) of listings and {counts.responses.older} stored response(s) need a key "
+            "that is not the first; when every gateway has the new key first, run tollway secrets reencrypt"
         )
         return Finding(check=check, level="note", detail=detail)
-    detail = f"all {survey.secrets.current} secret(s) of listings open with the key in use"
-    if survey.answers.lost:
-        detail += "; some stored answers open with no key, and their repeats fail until they are a day old"
+    detail = f"the first key opens all {counts.secrets.current} secret(s) of listings"
+    if counts.responses.lost:
+        detail += "; no key opens some stored responses, and repeats of their calls fail until they expire after a day"
     if others:
-        detail += f"; {len(others)} more key(s) are known beside it"
-    return Finding(check=check, level="note" if others or survey.answers.lost else "ok", detail=detail)
+        detail += f"; {len(others)} more key(s) are configured"
+    return Finding(check=check, level="note" if others or counts.responses.lost else "ok", detail=detail)
 
 
 async def _examine_durability(database: PostgresDatabase) -> Finding:

@@ -78,13 +78,11 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     app = _make_typer()
     wallet = typer.Typer(no_args_is_help=True, help="Wallets: new, block, unblock.")
     listing = typer.Typer(no_args_is_help=True, help="Moderate listings: suspend, restore.")
-    secrets = typer.Typer(no_args_is_help=True, help="A change of secret_key: status, reseal.")
     app.add_typer(wallet, name="wallet")
     app.add_typer(listing, name="listing")
-    app.add_typer(secrets, name="secrets")
     operator.register_operator(app, wallet=wallet, listing=listing)
     operator.register_backups(app)
-    operator.register_key_change(secrets)
+    operator.register_secrets(app)
     return app, wallet
 
 

@@ -3,19 +3,19 @@
 A terminal gets sentences; pipes and `--json` get JSON. A command changes the ledger of a running gateway only where two processes may
 write. PostgreSQL has its own backups, and `backup` and `restore` say so.
 
-A backup never contains the secret key: it would open every secret of the listings. The commands of `secrets` never print a key, never
-make one, and change nothing but how values are encrypted.
+A backup never contains the secret key, which would open every secret of the listings. `secrets` never prints a key, never makes one, and changes
+nothing but the encryption of stored values.
 """
 
 import asyncio
 import contextlib
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TextIO
 
@@ -38,7 +38,7 @@ from tollway.storage.database import (
     is_shared_write_safe,
 )
 from tollway.storage.encryption import Sealer
-from tollway.storage.key_rotation import KeyRotation, SealCount, SealSurvey
+from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
 
@@ -577,82 +577,89 @@ def _fail_unbalanced(copy: BackupCopy) -> None:
 
 
 PASSES_MAX = 5
-"""What a gateway was busy with is found by the next one."""
+"""A later pass takes the rows that a gateway held locked."""
 
 
-def register_key_change(group: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
-    """Adds the commands. `environment`: whether two processes may write to one SQLite file."""
+class SecretsAction(StrEnum):
+    STATUS = "status"
+    REENCRYPT = "reencrypt"
+
+
+def register_secrets(app: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
+    """Adds the command. `environment`: whether two processes may write to one SQLite file."""
     environment = environment or OperatorEnvironment()
 
-    @group.command()
-    def status(config: Config = None, as_json: AsJson = False) -> None:
-        """Tells under which keys the secrets of listings and stored answers stand. Changes nothing."""
+    @app.command()
+    def secrets(
+        action: Annotated[
+            SecretsAction,
+            typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
+        ] = SecretsAction.STATUS,
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.
+
+        Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
+        """
 
         async def work(rotation: KeyRotation, keys: int) -> None:
-            _KeyReport(keys=keys, survey=await rotation.survey()).show(as_json)
-
-        _run_with_keys(work, environment, config, as_json=as_json, access="read")
-
-    @group.command()
-    def reseal(config: Config = None, as_json: AsJson = False) -> None:
-        """Seals everything anew under the first key. Safe to run again, and while gateways serve."""
-
-        async def work(rotation: KeyRotation, keys: int) -> None:
-            resealed = 0
+            if action is SecretsAction.STATUS:
+                _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
+                return
+            reencrypted = 0
             for _ in range(PASSES_MAX):
-                resealed += await rotation.reseal()
-                survey = await rotation.survey()
-                if not survey.older:
+                counts = await rotation.reencrypt()
+                reencrypted += counts.reencrypted
+                if not counts.older:
                     break
-            _KeyReport(keys=keys, survey=survey, resealed=resealed).show(as_json)
-            if survey.older:
+            _print_key_counts(counts, keys=keys, reencrypted=reencrypted, as_json=as_json)
+            if counts.older:
                 raise typer.Exit(LATER)
 
-        _run_with_keys(work, environment, config, as_json=as_json, access="write")
+        access: Access = "read" if action is SecretsAction.STATUS else "write"
+        _run_with_keys(work, environment, config, as_json=as_json, access=access)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KeyReport:
-    """`keys`: how many are known. `resealed` None: nobody was asked to."""
-
-    keys: int
-    survey: SealSurvey
-    resealed: int | None = None
-
-    def show(self, as_json: bool) -> None:
-        """Exits with 1 where a listing's secret opens with no key."""
-        secrets_, answers = self.survey.secrets, self.survey.answers
-        answer: dict[str, Any] = {
-            "keys": self.keys,
-            "listingSecrets": _count_json(secrets_),
-            "storedAnswers": _count_json(answers),
-        }
-        if self.resealed is not None:
-            answer["resealed"] = self.resealed
-        print_result(answer, self._describe(), as_json)
-        if secrets_.lost:
-            raise typer.Exit(FAILED)
-
-    def _describe(self) -> list[str]:
-        lines = [] if self.resealed is None else [f"{self.resealed} sealed anew under the first key"]
-        lines.append(f"secrets of listings: {_format_count(self.survey.secrets)}")
-        lines.append(f"stored answers: {_format_count(self.survey.answers)}")
-        if self.survey.secrets.lost:
-            listings = ", ".join(self.survey.secrets.lost_ids)
-            lines.append(
-                f"put the key back that these were sealed with, or have their providers set them again: {listings}"
-            )
-        if self.survey.older:
-            lines.append(
-                "older keys are still needed; when every gateway has the new key first: tollway secrets reseal"
-            )
-        elif self.keys > 1:
-            lines.append("nothing is sealed under an older key")
-        return lines
+def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, as_json: bool) -> None:
+    """Exits with 1 when no key opens the secret of a listing. `keys`: the number of known keys. `reencrypted` None: the command only counted."""
+    answer: dict[str, Any] = {
+        "keys": keys,
+        "listingSecrets": _count_json(counts.secrets),
+        "storedAnswers": _count_json(counts.responses),
+    }
+    lines = [
+        f"secrets of listings: {_format_count(counts.secrets)}",
+        f"stored responses: {_format_count(counts.responses)}",
+    ]
+    if reencrypted is not None:
+        answer["reencrypted"] = reencrypted
+        lines.insert(0, f"{reencrypted} encrypted again with the first key")
+    if counts.secrets.lost:
+        listings = ", ".join(counts.secrets.lost_ids)
+        lines.append(
+            f"No key opens the secrets of these listings: {listings}. Put the missing key behind the first one, or ask their providers "
+            "to set the secrets again."
+        )
+    if counts.older and reencrypted is None:
+        lines.append(
+            "Older keys are still needed. When every gateway has the new key first, run: tollway secrets reencrypt"
+        )
+    elif counts.older:
+        lines.append("Gateways were writing to the rest. Run it again: tollway secrets reencrypt")
+    elif keys > 1:
+        lines.append(
+            "No value needs an older key. An hour after the last restart you can remove the older keys."
+        )
+    print_result(answer, lines, as_json)
+    if counts.secrets.lost:
+        raise typer.Exit(FAILED)
 
 
 def _format_count(count: SealCount) -> str:
-    return f"{count.current} under the first key, {count.older} under an older one, {count.lost} under none that is known"
+    return (
+        f"{count.current} with the first key, {count.older} with an older key, {count.lost} with no known key"
+    )
 
 
 def _count_json(count: SealCount) -> dict[str, Any]:
@@ -660,7 +667,7 @@ def _count_json(count: SealCount) -> dict[str, Any]:
         "current": count.current,
         "older": count.older,
         "lost": count.lost,
-        "lostIds": list(count.lost_ids),
+        "lostIds": count.lost_ids,
     }
 
 
@@ -693,8 +700,8 @@ async def _use_keys(
         if access == "write":
             await database.open()
         try:
-            key, *others = [key.get_secret_value() for key in settings.secret_keys]
-            sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
+            key, *others = [key.reveal() for key in settings.secret_keys]
+            sealer = Sealer(key, others=others, entropy=os.urandom)
             await work(KeyRotation(database, sealer=sealer), 1 + len(others))
         finally:
             await database.close()

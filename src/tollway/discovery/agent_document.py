@@ -14,13 +14,13 @@ from typing import Any
 from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE, ListingView, arguments_json
 from tollway.discovery.operations import ApiOperation
 from tollway.discovery.requests import example_json
-from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags, truncate
+from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing
 
 AGENT_BYTES_MAX = 8 * KIB
-SUMMARY_LENGTH_MAX = 200
+SUMMARY_BYTES_MAX = 240
 DESCRIPTION_LENGTH_MAX, DESCRIPTION_BYTES_MIN = 600, 200
 OPTIONS_MAX = 4
 OPERATIONS_BYTES_MIN = 2_000
@@ -85,7 +85,7 @@ def describe_operation(view: ListingView, operation: ApiOperation) -> dict[str, 
         "method": operation.method,
         "path": operation.path,
         "price": view.price_json(operation.price),
-        **({"summary": truncate(summary, SUMMARY_LENGTH_MAX)} if summary else {}),
+        **({"summary": _cut_bytes(summary, SUMMARY_BYTES_MAX)} if summary else {}),
         **({"bodyType": operation.body_type} if operation.body_type else {}),
         **({"example": example} if example else {}),
         "leftOut": left_out,

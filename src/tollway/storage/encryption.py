@@ -1,10 +1,10 @@
-"""Encryption at rest of the secrets that providers entrust to the gateway: AES-256-GCM under the operator's keys.
+"""Encryption at rest of upstream secrets and stored responses: AES-256-GCM with the operator's keys.
 
-The first key seals, all of them open, so that a key can be changed while gateways serve. A sealed value is bound to its label
-(associated data), so that it does not open in another row. It never logs, and its `repr` shows nothing.
+The first key seals and every key opens, so that the key can change while gateways serve. A sealed value is bound to its label (associated data): it does not
+open in another row. This module writes no log, and the `repr` of a sealer is empty.
 
-Version 1 names no key: version, nonce, ciphertext and tag. Version 2 has the name of its key behind the version. While there is
-one key, values are sealed in version 1: the release before knows no other, and may serve from the same database.
+Version 1 of a sealed value names no key: version, nonce, ciphertext and tag. Version 2 has eight bytes that identify the key after the version. With one key
+alone, values are sealed in version 1: the previous release reads no other version and may serve from the same database.
 """
 
 import hmac
@@ -23,17 +23,16 @@ _BARE, _NAMED = b"\x01", b"\x02"
 
 
 class SealAge(Enum):
-    """Under which key a seal stands."""
+    """The key that a value is sealed with: the first, an older one, or none that is known."""
 
     CURRENT = "current"
     OLDER = "older"
     LOST = "lost"
-    """Under none that is known, or altered, or of another row."""
+    """Also a value that was altered or that belongs to another row."""
 
 
 class Sealer:
-    """Seals with `key`; opens with that and with `others`, 32 bytes each. `entropy` gives random bytes; a nonce is never
-    used twice."""
+    """Seals with `key`, and opens with `key` and `others`; 32 bytes each. `entropy` returns random bytes, so that a nonce is never used twice."""
 
     def __init__(self, key: bytes, *, entropy: Callable[[int], bytes], others: Sequence[bytes] = ()) -> None:
         if any(len(each) != KEY_BYTES for each in (key, *others)):
@@ -51,7 +50,7 @@ class Sealer:
         return head + nonce + self._ciphers[self._current].encrypt(nonce, plain, head + label)
 
     def open(self, sealed: bytes, *, label: bytes) -> bytes:
-        """Raises `StorageUnavailable` when it was sealed under an unknown key or another label, or altered."""
+        """Raises `StorageUnavailable` for a value that is altered, or sealed with an unknown key or another label."""
         opened = self._open(sealed, label)
         if opened is None:
             raise StorageUnavailable("A stored secret does not open with this gateway's key.")
@@ -64,7 +63,7 @@ class Sealer:
         return SealAge.CURRENT if opened[0] == self._current else SealAge.OLDER
 
     def _open(self, sealed: bytes, label: bytes) -> tuple[bytes, bytes] | None:
-        """The name of the key that opened it, and what was in it."""
+        """The name of the key that opens it, and the plain value; None when no key does."""
         head = sealed[: 1 + _NAME_BYTES] if sealed[:1] == _NAMED else _BARE
         if not sealed.startswith(head):
             return None
@@ -81,5 +80,5 @@ class Sealer:
 
 
 def _name(key: bytes) -> bytes:
-    """Tells keys apart, and nothing about them."""
+    """Identifies a key without revealing it."""
     return hmac.digest(key, b"tollway seal key", "sha256")[:_NAME_BYTES]

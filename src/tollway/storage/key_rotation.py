@@ -1,9 +1,10 @@
-"""Which key each encrypted value is sealed with, and sealing it again with the key in use. For a change of the key while
-gateways serve: small steps, each a transaction of its own, that wait for no row lock and change nothing but the sealed value.
+"""Re-encryption: counts the keys that encrypted values are sealed with, and seals older ones again with the first key.
+
+It runs while gateways serve: each step is a transaction of its own, waits for no row lock, and changes nothing but the encrypted column. A process
+that is killed leaves every value sealed with its old key or with the new one; a repeat takes what is left.
 """
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,12 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import SealAge, Sealer
 from tollway.storage.idempotency import answer_table, response_label
 
-LOST_NAMED_MAX = 20
+LOST_IDS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncryptedColumn:
-    """A column of sealed values. `page_size`: how many are taken out at once."""
+    """A column of sealed values. `page_size`: rows of one read and of one transaction."""
 
     key: Column[Any]
     sealed: Column[Any]
@@ -36,89 +37,95 @@ _SECRETS = _EncryptedColumn(
     label=lambda row: secret_label(row.key, row.auth_location, row.auth_name),
     page_size=100,
 )
-_ANSWERS = _EncryptedColumn(
+_RESPONSES = _EncryptedColumn(
     key=answer_table.c.call_id,
     sealed=answer_table.c.sealed,
     label=lambda row: response_label(row.key),
-    page_size=16,  # of 256 KiB each
+    page_size=16,  # of up to 256 KiB each
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SealCount:
-    """How many stand under the key in use, under an older one, and under none that is known; the ids of some of these."""
+    """Values sealed with the first key, with an older one, and with none of the known keys; at most `LOST_IDS_MAX` ids of the last."""
 
     current: int = 0
     older: int = 0
     lost: int = 0
-    lost_ids: tuple[str, ...] = field(default=())
+    lost_ids: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return self.current + self.older + self.lost
+
+    def add(self, ages: Mapping[str, SealAge]) -> None:
+        for key, age in ages.items():
+            match age:
+                case SealAge.CURRENT:
+                    self.current += 1
+                case SealAge.OLDER:
+                    self.older += 1
+                case SealAge.LOST:
+                    self.lost += 1
+                    if len(self.lost_ids) < LOST_IDS_MAX:
+                        self.lost_ids.append(key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealSurvey:
-    """`secrets`: of listings. `answers`: stored for repeats."""
+@dataclass(slots=True, kw_only=True)
+class KeyCounts:
+    """`secrets`: of listings. `responses`: stored for repeats. `reencrypted`: values that this run sealed again."""
 
-    secrets: SealCount
-    answers: SealCount
+    secrets: SealCount = field(default_factory=SealCount)
+    responses: SealCount = field(default_factory=SealCount)
+    reencrypted: int = 0
 
     @property
     def older(self) -> int:
-        return self.secrets.older + self.answers.older
+        return self.secrets.older + self.responses.older
 
 
 class KeyRotation:
-    """Over the tables of one database. Several may work at once."""
+    """Reads and re-encrypts the secrets of one database. Several may run at once, in one process or in many."""
 
     def __init__(self, database: Database, *, sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer
 
-    async def survey(self, *, answers_max: int | None = None) -> SealSurvey:
-        """Opens everything once. `answers_max`: of the stored answers no more than about so many."""
-        secrets = await self._count(_SECRETS, None)
-        return SealSurvey(secrets=secrets, answers=await self._count(_ANSWERS, answers_max))
-
-    async def reseal(self) -> int:
-        """How many were sealed anew. What a gateway was busy with is left; a survey finds it."""
-        resealed = 0
-        for column in (_SECRETS, _ANSWERS):
-            async for rows in self._read_pages(column):
-                older = [row.key for row in rows if self._find_age(column, row) is SealAge.OLDER]
-                if older:
-                    resealed += await self._database.write(_Reseal(column, older, self._sealer))
-        return resealed
-
-    async def _count(self, column: _EncryptedColumn, at_most: int | None) -> SealCount:
-        ages: Counter[SealAge] = Counter()
-        lost_ids: list[str] = []
-        async for rows in self._read_pages(column):
-            for row in rows:
-                age = self._find_age(column, row)
-                ages[age] += 1
-                if age is SealAge.LOST and len(lost_ids) < LOST_NAMED_MAX:
-                    lost_ids.append(row.key)
-            if at_most is not None and ages.total() >= at_most:
+    async def count(self, *, responses_max: int | None = None) -> KeyCounts:
+        """Opens every value once and changes none. `responses_max`: stops after the page that reaches this number of responses."""
+        counts = KeyCounts()
+        async for ages in self._read_ages(_SECRETS):
+            counts.secrets.add(ages)
+        async for ages in self._read_ages(_RESPONSES):
+            counts.responses.add(ages)
+            if responses_max is not None and counts.responses.total >= responses_max:
                 break
-        return SealCount(
-            current=ages[SealAge.CURRENT],
-            older=ages[SealAge.OLDER],
-            lost=ages[SealAge.LOST],
-            lost_ids=tuple(lost_ids),
-        )
+        return counts
 
-    async def _read_pages(self, column: _EncryptedColumn) -> AsyncIterator[Sequence[Any]]:
-        """All of it, a few at a time, in the order of their keys."""
+    async def reencrypt(self) -> KeyCounts:
+        """Seals each value of an older key again, in one pass, and counts the values as they are after it. `older` counts rows that a gateway
+        held locked or had just changed: the next run takes them."""
+        counts = KeyCounts()
+        for column, count in ((_SECRETS, counts.secrets), (_RESPONSES, counts.responses)):
+            async for ages in self._read_ages(column):
+                older = [key for key, age in ages.items() if age is SealAge.OLDER]
+                done = await self._database.write(_Reencrypt(column, older, self._sealer)) if older else []
+                counts.reencrypted += len(done)
+                count.add({**ages, **dict.fromkeys(done, SealAge.CURRENT)})
+        return counts
+
+    async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, SealAge]]:
+        """All rows by their key, a page at a time, in the order of their keys."""
         last = ""
         while True:
             rows = await self._database.read(_Page(column, after=last))
             if rows:
-                yield rows
+                yield {
+                    row.key: self._sealer.find_age(bytes(row.sealed), label=column.label(row)) for row in rows
+                }
             if len(rows) < column.page_size:
                 return
             last = rows[-1].key
-
-    def _find_age(self, column: _EncryptedColumn, row: Any) -> SealAge:
-        return self._sealer.find_age(bytes(row.sealed), label=column.label(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +140,28 @@ class _Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reseal:
-    """The work of one step. It waits for no row that somebody is busy with, so it stands in nobody's way for long, and
-    looks at each row again: its provider may have set another secret since."""
+class _Reencrypt:
+    """The transaction of one page; returns the keys of the rows that it changed. It skips locked rows, so that no gateway waits for it for long,
+    and reads each row again: a provider may have set another secret since the page was read."""
 
     column: _EncryptedColumn
-    keys: Sequence[str]
+    keys: Iterable[str]
     sealer: Sealer
 
-    def __call__(self, connection: Connection) -> int:
+    def __call__(self, connection: Connection) -> list[str]:
         column, sealer = self.column, self.sealer
         query = _select(column).where(column.sealed.is_not(None), column.key.in_(self.keys))
-        resealed = 0
+        done: list[str] = []
         for row in connection.execute(query.with_for_update(skip_locked=True)).all():
             sealed, label = bytes(row.sealed), column.label(row)
             if sealer.find_age(sealed, label=label) is not SealAge.OLDER:
                 continue
             fresh = sealer.seal(sealer.open(sealed, label=label), label=label)
-            change = update(column.key.table).where(column.key == row.key).values({column.sealed: fresh})
-            resealed += connection.execute(change).rowcount
-        return resealed
+            connection.execute(
+                update(column.key.table).where(column.key == row.key).values({column.sealed: fresh})
+            )
+            done.append(row.key)
+        return done
 
 
 def _select(column: _EncryptedColumn) -> Select[Any]:
