@@ -209,7 +209,12 @@ OLD_KEY, NEW_KEY = b"o" * 32, b"n" * 32
         ((KEY,), (KEY,), "ok", "all 1 secret(s)"),
         ((KEY,), (KEY, OLD_KEY), "note", "1 more key(s) are configured"),
         ((OLD_KEY, KEY), (KEY, OLD_KEY), "note", "1 secret(s) of listings and 0 stored response(s)"),
-        ((OLD_KEY, KEY), (KEY, NEW_KEY), "failed", "no key opens 1 secret(s) of listings, and their calls fail"),
+        (
+            (OLD_KEY, KEY),
+            (KEY, NEW_KEY),
+            "failed",
+            "no key opens 1 secret(s) of listings, and their calls fail",
+        ),
         ((OLD_KEY,), (KEY,), "failed", "set the secrets again: api_0"),
     ],
 )

@@ -145,9 +145,9 @@ KEY_GUARDS = (
     guard(
         "K8",
         "a secret that opens with no key is told by its listing",
-        "cli.operator:_print_key_counts",
+        "cli.secrets:_print_key_counts",
         "    if counts.secrets.lost:\n        raise",
         "    if False:\n        raise",
-        test="cli/test_operator_key_change.py::test_a_missing_key_fails_and_names_the_listings",
+        test="cli/test_secrets.py::test_a_missing_key_fails_and_names_the_listings",
     ),
 )

@@ -73,7 +73,7 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     """The command line, and its group `wallet`, to which callers' commands are added."""
     import typer
 
-    from tollway.cli import operator
+    from tollway.cli import operator, secrets
 
     app = _make_typer()
     wallet = typer.Typer(no_args_is_help=True, help="Wallets: new, block, unblock.")
@@ -82,7 +82,7 @@ def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
     app.add_typer(listing, name="listing")
     operator.register_operator(app, wallet=wallet, listing=listing)
     operator.register_backups(app)
-    operator.register_secrets(app)
+    secrets.register_secrets(app)
     return app, wallet
 
 

@@ -1,10 +1,9 @@
-"""Commands of the operator: serve, migrate, audit, admit, moderate, doctor; backup and restore of a SQLite database; a change of `secret_key`.
+"""Commands of the operator: serve, migrate, audit, admit, moderate, doctor; backup and restore of a SQLite database.
 
 A terminal gets sentences; pipes and `--json` get JSON. A command changes the ledger of a running gateway only where two processes may
 write. PostgreSQL has its own backups, and `backup` and `restore` say so.
 
-A backup never contains the secret key, which would open every secret of the listings. `secrets` never prints a key, never makes one, and changes
-nothing but the encryption of stored values.
+A backup never contains the secret key, which would open every secret of the listings.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TextIO
 
@@ -37,8 +35,6 @@ from tollway.storage.database import (
     connect_database,
     is_shared_write_safe,
 )
-from tollway.storage.encryption import Sealer
-from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
 
@@ -574,134 +570,3 @@ def _describe_audit(copy: BackupCopy) -> list[str]:
 def _fail_unbalanced(copy: BackupCopy) -> None:
     if copy.report is not None and not copy.report.is_balanced:
         raise typer.Exit(FAILED)
-
-
-PASSES_MAX = 5
-"""A later pass takes the rows that a gateway held locked."""
-
-
-class SecretsAction(StrEnum):
-    STATUS = "status"
-    REENCRYPT = "reencrypt"
-
-
-def register_secrets(app: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
-    """Adds the command. `environment`: whether two processes may write to one SQLite file."""
-    environment = environment or OperatorEnvironment()
-
-    @app.command()
-    def secrets(
-        action: Annotated[
-            SecretsAction,
-            typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
-        ] = SecretsAction.STATUS,
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.
-
-        Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
-        """
-
-        async def work(rotation: KeyRotation, keys: int) -> None:
-            if action is SecretsAction.STATUS:
-                _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
-                return
-            reencrypted = 0
-            for _ in range(PASSES_MAX):
-                counts = await rotation.reencrypt()
-                reencrypted += counts.reencrypted
-                if not counts.older:
-                    break
-            _print_key_counts(counts, keys=keys, reencrypted=reencrypted, as_json=as_json)
-            if counts.older:
-                raise typer.Exit(LATER)
-
-        access: Access = "read" if action is SecretsAction.STATUS else "write"
-        _run_with_keys(work, environment, config, as_json=as_json, access=access)
-
-
-def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, as_json: bool) -> None:
-    """Exits with 1 when no key opens the secret of a listing. `keys`: the number of known keys. `reencrypted` None: the command only counted."""
-    answer: dict[str, Any] = {
-        "keys": keys,
-        "listingSecrets": _count_json(counts.secrets),
-        "storedAnswers": _count_json(counts.responses),
-    }
-    lines = [
-        f"secrets of listings: {_format_count(counts.secrets)}",
-        f"stored responses: {_format_count(counts.responses)}",
-    ]
-    if reencrypted is not None:
-        answer["reencrypted"] = reencrypted
-        lines.insert(0, f"{reencrypted} encrypted again with the first key")
-    if counts.secrets.lost:
-        listings = ", ".join(counts.secrets.lost_ids)
-        lines.append(
-            f"No key opens the secrets of these listings: {listings}. Put the missing key behind the first one, or ask their providers "
-            "to set the secrets again."
-        )
-    if counts.older and reencrypted is None:
-        lines.append(
-            "Older keys are still needed. When every gateway has the new key first, run: tollway secrets reencrypt"
-        )
-    elif counts.older:
-        lines.append("Gateways were writing to the rest. Run it again: tollway secrets reencrypt")
-    elif keys > 1:
-        lines.append(
-            "No value needs an older key. An hour after the last restart you can remove the older keys."
-        )
-    print_result(answer, lines, as_json)
-    if counts.secrets.lost:
-        raise typer.Exit(FAILED)
-
-
-def _format_count(count: SealCount) -> str:
-    return (
-        f"{count.current} with the first key, {count.older} with an older key, {count.lost} with no known key"
-    )
-
-
-def _count_json(count: SealCount) -> dict[str, Any]:
-    return {
-        "current": count.current,
-        "older": count.older,
-        "lost": count.lost,
-        "lostIds": count.lost_ids,
-    }
-
-
-def _run_with_keys(
-    work: Callable[[KeyRotation, int], Awaitable[None]],
-    environment: OperatorEnvironment,
-    config: Path | None,
-    *,
-    as_json: bool,
-    access: Access,
-) -> None:
-    with explained_failures(as_json=as_json):
-        settings = load_settings(os.environ, config=config)
-        if not settings.secret_keys:
-            raise CommandFailed(
-                f"there is no key at {settings.secret_key_file} yet; the first start makes one"
-            )
-        asyncio.run(_use_keys(work, settings, environment, access))
-
-
-async def _use_keys(
-    work: Callable[[KeyRotation, int], Awaitable[None]],
-    settings: Settings,
-    environment: OperatorEnvironment,
-    access: Access,
-) -> None:
-    """Does not build the app: it needs the database and the keys."""
-    database = connect_database(settings.database_url.get_secret_value())
-    with guard_database(database, access, environment):
-        if access == "write":
-            await database.open()
-        try:
-            key, *others = [key.reveal() for key in settings.secret_keys]
-            sealer = Sealer(key, others=others, entropy=os.urandom)
-            await work(KeyRotation(database, sealer=sealer), 1 + len(others))
-        finally:
-            await database.close()

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
-from tollway.cli import operator
+from tollway.cli import operator, secrets
 from tollway.ids import Address, ListingId
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
@@ -31,7 +31,7 @@ class CommandLine:
         environment = operator.OperatorEnvironment(is_write_safe=lambda: self.is_write_safe)
         self.app = typer.Typer()
         operator.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
-        operator.register_secrets(self.app, environment=environment)
+        secrets.register_secrets(self.app, environment=environment)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(self.app, list(arguments))
